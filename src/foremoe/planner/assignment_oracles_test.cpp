@@ -1,5 +1,5 @@
-// What stage T promises, against two oracles that share nothing with it: all assignments of tiny instances, and all
-// sets of ranks (the largest density is the optimum). policy/clp/assignment_lp_test.cpp has a third, a linear program.
+// Compares stage T with two independent oracles: all assignments of tiny instances, and all sets of ranks (the optimum
+// is the largest density). policy/clp/assignment_lp_test.cpp adds a third oracle, a linear program.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace foremoe::planner {
 namespace {
 
-// Tokens that a set of ranks (bits) must serve: those of experts that nobody else holds.
+// Tokens that a set of ranks (bits) must serve: tokens of experts without replicas elsewhere.
 std::int64_t bound_to(const Instance& i, std::uint64_t ranks) {
   std::int64_t tokens = 0;
   const Holders holders = holders_of(i.graph);
@@ -23,7 +23,7 @@ std::int64_t bound_to(const Instance& i, std::uint64_t ranks) {
   return tokens;
 }
 
-// ⌈largest density of a set of ranks⌉, over all sets.
+// Maximum density over all sets of ranks, rounded up.
 std::int64_t densest(const Instance& i) {
   std::int64_t most = 0;
   for (std::uint64_t ranks = 1; ranks < std::uint64_t{1} << i.graph.num_ranks(); ++ranks) {
@@ -33,15 +33,14 @@ std::int64_t densest(const Instance& i) {
   return most;
 }
 
-// What is still to be dealt: `left` tokens of `expert`, −1 for all of them, to its holders from `holder` on, and all
-// later experts.
+// Tokens still to assign: `left` tokens of `expert` (−1: all) to its holders from `holder` on, and all later experts.
 struct Undealt {
   std::size_t expert = 0;
   std::size_t holder = 0;
   std::int64_t left = -1;
 };
 
-// The least largest rank load over all ways to split all experts' tokens.
+// Minimum largest rank load over all ways to split all experts' tokens.
 std::int64_t least_max_load(const Holders& holders, const Loads& load, Loads& rank_load, const Undealt& rest = {}) {
   const auto& [expert, holder, undealt] = rest;
   if (expert == holders.size()) return *std::max_element(rank_load.begin(), rank_load.end());
@@ -82,7 +81,7 @@ void for_all_instances(int num_ranks, int num_experts, std::int64_t most, F&& f)
 
 class EverySmallInstance : public testing::TestWithParam<std::tuple<int, int, int>> {};
 
-TEST_P(EverySmallInstance, HasTheOptimumOfBruteForce) {
+TEST_P(EverySmallInstance, ReachesTheBruteForceOptimum) {
   const auto [ranks, experts, most] = GetParam();
   for_all_instances(ranks, experts, most, [](const Instance& i) {
     Loads rank_load(i.graph.num_ranks(), 0);

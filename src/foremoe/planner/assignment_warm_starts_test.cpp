@@ -1,5 +1,5 @@
-// Where an assignment starts from, and that the optimum does not depend on it: cold starts, a former assignment after
-// a placement that changed, and workspaces that have seen other instances.
+// Starting points of token assignment. The optimum does not depend on them: cold starts, the previous assignment after
+// a change of the placement, and workspaces used for other instances.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 TEST(WaterFill, RaisesTheLowestHoldersToOneLevel) {
   Assignment a;
-  // Rank loads 9, 2, 4, 4 at first; eight tokens for whoever is lowest.
+  // Initial rank loads 9, 2, 4, 4; eight more tokens go to the lowest ranks.
   const Instance i{graph_of(4, {{0}, {1}, {2}, {3}, {0, 1, 2, 3}}), {9, 2, 4, 4, 8}};
   water_fill(i.graph, i.load, a);
   test::expect_complete(i.graph, i.load, a);
@@ -28,7 +28,7 @@ TEST(WaterFill, SplitsARemainderOneTokenEach) {
   EXPECT_EQ(a.rank_load, (Loads{2, 2, 3, 3}));
 }
 
-TEST(ServeAtHomes, GivesEveryTokenToTheHolderPutFirst) {
+TEST(ServeAtHomes, GivesAllTokensToTheFirstHolder) {
   Assignment a;
   const Instance i{graph_of(3, {{2, 0}, {1}, {0, 1, 2}}), {5, 6, 7}};
   serve_at_homes(i.graph, i.load, a);
@@ -36,8 +36,8 @@ TEST(ServeAtHomes, GivesEveryTokenToTheHolderPutFirst) {
   EXPECT_EQ(a.rank_load, (Loads{7, 6, 5}));
 }
 
-// As the planner does it: a guest goes, its tokens fall back to another holder, another guest comes.
-TEST(AssignTokens, FindsTheSameOptimumFromThePreviousAssignmentAsCold) {
+// As in the planner: a guest is removed, its tokens return to another holder, and another guest is added.
+TEST(AssignTokens, FindsTheSameOptimumFromWarmAndColdStarts) {
   Random random(9);
   for (int n = 0; n < 200; ++n) {
     Instance i = random_instance(random, {.ranks = 12, .experts = 24, .load = 500});
@@ -63,7 +63,7 @@ TEST(AssignTokens, FindsTheSameOptimumFromThePreviousAssignmentAsCold) {
   }
 }
 
-TEST(AssignTokens, RepeatsItselfWhateverTheWorkspaceDidBefore) {
+TEST(AssignTokens, DoesNotDependOnEarlierUseOfTheWorkspace) {
   Random random(8);
   AssignmentSearch used;
   for (int n = 0; n < 200; ++n) {
@@ -79,7 +79,7 @@ TEST(AssignTokens, RepeatsItselfWhateverTheWorkspaceDidBefore) {
   }
 }
 
-TEST(Relieve, LeavesAnAssignmentWithinTheTargetAsItIs) {
+TEST(Relieve, LeavesAnAssignmentWithinTheTargetUnchanged) {
   Random random(12);
   AssignmentSearch search;
   for (int n = 0; n < 100; ++n) {

@@ -7,16 +7,16 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr float kCopyWorth = 15;       // guests that one mean rank load above the targets is worth
-constexpr float kLeastPromise = 0.1F;  // of a first guest, summed over micro-steps, in mean rank loads
-constexpr float kSquareWeight = 1;     // of a micro-step's squared imbalance against its imbalance
-constexpr double kPerfect = 3e-4F;     // imbalance that counts as none
-constexpr float kLeastRoom = 0.02F;    // a full rank may still pass tokens on, mean rank loads
-constexpr float kLeastGain = 1e-5F;    // of a change, so that rounding decides nothing
-constexpr int kTrials = 8;             // experts tried in a slot
+constexpr float kCopyWorth = 15;       // guests worth one mean rank load above the targets
+constexpr float kLeastPromise = 0.1F;  // minimum gain of a guest, summed over micro-steps, in mean rank loads
+constexpr float kSquareWeight = 1;     // weight of a micro-step's squared imbalance relative to its imbalance
+constexpr double kPerfect = 3e-4F;     // imbalance treated as 0
+constexpr float kLeastRoom = 0.02F;    // assumed room of a full rank, which may pass tokens on; in mean rank loads
+constexpr float kLeastGain = 1e-5F;    // minimum gain of a change, so that rounding errors decide nothing
+constexpr int kTrials = 8;             // experts tried per slot
 
-constexpr int kSmallGroup = 16;               // ranks that plan so quickly that sweeps always pay
-constexpr std::int64_t kRowsThatHide = 8192;  // per rank and micro-step
+constexpr int kSmallGroup = 16;               // groups of up to this many ranks plan so fast that sweeps always pay off
+constexpr std::int64_t kRowsThatHide = 8192;  // rows per rank and micro-step
 
 }  // namespace
 
@@ -39,19 +39,19 @@ BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal)
       least_level_(problem.num_micro_steps),
       trial_cost_(problem.num_micro_steps) {}
 
-// A load that it is not worth going below.
+// Level below which further improvement is not worthwhile.
 std::int64_t BaseGuests::perfect_level(int m) const {
   return static_cast<std::int64_t>(static_cast<double>(problem_.lower_bound[m]) * (1 + kPerfect));
 }
 
-// What a largest rank load costs where guests are final.
+// Cost of a largest rank load, for kFinal.
 float BaseGuests::cost_at(int m, std::int64_t level) const {
   if (level <= perfect_level(m)) return 0;
   const float over = static_cast<float>(level - problem_.lower_bound[m]) * problem_.per_mean[m];
   return over + kSquareWeight * over * over;
 }
 
-// From an assignment of all tokens; `bound` is a lower bound on the level.
+// Solves micro-step m from an assignment of all tokens. `bound` is a lower bound on the level.
 void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, MicroStep& s) {
   s.in_tight.assign(problem_.num_ranks(), 0);
   if (goal_ == BaseGoal::kFinal) {
@@ -59,7 +59,7 @@ void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, Mic
     s.cost = cost_at(m, s.level);
     if (s.cost == 0) {
       s.tight.clear();
-    } else if (s.tight.empty()) {  // `bound` was attained at once: the set that it comes from is still to be found
+    } else if (s.tight.empty()) {  // `bound` was attained at once, so its closed set is still unknown
       search_.relieve(graph, s.level - 1, s.assignment);
       s.tight.assign(search_.closed_set().begin(), search_.closed_set().end());
     }
@@ -73,8 +73,8 @@ void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, Mic
   for (const int r : s.tight) s.in_tight[r] = 1;
 }
 
-// Follows the tokens from the ranks in queue_, which reached_ marks, to all ranks that they can reach. Whoever is
-// reached serves all tokens that are there now, under any assignment.
+// Starting from the ranks in queue_, which reached_ marks, follows tokens to all ranks that they can reach. Under any
+// assignment, the reached ranks must serve all tokens that they have now.
 void BaseGuests::reach(const ReplicaGraph& graph, const Assignment& a) {
   for (std::size_t head = 0; head < queue_.size(); ++head) {
     for (const int s : graph.shared_slots(queue_[head])) {
@@ -95,14 +95,14 @@ std::int64_t BaseGuests::density_of_reached(const Assignment& a) const {
   return (load + std::ssize(queue_) - 1) / std::ssize(queue_);
 }
 
-// The tokens that must stay above the level. A search begins at the ranks above it, the flow at those with room.
+// Returns the number of tokens that must stay above the level. Chooses the method that starts from fewer ranks.
 std::int64_t BaseGuests::relieve(const ReplicaGraph& graph, std::int64_t level, Assignment& a) {
   const auto above = std::ranges::count_if(a.rank_load, [&](std::int64_t load) { return load > level; });
   const auto with_room = std::ranges::count_if(a.rank_load, [&](std::int64_t load) { return load < level; });
   return above > with_room ? flow_.relieve(graph, level, a) : search_.relieve(graph, level, a);
 }
 
-// The cost that solve() would find, from a start that is nearer.
+// The cost that solve() would compute, from a closer starting point.
 float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& s) {
   scratch_ = s.assignment;
   if (goal_ == BaseGoal::kBeginning) {
@@ -110,7 +110,7 @@ float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& 
   }
   std::int64_t level = std::max(perfect_level(m), least_level_[m]);
   while (relieve(graph, level, scratch_) > 0) {
-    // What the busiest rank alone reaches is often denser than what all ranks above the level do.
+    // The set reached from the busiest rank alone is often denser than the set reached from all ranks above the level.
     const auto busiest = std::max_element(scratch_.rank_load.begin(), scratch_.rank_load.end());
     reached_.assign(problem_.num_ranks(), 0);
     queue_.assign(1, static_cast<int>(busiest - scratch_.rank_load.begin()));
@@ -121,7 +121,7 @@ float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& 
   return cost_at(m, level);
 }
 
-// Where guests are final, a cost that m keeps whatever comes to `rank`.
+// For kFinal: a lower bound on the cost of m for any expert placed on `rank`.
 float BaseGuests::least_cost(const ReplicaGraph& graph, int m, int rank, const MicroStep& s) {
   if (goal_ == BaseGoal::kBeginning) return 0;
   reached_ = s.in_tight;
@@ -133,16 +133,16 @@ float BaseGuests::least_cost(const ReplicaGraph& graph, int m, int rank, const M
   return cost_at(m, least_level_[m]);
 }
 
-// What a copy of the expert in `slot`, a slot inside the closed set, could carry out of it. Shares.
+// Load that a copy of the expert in `slot`, inside the closed set, could take out of the set. Shares.
 float BaseGuests::promise(const MicroStep& s, int m, const ReplicaGraph& graph, int slot) const {
   const std::int64_t over = s.assignment.rank_load[graph.rank_of(slot)] - s.level;
   const auto carried = static_cast<float>(s.assignment.quota[slot]) * problem_.per_mean[m];
   if (goal_ == BaseGoal::kFinal) return carried;
   if (over > 0) return std::min(carried, static_cast<float>(over) * problem_.per_mean[m]);
-  return 0.5F * std::min(carried, s.cost);  // through other ranks
+  return 0.5F * std::min(carried, s.cost);  // by way of other ranks
 }
 
-// Adds the guest that promises most to any free slot.
+// Adds the guest with the largest expected gain to a free slot. Returns false if there is none.
 bool BaseGuests::grow(ReplicaGraph& graph) {
   const int ranks = problem_.num_ranks();
   score_.assign(static_cast<std::size_t>(problem_.num_experts) * ranks, 0.0F);
@@ -180,7 +180,7 @@ bool BaseGuests::grow(ReplicaGraph& graph) {
   auto best = std::max_element(score_.begin(), score_.end());
   while (*best > least && graph.find(static_cast<int>((best - score_.begin()) / ranks),
                                      static_cast<int>((best - score_.begin()) % ranks)) >= 0) {
-    *best = 0;  // that rank has a replica already
+    *best = 0;  // the rank already has a replica
     best = std::max_element(score_.begin(), score_.end());
   }
   if (*best <= least) return false;
@@ -194,7 +194,7 @@ bool BaseGuests::grow(ReplicaGraph& graph) {
   return true;
 }
 
-// Empties a guest slot and fills it with the best expert, or none. True when that changed it.
+// Replaces the guest in a slot by the best expert, or by none. Returns whether the placement changed.
 bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
   const int old = graph.expert_in(slot);
   const int rank = graph.rank_of(slot);
@@ -297,7 +297,7 @@ void BaseGuests::grow_all(ReplicaGraph& graph) {
 }
 
 void BaseGuests::sweep(ReplicaGraph& graph) {
-  // A rank has no use for more guests than there are experts away from it.
+  // A rank never needs more guests than there are experts with other homes.
   const int last = std::min(graph.slots_per_rank(), problem_.num_experts);
   bool changed = false;
   for (int g = problem_.homes_per_rank(); g < last; ++g) {
@@ -313,7 +313,7 @@ void BaseGuests::choose(ReplicaGraph& graph, bool sweeps) {
   while (sweeps && may_change_) sweep(graph);
 }
 
-// Tokens that a renewed guest must keep on its node beyond what the old one kept, in mean rank loads.
+// Minimum additional local tokens of a renewed guest compared with the old one, in mean rank loads.
 constexpr float kWorthACopy = 0.1F;
 
 static bool held_on(const LayerProblem& p, const ReplicaGraph& graph, int expert, NodeId node) {
@@ -323,7 +323,7 @@ static bool held_on(const LayerProblem& p, const ReplicaGraph& graph, int expert
   return false;
 }
 
-// [expert], what the node's ranks send to experts that it does not hold, over all micro-steps, in mean rank loads.
+// [expert], tokens sent by the node's ranks if the node has no replica, over all micro-steps, in mean rank loads.
 static std::vector<float> missing_on_node(const LayerProblem& p, const ReplicaGraph& graph, NodeId node) {
   std::vector<float> missing(p.num_experts, 0.0F);
   for (int e = 0; e < p.num_experts; ++e) {
@@ -334,7 +334,7 @@ static std::vector<float> missing_on_node(const LayerProblem& p, const ReplicaGr
   return missing;
 }
 
-// [rank], load of its homes over all micro-steps, in mean rank loads.
+// [rank], load of the rank's home experts over all micro-steps, in mean rank loads.
 static std::vector<float> home_loads(const LayerProblem& p) {
   std::vector<float> load(p.num_ranks(), 0.0F);
   for (int m = 0; m < p.num_micro_steps; ++m) {

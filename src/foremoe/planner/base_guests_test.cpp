@@ -1,4 +1,4 @@
-// Stage B, guests: one set for all micro-steps of a step.
+// Stage B, guests: one set of guests for all micro-steps of a step.
 
 #include "foremoe/planner/base_guests.h"
 
@@ -10,7 +10,7 @@
 namespace foremoe::planner {
 namespace {
 
-// Mean over micro-steps of the best imbalance ratio that these guests permit.
+// Mean over micro-steps of the best imbalance ratio with these guests.
 double rho_on(const LayerProblem& p, const ReplicaGraph& graph) {
   double sum = 0;
   for (int m = 0; m < p.num_micro_steps; ++m) {
@@ -54,8 +54,8 @@ void put_random_guests(const LayerProblem& p, Random& random, ReplicaGraph& grap
 
 constexpr BaseGoal kGoals[] = {BaseGoal::kFinal, BaseGoal::kBeginning};
 
-// A load of `ranks` ranks with so many rows on each in the mean: more in the first micro-step, fewer in the second, and
-// nothing in the third.
+// A load with a mean of `rows` rows per rank: twice as many in the first micro-step, `rows` in the second, and none in
+// the third.
 LayerProblem problem_with(int ranks, std::int64_t rows, int guest_slots) {
   std::vector<std::vector<std::int64_t>> of_experts(3, std::vector<std::int64_t>(ranks, 0));
   std::ranges::fill(of_experts[0], 2 * rows);
@@ -63,7 +63,7 @@ LayerProblem problem_with(int ranks, std::int64_t rows, int guest_slots) {
   return test::problem_of(test::load_of(ranks, of_experts), {.guest_slots = guest_slots});
 }
 
-TEST(BaseGuests, ExpectCopiesToHideWithTwoSlotsManyRanksAndManyRows) {
+TEST(BaseGuests, CopiesHideWithTwoSlotsManyRanksAndManyRows) {
   EXPECT_TRUE(copies_hide(problem_with(17, 8192, 2)));
   EXPECT_TRUE(copies_hide(problem_with(64, 10000, 3)));
   EXPECT_FALSE(copies_hide(problem_with(17, 8192, 1)));
@@ -71,7 +71,7 @@ TEST(BaseGuests, ExpectCopiesToHideWithTwoSlotsManyRanksAndManyRows) {
   EXPECT_FALSE(copies_hide(problem_with(17, 8191, 2)));
 }
 
-TEST(BaseGuests, GrownAloneAreThoseThatSweepsBeginWith) {
+TEST(BaseGuests, WithoutSweepsEqualTheGrownGuests) {
   Random random(11);
   std::vector<std::vector<std::int64_t>> of_experts(4, std::vector<std::int64_t>(32));
   for (auto& of_micro_step : of_experts) {
@@ -88,7 +88,7 @@ TEST(BaseGuests, GrownAloneAreThoseThatSweepsBeginWith) {
   EXPECT_GT(num_guests(p, grown), 0);
 }
 
-TEST(BaseGuests, CopyNobodyWhereHomesAreBalanced) {
+TEST(BaseGuests, AreEmptyIfHomesAreBalanced) {
   for (const BaseGoal goal : kGoals) {
     const LayerProblem p =
         test::problem_of(test::load_of(4, {{5, 5, 5, 5, 5, 5, 5, 5}, {9, 0, 3, 6, 4, 5, 8, 1}}), {.guest_slots = 2});
@@ -96,7 +96,7 @@ TEST(BaseGuests, CopyNobodyWhereHomesAreBalanced) {
   }
 }
 
-TEST(BaseGuests, CopyNobodyWithoutLoadOrWithoutSlots) {
+TEST(BaseGuests, AreEmptyWithoutLoadOrSlots) {
   for (const BaseGoal goal : kGoals) {
     const LayerProblem no_load = test::problem_of(test::load_of(2, {{0, 0, 0, 0}}), {.guest_slots = 1});
     EXPECT_EQ(num_guests(no_load, chosen(no_load, goal)), 0);
@@ -105,8 +105,8 @@ TEST(BaseGuests, CopyNobodyWithoutLoadOrWithoutSlots) {
   }
 }
 
-// Expert 0 is hot in every micro-step, expert 2 in one: with one slot each, only a copy of expert 0 helps all.
-TEST(BaseGuests, ServeTheWholeStepAndNotOneMicroStep) {
+// Expert 0 is hot in all micro-steps but one, where expert 2 is. With one slot per rank, rank 1 must copy expert 0.
+TEST(BaseGuests, ServeTheWholeStepRatherThanOneMicroStep) {
   test::ExpertLoads loads(8, {300, 0, 50, 50});
   loads[3] = {0, 0, 300, 100};
   const LayerProblem p = test::problem_of(test::load_of(2, loads), {.guest_slots = 1});
@@ -115,7 +115,7 @@ TEST(BaseGuests, ServeTheWholeStepAndNotOneMicroStep) {
   EXPECT_GE(graph.find(2, 0), 0) << "the slot of rank 0 is free for what helps the other micro-step";
 }
 
-TEST(BaseGuests, BringABurstyStepNearerToBalanceWithEverySlotMore) {
+TEST(BaseGuests, ImproveBalanceWithEachAdditionalSlot) {
   for (std::uint64_t seed = 1; seed <= 5; ++seed) {
     const LoadTable load = test::bursty_load({.ranks = 8, .experts = 32}, seed);
     double before = 1e9;
@@ -128,7 +128,7 @@ TEST(BaseGuests, BringABurstyStepNearerToBalanceWithEverySlotMore) {
   }
 }
 
-TEST(BaseGuests, AreNoWorseThanThoseThatTheyStartFrom) {
+TEST(BaseGuests, AreNoWorseThanTheirStart) {
   Random random(1);
   for (std::uint64_t seed = 1; seed <= 15; ++seed) {
     const LayerProblem p = test::problem_of(test::bursty_load({.ranks = 6, .experts = 24}, seed), {.guest_slots = 2});
@@ -141,7 +141,7 @@ TEST(BaseGuests, AreNoWorseThanThoseThatTheyStartFrom) {
   }
 }
 
-TEST(BaseGuests, KeepAStartThatCannotBeBetter) {
+TEST(BaseGuests, KeepAnOptimalStart) {
   const LayerProblem p = test::problem_of(test::load_of(2, {{60, 20, 10, 10}, {70, 10, 10, 10}}), {.guest_slots = 1});
   ReplicaGraph graph = homes_only(p);
   graph.put(graph.first_slot(1) + 2, 0);
@@ -150,7 +150,7 @@ TEST(BaseGuests, KeepAStartThatCannotBeBetter) {
   EXPECT_EQ(num_guests(p, graph), 1);
 }
 
-TEST(BaseGuests, AreFewerAsABeginningThanAsTheFinalWord) {
+TEST(BaseGuests, AreFewerIfReplaceableThanIfFinal) {
   int beginning = 0;
   int final = 0;
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
@@ -161,8 +161,8 @@ TEST(BaseGuests, AreFewerAsABeginningThanAsTheFinalWord) {
   EXPECT_LT(beginning, final);
 }
 
-// All choices of one guest per rank, for two and three micro-steps at once.
-TEST(BaseGuests, AreNearTheBestOfAllForTinySteps) {
+// Enumerates one guest per rank, for two and three micro-steps.
+TEST(BaseGuests, AreNearTheOptimumForTinySteps) {
   Random random(2);
   double found = 0;
   double best = 0;

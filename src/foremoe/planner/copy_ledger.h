@@ -1,6 +1,6 @@
 #pragma once
 
-// The guests that a micro-step found, what it has copied since, and what its budgets still permit.
+// Tracks a micro-step's initial guests, the copies that it makes, and its copy budgets.
 
 #include <algorithm>
 #include <vector>
@@ -30,7 +30,7 @@ class CopyLedger {
     return graph.expert_in(slot) >= 0 && graph.expert_in(slot) != found_[slot];
   }
 
-  // Whether `slot` may hold `expert` in place of what it holds now.
+  // Returns whether the budgets allow `expert` to replace the present guest in `slot`.
   bool permits(const ReplicaGraph& graph, int slot, int expert) const {
     if (expert == found_[slot]) return true;
     const int rank = graph.rank_of(slot);
@@ -38,7 +38,7 @@ class CopyLedger {
            copies_from_[problem_->home[expert]] < max_per_source_;
   }
 
-  // Puts `expert`, or nobody for −1, where another guest may be.
+  // Puts `expert` into `slot`, which may contain another guest. −1 leaves the slot empty.
   void replace(ReplicaGraph& graph, int slot, int expert) {
     if (is_copy(graph, slot)) count(graph.rank_of(slot), graph.expert_in(slot), -1);
     if (graph.expert_in(slot) >= 0) graph.drop(slot);

@@ -1,4 +1,4 @@
-// The oracle of other tests, held to brute force.
+// Compares the oracle of other tests with brute force.
 
 #include "foremoe/testing/density_bound.h"
 
@@ -12,7 +12,7 @@
 namespace foremoe::test {
 namespace {
 
-// The least largest rank load over every way of dividing every load.
+// Minimum largest rank load over all ways to split all loads.
 std::int64_t best_by_trying_all(std::span<const Tokens> load, std::span<const std::uint32_t> holders,
                                 std::vector<std::int64_t>& rank_load, std::size_t e = 0) {
   if (e == load.size()) return *std::ranges::max_element(rank_load);
@@ -33,13 +33,13 @@ std::int64_t best_by_trying_all(std::span<const Tokens> load, std::span<const st
   return best;
 }
 
-TEST(DensityBound, AnExpertHeldByOneRankMustBeServedThere) {
+TEST(DensityBound, AnExpertWithOneReplicaIsServedThere) {
   const std::vector<Tokens> load{Tokens{10}, Tokens{2}};
   EXPECT_EQ(density_lower_bound(load, std::vector<std::uint32_t>{0b01, 0b10}, 2), Tokens{10});
   EXPECT_EQ(density_lower_bound(load, std::vector<std::uint32_t>{0b11, 0b10}, 2), Tokens{6});
 }
 
-TEST(DensityBound, DensityIsTheOptimumOverAllDivisions) {
+TEST(DensityBound, EqualsTheOptimumOverAllSplits) {
   Random random(7);
   for (int trial = 0; trial < 300; ++trial) {
     const int num_ranks = 1 + static_cast<int>(random.below(4));

@@ -8,7 +8,7 @@ namespace {
 
 using testing::ElementsAre;
 
-// Three ranks of two slots. Expert 0 in slots 0, 2, 4; expert 1 in slot 5 and, put first, in slot 1; expert 2 nowhere.
+// Three ranks with two slots. Expert 0 is in slots 0, 2, 4; expert 1 in 5 and 1 (most recent first); expert 2 nowhere.
 ReplicaGraph example() {
   ReplicaGraph graph(3, 2, 3);
   for (const int slot : {1, 5}) graph.put(slot, 1);
@@ -24,8 +24,8 @@ TEST(EqualSplit, GivesTheRemainderToTheLowestRanks) {
   EXPECT_THAT(assignment.rank_load, ElementsAre(7, 4, 5));
 }
 
-// Expert 0 has 0 + 3 + 1 parts of 11 ÷ 4 = 2; the remainder of 3 all goes to the three parts in slot 2.
-TEST(EqualSplit, CountsPartsAndLetsAReplicaOfNoneRest) {
+// Expert 0 has 0 + 3 + 1 parts of 11 ÷ 4 = 2 tokens. The three parts in slot 2 get the whole remainder of 3.
+TEST(EqualSplit, WeighsReplicasByPartsAndSkipsReplicasWithoutParts) {
   Assignment assignment;
   const auto parts = [](int slot) { return slot == 0 ? 0 : slot == 2 ? 3 : 1; };
   split_equally(example(), std::vector<std::int64_t>{11, 0, 0}, parts, assignment);

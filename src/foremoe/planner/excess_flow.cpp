@@ -4,7 +4,7 @@
 
 namespace foremoe::planner {
 
-// Distances, breadth first from all ranks with room, against the way that tokens can go.
+// Computes distances breadth-first from all ranks with room, along reversed edges.
 void ExcessFlow::label_all(const ReplicaGraph& graph, std::int64_t target, const Assignment& a) {
   const int parted = graph.num_ranks();
   label_.assign(graph.num_ranks(), parted);
@@ -41,12 +41,12 @@ void ExcessFlow::relabel(int rank, int label) {
   std::fill(num_labelled_.begin() + old, num_labelled_.end(), 0);
 }
 
-// Sends on what `rank` has above the target, as far as it can go.
+// Pushes the load of `rank` above the target to other ranks, as far as possible.
 void ExcessFlow::discharge(const ReplicaGraph& graph, std::int64_t target, int rank, Assignment& a) {
   const int parted = graph.num_ranks();
   std::int64_t excess = a.rank_load[rank] - target;
   while (excess > 0 && label_[rank] < parted) {
-    int lowest = parted;  // label of the ranks that tokens could go to next
+    int lowest = parted;  // minimum label of the ranks that could receive tokens next
     for (const int s : graph.shared_slots(rank)) {
       for (int t = graph.first_holder(graph.expert_in(s)); t >= 0 && a.quota[s] > 0 && excess > 0;
            t = graph.next_holder(t)) {

@@ -1,17 +1,17 @@
 #pragma once
 
-// How many tokens must stay above a target: for trials, of which nothing else is asked.
+// Minimum number of tokens above a target, for trials that need only this number.
 //
-// Problem. That of AssignmentSearch::relieve (token_assignment.h), whose number it finds. Which tokens stay may differ,
-// and plans are made from those that relieve() leaves.
+// Problem. As AssignmentSearch::relieve (token_assignment.h), with the same result. The two may leave different tokens
+// above the target; plans are made with relieve().
 //
 // Method. Maximum flow by push and relabel: Goldberg, Tarjan, "A new approach to the maximum-flow problem" (J. ACM 35,
-// 1988). A rank's label is at most its distance from a rank with room. What it has above the target goes to ranks with
-// a lower label, first come, first served; where there is none it is labelled anew. A label that nobody has any more
-// parts all ranks with a higher one from every room.
+// 1988). A rank's label is a lower bound on its distance to a rank with room. Ranks are discharged in FIFO order: each
+// pushes its load above the target to ranks with a lower label, and is relabelled if there are none. If no rank has a
+// given label any more, no rank with a higher label can reach room (gap heuristic).
 //
-// Cost. O(ranks² · slots) at worst. Labels begin at the ranks with room, searches at those above the target: where most
-// ranks are above it, this is quicker. Static guests of 64 ranks with mild loads take half the time or less.
+// Cost. O(ranks² · slots) in the worst case. Labels start at the ranks with room, AssignmentSearch at those above the
+// target, so this is faster if most ranks are above it: twice or more for static guests of 64 ranks with mild loads.
 
 #include <cstdint>
 #include <vector>
@@ -22,8 +22,8 @@ namespace foremoe::planner {
 
 class ExcessFlow {
  public:
-  // Moves tokens until as few as possible are above `target`; returns those. Every rank that tokens of theirs could
-  // still go to is then at the target or above. Keeps its memory from call to call.
+  // Moves tokens until as few as possible are above `target`; returns their number. Afterwards, every rank that could
+  // still receive them is at or above the target. Reuses its memory between calls.
   std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
  private:
@@ -31,8 +31,8 @@ class ExcessFlow {
   void relabel(int rank, int label);
   void discharge(const ReplicaGraph& graph, std::int64_t target, int rank, Assignment& assignment);
 
-  std::vector<int> label_;         // [rank]; the number of ranks: parted from every room
-  std::vector<int> num_labelled_;  // [label], ranks
+  std::vector<int> label_;         // [rank]; the number of ranks if no room can be reached
+  std::vector<int> num_labelled_;  // [label], number of ranks with it
   std::vector<int> queue_;         // ranks
 };
 

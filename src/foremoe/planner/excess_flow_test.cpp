@@ -1,4 +1,4 @@
-// What it leaves above a target, against all sets of ranks on small instances and against searches on large ones.
+// Compares the excess with all sets of ranks on small instances, and with AssignmentSearch on large ones.
 
 #include "foremoe/planner/excess_flow.h"
 
@@ -11,7 +11,7 @@
 namespace foremoe::planner {
 namespace {
 
-// The most, over all sets of ranks, of the tokens that nobody else can serve above the target.
+// Maximum over all sets of ranks of the tokens above the target that no other rank can serve.
 std::int64_t least_excess(const Instance& i, std::int64_t target) {
   std::int64_t most = 0;
   const Holders holders = holders_of(i.graph);
@@ -31,7 +31,7 @@ std::int64_t above(const Assignment& a, std::int64_t target) {
   return tokens;
 }
 
-TEST(ExcessFlow, SendsTokensAlongRanksThatHaveNoRoom) {
+TEST(ExcessFlow, MovesTokensThroughFullRanks) {
   const Instance i{graph_of(3, {{0, 1}, {1, 2}}), {8, 6}};
   Assignment a;
   serve_at_homes(i.graph, i.load, a);
@@ -40,14 +40,14 @@ TEST(ExcessFlow, SendsTokensAlongRanksThatHaveNoRoom) {
   EXPECT_LE(*std::ranges::max_element(a.rank_load), 5);
 }
 
-TEST(ExcessFlow, LeavesWhatNobodyElseCanServe) {
+TEST(ExcessFlow, LeavesTokensThatNoOtherRankCanServe) {
   const Instance i{graph_of(3, {{0}, {0, 1}, {2}}), {9, 5, 0}};
   Assignment a;
   serve_at_homes(i.graph, i.load, a);
-  EXPECT_EQ(ExcessFlow().relieve(i.graph, 6, a), 3);  // rank 2 has room, and no replica of what is too much
+  EXPECT_EQ(ExcessFlow().relieve(i.graph, 6, a), 3);  // rank 2 has room, but no replica of the experts in excess
 }
 
-TEST(ExcessFlow, LeavesAsLittleAsTheWorstSetOfRanksMust) {
+TEST(ExcessFlow, LeavesTheLargestExcessOverAllSetsOfRanks) {
   Random random(3);
   ExcessFlow flow;
   for (int n = 0; n < 4000; ++n) {
@@ -61,7 +61,7 @@ TEST(ExcessFlow, LeavesAsLittleAsTheWorstSetOfRanksMust) {
   }
 }
 
-TEST(ExcessFlow, LeavesAsLittleAsSearchesDoFromAnyStart) {
+TEST(ExcessFlow, AgreesWithAssignmentSearchFromAnyStart) {
   Random random(4);
   ExcessFlow flow;
   AssignmentSearch search;
@@ -69,7 +69,7 @@ TEST(ExcessFlow, LeavesAsLittleAsSearchesDoFromAnyStart) {
     const Instance i = random_instance(random, {.ranks = 130, .experts = 300, .load = 4000});
     Assignment a;
     serve_at_homes(i.graph, i.load, a);
-    for (const double share : {1.3, 1.1, 1.0, 1.02, 1.2}) {  // each goes on from what the one before left
+    for (const double share : {1.3, 1.1, 1.0, 1.02, 1.2}) {  // each call continues from the previous result
       const auto target = static_cast<std::int64_t>(share * static_cast<double>(ceil_mean(i)));
       Assignment other = a;
       ASSERT_EQ(flow.relieve(i.graph, target, a), search.relieve(i.graph, target, other)) << "instance " << n;

@@ -6,16 +6,16 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr int kMaxSources = 64;         // experts considered
-constexpr int kWindow = 3;              // micro-steps looked ahead
-constexpr float kFutureWeight = 0.08F;  // of the next micro-step, against the present one
-constexpr float kFutureDecay = 0.8F;    // from each micro-step to the next
-constexpr float kCopiedBonus = 0.1F;    // for a slot that was filled in this micro-step; at most the excess
-constexpr float kLeastScore = -0.3F;    // of carried tokens against lost ones; an estimate, so below 0
-constexpr float kLocality = 0.1F;       // of tokens that would stay on their node, against tokens carried
-constexpr float kDisturbance = 0.6F;    // of a variant's scores, relative
+constexpr int kMaxSources = 64;         // number of experts considered
+constexpr int kWindow = 3;              // number of later micro-steps considered
+constexpr float kFutureWeight = 0.08F;  // weight of the next micro-step relative to the present one
+constexpr float kFutureDecay = 0.8F;    // factor from each micro-step to the next
+constexpr float kCopiedBonus = 0.1F;    // bonus for a slot filled in this micro-step; at most the excess
+constexpr float kLeastScore = -0.3F;    // minimum of carried minus lost load; below 0, since both are estimates
+constexpr float kLocality = 0.1F;       // weight of tokens that would stay on their node, relative to carried tokens
+constexpr float kDisturbance = 0.6F;    // relative perturbation of a variant's scores
 
-// Uniform in [−0.5, 0.5), a function of its arguments alone.
+// Uniform in [−0.5, 0.5); depends only on its arguments.
 float disturbance(std::uint64_t seed, int variant, int expert, int rank) {
   std::uint64_t x = seed + (static_cast<std::uint64_t>(variant) << 40) + (static_cast<std::uint64_t>(expert) << 20) +
                     static_cast<std::uint64_t>(rank);
@@ -66,7 +66,7 @@ float GuestSearch::future_change(const Bottleneck& b, const Candidate& c) const 
   return future(b.m, c.expert, c.rank) - (old >= 0 ? future(b.m, old, c.rank) : 0.0F);
 }
 
-// Along the paths inside S, in the order in which the search visited it.
+// Propagates excess along the paths inside S, in the search's visiting order.
 void GuestSearch::measure_sources(const Bottleneck& b) {
   std::fill(available_.begin(), available_.end(), 0.0F);
   std::fill(inside_.begin(), inside_.end(), 0);
@@ -95,7 +95,7 @@ void GuestSearch::measure_sources(const Bottleneck& b) {
   if (sources_.size() > kMaxSources) sources_.resize(kMaxSources);
 }
 
-// Against the paths outside S, from the ranks below the target, those with most room first.
+// Propagates room along reversed paths outside S, from the ranks below the target, those with most room first.
 void GuestSearch::measure_sinks(const Bottleneck& b) {
   enum : char { kUnseen, kQueued, kDone };
   std::fill(seen_.begin(), seen_.end(), kUnseen);
@@ -128,7 +128,7 @@ void GuestSearch::measure_sinks(const Bottleneck& b) {
   }
 }
 
-// On every rank outside S, the guest slot that costs least to give up.
+// Chooses on every rank outside S the guest slot that is cheapest to refill.
 void GuestSearch::choose_slots(const Bottleneck& b, GuestSlotsToUse slots) {
   const float per_mean = problem_.per_mean[b.m];
   const float bonus = std::min(kCopiedBonus, static_cast<float>(b.excess) * per_mean);
@@ -158,7 +158,7 @@ void GuestSearch::choose_slots(const Bottleneck& b, GuestSlotsToUse slots) {
   }
 }
 
-// All sources against all sinks: the innermost loops run over plain arrays of the sinks.
+// Scores all sources with all sinks. The innermost loops run over plain arrays of the sinks.
 void GuestSearch::score_pairs(const Bottleneck& b, int variant) {
   const float per_mean = problem_.per_mean[b.m];
   const std::size_t num_sinks = sinks_.size();

@@ -1,15 +1,15 @@
 #pragma once
 
-// Where a guest would help a micro-step that its ranks cannot balance: the candidates of stage P, best first.
+// Stage P, candidates: the guests that could help a micro-step that its ranks cannot balance, best first.
 //
-// `relieve` has ended above its target and left the closed set S. Only an expert held wholly inside S, on a rank
-// outside, can help. How much is bounded by two flows: the excess that can reach the expert's holders along the paths
-// inside S, and the room that can be reached from the rank against the paths outside; both are measured breadth-first,
-// adding what meets (an upper bound, close where paths are short). A newcomer also gets what its slot's guest carried,
-// and costs what that guest cannot hand back to its home. Both are worth something to the micro-steps to come: what
-// they would carry there if they were the only guest, weighed down with distance.
+// Method. `relieve` has ended above its target and left the closed set S. A guest can help only if all replicas of its
+// expert are inside S and its own rank is outside. Two flows limit the gain: the excess that can reach the expert's
+// replicas inside S, and the room that the guest's rank can reach outside. Both are computed breadth-first by adding up
+// incoming amounts (an upper bound, tight for short paths). A new guest can also take over the load of the guest that
+// it replaces. It costs the part that the replaced guest's home cannot absorb. Both guests are also scored for later
+// micro-steps, by the load that each would take over if it were the only guest, with decaying weights.
 //
-// Cost: O(E + slots) for the flows, O(sources × sinks × window) for the scores.
+// Cost. O(E + slots) for the flows, O(sources × sinks × window) for the scores.
 
 #include <cstdint>
 #include <span>
@@ -22,18 +22,18 @@ namespace foremoe::planner {
 
 enum class GuestSlotsToUse : std::uint8_t {
   kAny,
-  kEmpty,   // only slots that hold nobody
-  kCopied,  // only slots that were filled in this micro-step: another guest there costs no further copy
+  kEmpty,   // only empty slots
+  kCopied,  // only slots filled in this micro-step: replacing their guest makes no further copy
 };
 
 struct Candidate {
-  float score;  // shares of a mean rank load
+  float score;  // in mean rank loads
   int expert;
   int rank;
-  std::int64_t gain;  // tokens of excess removed, once tried
+  std::int64_t gain;  // tokens of excess removed; set by the trial
 };
 
-// One state of the search: micro-step m on `graph`, with `excess` tokens above `target` and `search` holding S.
+// State of the search: micro-step m on `graph`, with `excess` tokens above `target`. `search` contains S.
 struct Bottleneck {
   int m;
   std::int64_t target;
@@ -48,16 +48,16 @@ class GuestSearch {
  public:
   GuestSearch(const LayerProblem& problem, bool looks_ahead, std::uint64_t seed);
 
-  // Finds all candidates. `variant` > 0 disturbs the scores, reproducibly, for another attempt.
+  // Lists all candidates. A `variant` > 0 perturbs the scores deterministically, for another attempt.
   void list(const Bottleneck& b, GuestSlotsToUse slots, int variant);
 
-  // The best of the last list, at most `count`, best first; those returned before keep their places.
+  // Returns at most `count` candidates of the last list, best first. Candidates already returned do not move.
   std::span<Candidate> best(int count);
 
-  // Of the last list: the slot that a candidate for `rank` takes.
+  // Slot that a candidate of the last list on `rank` would fill.
   int slot_on(int rank) const { return slot_[rank]; }
 
-  // What exchanging the guest in a candidate's slot for it is worth to the micro-steps to come. Shares.
+  // Value for later micro-steps of replacing the guest in the candidate's slot by the candidate. In mean rank loads.
   float future_change(const Bottleneck& b, const Candidate& c) const;
 
  private:
@@ -68,27 +68,27 @@ class GuestSearch {
   float future(int m, int expert, int rank) const;
 
   const LayerProblem& problem_;
-  std::uint64_t seed_;                // of the disturbed scores
-  int window_;                        // micro-steps looked ahead
+  std::uint64_t seed_;                // for the perturbed scores
+  int window_;                        // number of later micro-steps considered
   std::vector<char> inside_;          // [rank], in S
   std::vector<char> seen_;            // [rank]
-  std::vector<float> inflow_;         // [rank], excess that can reach it, tokens
-  std::vector<float> outlet_;         // [rank], room that can be reached from it, tokens
-  std::vector<float> available_;      // [expert], what a copy could carry away, tokens
-  std::vector<int> sources_;          // experts with something available
+  std::vector<float> inflow_;         // [rank], excess that can reach the rank, tokens
+  std::vector<float> outlet_;         // [rank], room that the rank can reach, tokens
+  std::vector<float> available_;      // [expert], load that a copy could take over, tokens
+  std::vector<int> sources_;          // experts with available > 0
   std::vector<int> sinks_;            // ranks outside S with a slot to fill
-  std::vector<int> slot_;             // [rank], guest slot to fill, −1 none
-  std::vector<float> capacity_;       // [rank], what a newcomer could carry, shares
-  std::vector<float> loss_;           // [rank], what giving up the slot's guest costs, shares
+  std::vector<int> slot_;             // [rank], guest slot to fill, −1 if there is none
+  std::vector<float> capacity_;       // [rank], load that a new guest could serve, shares
+  std::vector<float> loss_;           // [rank], cost of removing the slot's guest, shares
   std::vector<int> queue_;            // [rank]
-  std::vector<float> sink_capacity_;  // [sink], as capacity_
-  std::vector<float> sink_loss_;      // [sink], as loss_
+  std::vector<float> sink_capacity_;  // [sink], capacity_ of its rank
+  std::vector<float> sink_loss_;      // [sink], loss_ of its rank
   Array<float, 2> sink_room_;         // [micro-step ahead][sink], shares
-  std::vector<float> carried_;        // [sink], of one source, shares
-  std::vector<float> score_;          // [sink], of one source, shares
-  std::vector<float> worth_;          // [sink], of one source, to the micro-steps to come, shares
+  std::vector<float> carried_;        // [sink], for one source, shares
+  std::vector<float> score_;          // [sink], for one source, shares
+  std::vector<float> worth_;          // [sink], for one source: value in later micro-steps, shares
   std::vector<Candidate> pairs_;
-  std::ptrdiff_t num_sorted_ = 0;  // of pairs_, from the front
+  std::ptrdiff_t num_sorted_ = 0;  // sorted elements at the front of pairs_
 };
 
 }  // namespace foremoe::planner

@@ -26,7 +26,8 @@ LayerPlanner::LayerPlanner(const PlanRequest& request, const ExecutionOrder& ord
 
 LayerPlanner::~LayerPlanner() = default;
 
-// Brings the slots of a rank to what `graph` has on it: who stays keeps its slot, who comes takes the first free one.
+// Updates a rank's slots to its replicas in `graph`. Replicas that stay keep their slot; new ones take the first free
+// slot.
 static void keep_slots(const ReplicaGraph& graph, int rank, std::span<ExpertId> slots) {
   for (ExpertId& e : slots) {
     if (e != kNoExpert && graph.find(e.value, rank) < 0) e = kNoExpert;
@@ -38,7 +39,7 @@ static void keep_slots(const ReplicaGraph& graph, int rank, std::span<ExpertId> 
   }
 }
 
-// The guests that the previous plan held longest, as far as they still are guests: a beginning for stage B.
+// Starts stage B from the previous plan's guests with the most events, if they are still away from home.
 void LayerPlanner::start_from_previous(ReplicaGraph& graph) const {
   const StepPlan& previous = *request_.previous;
   for (int r = 0; r < problem_.num_ranks(); ++r) {
@@ -71,8 +72,8 @@ void LayerPlanner::place_homes(StepPlan& plan) {
   for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
 }
 
-// Whether `resident` spends time on fewer copies: sweeps of B, and the comparison with static guests. Where links are
-// preferred, slots without a guest of B keep tokens on their node.
+// Returns whether `resident` spends time to save copies: with sweeps of B and the comparison with static guests. With
+// Prefer::kLinks, slots without a guest of B receive local guests.
 bool LayerPlanner::saves_copies() const {
   return options_.stages.sweeps || options_.prefer == Prefer::kLinks || !copies_hide(problem_);
 }
@@ -115,7 +116,7 @@ GuestSlots LayerPlanner::place_guests(ReplicaGraph base) {
   }
 }
 
-// The guests in `graph` as retention takes them: those that serve a micro-step, or all. Experts ascending.
+// Returns the guests in `graph` for retention, experts ascending: those with tokens in `serving`, or all if it is null.
 static WantedGuests guests_in(const ReplicaGraph& graph, const LayerProblem& problem, const Assignment* serving) {
   WantedGuests wanted(problem.num_ranks());
   for (int s = 0; s < graph.num_slots(); ++s) {
@@ -127,7 +128,7 @@ static WantedGuests guests_in(const ReplicaGraph& graph, const LayerProblem& pro
   return wanted;
 }
 
-// Experts that come to a rank, over all events.
+// Number of experts copied to ranks, over all events.
 static std::int64_t num_copies(const GuestSlots& guests) {
   std::int64_t copies = 0;
   for (std::size_t t = 0; t < guests.extent(0); ++t) {
@@ -142,26 +143,26 @@ static std::int64_t num_copies(const GuestSlots& guests) {
   return copies;
 }
 
-// The guests of B are final.
+// Uses the guests of B in every micro-step.
 GuestSlots LayerPlanner::place_static(const ReplicaGraph& base) {
   const WantedGuests guests = guests_in(base, problem_, nullptr);
   std::fill(wanted_.begin(), wanted_.end(), guests);
   return pin_guests(problem_, options_, order_, guests);
 }
 
-constexpr int kVariants = 12;  // of a search that static guests may beat
+constexpr int kVariants = 12;  // variants of a search that static guests may beat
 
 static std::int64_t busiest(const Assignment& a) { return *std::max_element(a.rank_load.begin(), a.rank_load.end()); }
 
-// Where a search may end above what static guests do: every plan of `static` is one of `resident`, whose budgets hold
-// it, and stage T finds the best for it.
+// Returns whether a search can end above the loads of static guests. Every `static` plan is also a `resident` plan
+// within its budgets, and stage T finds the optimum for it.
 static bool rivals_static(const PlannerOptions& options) {
   return options.guest_slots > 0 && options.stages.replication && options.stages.tokens && uses_base_guests(options) &&
          options.prefer == Prefer::kBalance && options.min_tokens_per_guest == 0;
 }
 
-// Each micro-step starts from the guests that the one before left. Guests that serve nobody are wanted only where they
-// may keep tokens on their node.
+// Each micro-step starts from the guests left by the previous one. Guests without tokens are wanted only with
+// Prefer::kLinks, where they may serve local tokens.
 GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   Replication replication(problem_, options_);
   Assignment assignment;
@@ -183,9 +184,9 @@ GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   return guests;
 }
 
-// P came from `found` and ended above the target of m. Where static guests may do better, it tries other ways from
-// there, then from homes and from those guests. What it finds is for m alone: the micro-steps that follow go on from
-// `graph`. Returns the guests that m wants.
+// P started from `found` and ended above the target of m. If static guests may do better, tries other variants from
+// `found`, then homes, then static guests. The result is for m alone: later micro-steps continue from `graph`. Returns
+// the guests that m wants.
 WantedGuests LayerPlanner::catch_up(int m, const ReplicaGraph& found, const ReplicaGraph& graph,
                                     const Assignment& assignment, Replication& replication) {
   ReplicaGraph best = graph;
@@ -216,8 +217,8 @@ WantedGuests LayerPlanner::catch_up(int m, const ReplicaGraph& found, const Repl
   return guests_in(best, problem_, &best_quotas);
 }
 
-// Plans again from the guests of the former plan and keeps that if it is no worse anywhere, and better somewhere: in
-// copies, or in a micro-step's largest load above its target.
+// Plans again from the previous plan's guests. Keeps the result if it is nowhere worse and somewhere better, in copies
+// or in a micro-step's largest load above its target.
 void LayerPlanner::take_warm_start(GuestSlots& guests) {
   const std::vector<WantedGuests> cold_wanted = wanted_;
   const GuestSlots warm = place_guests(place_base(true));
@@ -237,7 +238,7 @@ void LayerPlanner::take_warm_start(GuestSlots& guests) {
   }
 }
 
-// The least largest rank load of m with the guests that are there in both of its passes.
+// Minimum largest rank load of m with the guests present in both of its passes.
 std::int64_t LayerPlanner::least_load(int m, const GuestSlots& guests) const {
   ReplicaGraph graph = homes_only(problem_);
   for (int r = 0; r < problem_.num_ranks(); ++r) {
@@ -253,7 +254,7 @@ std::int64_t LayerPlanner::least_load(int m, const GuestSlots& guests) const {
   return assign_tokens(graph, problem_.lower_bound[m], assignment, search);
 }
 
-// Nothing stays: each micro-step starts from homes, and knows nothing of the others.
+// Under `shared`, plans one micro-step from homes, independently of all others.
 void LayerPlanner::lend(MicroStepId micro_step, StepPlan& plan) {
   if (options_.residency != Residency::kShared) return;
   const double begin = thread_cpu_seconds();
@@ -273,7 +274,7 @@ void LayerPlanner::lend(MicroStepId micro_step, StepPlan& plan) {
   planning_cpu_seconds_ += thread_cpu_seconds() - begin;
 }
 
-// L or P for one micro-step, as far as they are switched on.
+// Runs L or P for one micro-step, if they are enabled.
 void LayerPlanner::balance(int m, ReplicaGraph& graph, Assignment& assignment, Replication& replication) {
   if (options_.stages.replication) {
     replication.balance(m, graph, assignment);
@@ -290,12 +291,12 @@ void LayerPlanner::balance(int m, ReplicaGraph& graph, Assignment& assignment, R
 }
 
 void LayerPlanner::place_freely(ReplicaGraph& graph, StepPlan& plan) {
-  // An exchange makes copies that no guest budget counts.
+  // Guest budgets do not count the copies that an exchange makes.
   const bool may_exchange = options_.stages.relocation && !options_.max_copies_per_rank &&
                             options_.max_copies_per_source == kNoLimit && options_.min_tokens_per_guest == 0;
   Assignment assignment;
   AssignmentSearch search;
-  std::vector<ExpertId> slots(graph.num_slots(), kNoExpert);  // of the plan: an expert that stays keeps its slot
+  std::vector<ExpertId> slots(graph.num_slots(), kNoExpert);  // of the plan; experts that stay keep their slot
   for (int e = 0; e < problem_.num_experts; ++e) slots[problem_.home_slot[e]] = ExpertId{e};
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     Replication replication(problem_, options_);
@@ -331,7 +332,7 @@ void LayerPlanner::write_slots(const GuestSlots& guests, StepPlan& plan) const {
   }
 }
 
-// The replicas that are there in both passes of m.
+// Returns the replicas present in both passes of m.
 ReplicaGraph LayerPlanner::replicas_of(int m, const StepPlan& plan) const {
   ReplicaGraph graph(problem_.num_ranks(), problem_.slots_per_rank(), problem_.num_experts);
   for (int r = 0; r < problem_.num_ranks(); ++r) {
@@ -349,8 +350,7 @@ ReplicaGraph LayerPlanner::replicas_of(int m, const StepPlan& plan) const {
   return graph;
 }
 
-// [expert], slot from which its tokens start: its home, or under `free`, where an expert may have given up its home,
-// any of its replicas.
+// [expert], slot where its tokens start: its home or, if it has no replica there (under `free`), its lowest slot.
 std::vector<int> LayerPlanner::anchors_in(const ReplicaGraph& graph, const StepPlan& plan) const {
   if (options_.residency != Residency::kFree) return problem_.home_slot;
   std::vector<int> anchor(problem_.num_experts, -1);

@@ -1,13 +1,13 @@
 #pragma once
 
-// The four stages composed over the horizon, for one layer.
+// Plans one layer: runs the four stages over all micro-steps.
 //
-// place() decides the slots of every event: B once, then L or P micro-step by micro-step on what the one before left,
-// then retention. Under `shared`, where nothing stays, lend(m) decides those of one micro-step when its turn comes.
-// finish(m) is stage T for one micro-step on what is there in both of its passes. Layers share nothing.
+// place() decides the slots of every event: B once, then L or P for each micro-step on the guests of the one before,
+// then retention. Under `shared` no guest stays, so lend(m) decides the slots of one micro-step at a time. finish(m)
+// runs T for one micro-step on the replicas present in both of its passes. Layers share no state.
 //
-// Where P runs, L does not: a copy that P makes may serve a whole expert, and P weighs it against splitting. Under
-// `free`, L exchanges experts where guests alone do not reach the target.
+// Where P runs, L does not: a copy made by P may serve a whole expert, and P weighs this against splitting. Under
+// `free`, L exchanges experts if guests alone do not reach the target.
 
 #include <memory>
 #include <optional>
@@ -23,8 +23,8 @@ namespace foremoe::planner {
 
 class Replication;
 
-// Whether stage B chooses guests. Under `shared` and `free` nothing stays, so there is nothing to choose. Where budgets
-// on copies forbid a full beginning, P starts from homes.
+// Returns whether stage B chooses guests. It does not under `shared` and `free`, where no guest stays. If copy budgets
+// forbid filling all guest slots at the start, P starts from homes.
 bool uses_base_guests(const PlannerOptions& options);
 
 class LayerPlanner {
@@ -33,22 +33,22 @@ class LayerPlanner {
 
   ~LayerPlanner();
 
-  void place(StepPlan& plan);                  // writes home, and slot_expert, of this layer
-  void lend(MicroStepId m, StepPlan& plan);    // under `shared`: slot_expert of (m, layer)
+  void place(StepPlan& plan);                  // writes home and, except under `shared`, slot_expert
+  void lend(MicroStepId m, StepPlan& plan);    // under `shared`: writes slot_expert of (m, layer)
   void finish(MicroStepId m, StepPlan& plan);  // writes slot_tokens, max_load and lower_bound of (m, layer)
 
   double base_cpu_seconds() const { return base_cpu_seconds_; }
   double planning_cpu_seconds() const { return planning_cpu_seconds_; }
 
  private:
-  // Stage B: homes, written to the plan, and the guests that the step begins with, found from nothing or from those of
-  // the former plan.
+  // Stage B: homes, which are written to the plan, and the initial guests. If `warm`, the search for guests starts from
+  // the previous plan.
   void place_homes(StepPlan& plan);
   bool saves_copies() const;
   ReplicaGraph place_base(bool warm);
   void start_from_previous(ReplicaGraph& graph) const;
 
-  // L or P, one function per residency. All but the last return the guests of every event.
+  // Stages L and P, one function per residency. place_freely() writes to the plan; the others return guests by event.
   GuestSlots place_guests(ReplicaGraph base);
   GuestSlots place_static(const ReplicaGraph& base);
   GuestSlots place_resident(ReplicaGraph graph);
@@ -70,9 +70,9 @@ class LayerPlanner {
   LayerId layer_;
   LayerProblem problem_;
   std::vector<WantedGuests> wanted_;      // [micro_step]
-  std::vector<std::vector<char>> rests_;  // [micro_step][expert], relocated: home does not serve; empty: none does
-  std::optional<StaticRival> rival_;      // while place_resident() runs
-  std::unique_ptr<Replication> lending_;  // of lend()
+  std::vector<std::vector<char>> rests_;  // [micro_step][expert], 1 if relocated (home is idle); empty: all 0
+  std::optional<StaticRival> rival_;      // only while place_resident() runs
+  std::unique_ptr<Replication> lending_;  // used by lend()
   double base_cpu_seconds_ = 0;
   double planning_cpu_seconds_ = 0;
 };

@@ -1,9 +1,9 @@
 #pragma once
 
-// One layer's part of a step, as the stages read it.
+// Input of all stages: one layer of a step.
 //
-// Shares. Where micro-steps of different size are weighed against each other, tokens are divided by the mean rank load
-// of their micro-step; such numbers are float "shares of a mean rank load". Whatever reaches a plan is integers.
+// Shares. To compare micro-steps of different size, tokens are divided by their micro-step's mean rank load. These
+// float values are called "shares of a mean rank load". Values written to a plan are integers.
 
 #include <cstdint>
 #include <span>
@@ -25,13 +25,13 @@ struct LayerProblem {
   std::vector<int> home;               // [expert], rank
   std::vector<int> home_slot;          // [expert], slot of its home
   Array<std::int64_t, 2> expert_load;  // [micro_step][expert], tokens
-  // [micro_step][expert][node], tokens by the node of their source; empty on one node.
+  // [micro_step][expert][node], tokens by source node; empty if there is only one node.
   Array<std::int64_t, 3> node_load;
   std::vector<std::int64_t> lower_bound;  // [micro_step], ⌈mean⌉
-  std::vector<std::int64_t> target;       // [micro_step], a rank load at which it counts as balanced
+  std::vector<std::int64_t> target;       // [micro_step], rank load that counts as balanced
   std::vector<float> per_mean;            // [micro_step], 1 / mean rank load; 0 without load
 
-  // What a guest could relieve if it were the only one: a source's excess and a rank's room, at homes alone.
+  // Load that a guest could take over if it were the only one: a source's excess and a rank's room, with homes alone.
   Array<float, 2> surplus;  // [micro_step][expert], min(load, excess of its home), shares
   Array<float, 2> room;     // [micro_step][rank], shares
 
@@ -41,20 +41,20 @@ struct LayerProblem {
   std::span<const std::int64_t> load(int m) const { return expert_load.row(m); }
 };
 
-// Reads layer `layer` of the table; `home` as [expert] ranks, E/R each.
+// Reads layer `layer` of the table. `home` is [expert], with E/R experts on each rank.
 LayerProblem make_layer_problem(const LoadTable& table, LayerId layer, std::span<const RankId> home,
                                 const PlannerOptions& options);
 
-// Recomputes what depends on the homes, after they moved.
+// Sets the homes and recomputes all fields that depend on them.
 void set_homes(LayerProblem& problem, std::span<const int> home);
 
-// Homes in their slots, ascending experts, guest slots empty.
+// Returns a graph with every expert in its home slot (ascending per rank) and empty guest slots.
 ReplicaGraph homes_only(const LayerProblem& problem);
 
-// All of micro-step m at homes; where every stage starts.
+// Assigns all tokens of micro-step m to homes: the starting point of every stage.
 void serve_at_homes(const LayerProblem& problem, int m, Assignment& assignment);
 
-// The tokens of a guest go back to its home.
+// Returns a guest's tokens to its home.
 void release(const LayerProblem& problem, const ReplicaGraph& graph, int slot, Assignment& assignment);
 
 }  // namespace foremoe::planner

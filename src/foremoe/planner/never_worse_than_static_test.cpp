@@ -1,6 +1,6 @@
-// Every plan of residency `static` is one of `resident`, so with default budgets `resident` is never worse:
-//   in each micro-step its largest rank load is at most the larger of its target and that of `static`;
-//   where `static` meets its targets throughout a layer, `resident` makes no more copies; over 16 ranks, a tenth more.
+// Every plan of residency `static` is also a plan of `resident`, so with default budgets `resident` is never worse:
+//   in each micro-step its largest rank load is at most the larger of its target and the load of `static`;
+//   if `static` meets all targets of a layer, `resident` makes no more copies; above 16 ranks, at most a tenth more.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 using test::plan_checked;
 using test::Planned;
 
-// The rank load at which micro-step m of the layer counts as balanced, from the load alone.
+// Rank load at which micro-step m of the layer is balanced, computed from the load alone.
 std::int64_t target_of(const LoadTable& load, int m) {
   std::int64_t total = 0;
   for (int r = 0; r < load.num_ranks(); ++r) {
@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(From, NeverWorseThanStatic,
                          testing::Values(Ranks{{2, 3, 4, 6, 8}, 120, 16}, Ranks{{12, 16}, 40, 10},
                                          Ranks{{24, 32, 48, 64}, 12, 4}));
 
-// Popularity, topics, their groups, lengths and sizes at random.
+// Random popularity, topics, group sizes, lengths and shapes.
 TEST_P(NeverWorseThanStatic, OnRandomSteps) {
   const Ranks& of = GetParam();
   Random random(of.choices.front());

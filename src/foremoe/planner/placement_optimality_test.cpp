@@ -1,4 +1,4 @@
-// Whole placements against every placement there is: one layer so small that all choices of guests can be tried.
+// Compares placements with all possible placements, for one layer small enough to enumerate.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -18,12 +18,12 @@ using test::ExpertLoads;
 struct Sizes {
   int ranks;
   int experts;
-  std::int64_t most;  // tokens of an expert
+  std::int64_t most;  // tokens per expert
   int guest_slots = 1;
 };
 
-// All loads up to `most` tokens per expert, without those that only rename: where every rank is home of one expert,
-// loads ascend.
+// All loads of up to `most` tokens per expert. If every rank is home to one expert, only ascending loads, since the
+// others just rename ranks.
 std::vector<std::vector<std::int64_t>> all_loads(const Sizes& sizes) {
   std::vector<std::vector<std::int64_t>> all;
   std::vector<std::int64_t> load(sizes.experts, 0);
@@ -36,8 +36,8 @@ std::vector<std::vector<std::int64_t>> all_loads(const Sizes& sizes) {
   }
 }
 
-// The smallest largest rank load of one micro-step over all guests, and the fewest guests with which one is either
-// that or within the target.
+// Minimum largest rank load of one micro-step over all guests, and the minimum number of guests that reach it or the
+// target.
 struct Best {
   std::int64_t max_load = std::numeric_limits<std::int64_t>::max();
   int guests = std::numeric_limits<int>::max();
@@ -63,13 +63,13 @@ struct Tally {
   int instances = 0;
   int optimal = 0;
   double rho = 0;                // sum over the instances
-  double best_rho = 0;           // the same of brute force
-  double worst = 1;              // largest of: max load of the plan ÷ that of brute force
+  double best_rho = 0;           // as rho, for brute force
+  double worst = 1;              // maximum over the instances of max load ÷ brute-force max load
   std::int64_t copies = 0;       // of the optimal plans
-  std::int64_t best_guests = 0;  // the fewest that would have done for them
+  std::int64_t best_guests = 0;  // minimum number of guests for the optimal plans
 };
 
-// Plans one micro-step and compares; a largest load within the target is as good as the best.
+// Plans one micro-step and compares it. A largest load within the target counts as optimal.
 void plan_one(const Sizes& sizes, Residency residency, const std::vector<std::int64_t>& load, Tally& tally) {
   SCOPED_TRACE(testing::PrintToString(load));
   const PlannerOptions options{.guest_slots = sizes.guest_slots, .residency = residency};
@@ -79,7 +79,7 @@ void plan_one(const Sizes& sizes, Residency residency, const std::vector<std::in
   const Best best = brute_force(problem);
   const test::Planned planned = test::plan_checked(table, options);
   const std::int64_t max_load = planned.plan.max_load(0, 0).value;
-  if (residency != Residency::kFree) {  // which may exchange homes too, and then be better
+  if (residency != Residency::kFree) {  // `free` may also exchange homes and then be better
     ASSERT_GE(max_load, best.max_load) << "better than the best of all placements";
   }
   ++tally.instances;
@@ -113,7 +113,7 @@ std::string name_of(const testing::TestParamInfo<Parameters>& info) {
 
 class EverySmallPlacement : public testing::TestWithParam<Parameters> {};
 
-TEST_P(EverySmallPlacement, IsNearTheBestOfAllAndNeverBetter) {
+TEST_P(EverySmallPlacement, IsNearTheOptimumAndNeverBelowIt) {
   const auto& [sizes, residency] = GetParam();
   Tally tally;
   for (const auto& load : all_loads(sizes)) {
@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(Of, EverySmallPlacement,
 
 class RandomPlacement : public testing::TestWithParam<Parameters> {};
 
-TEST_P(RandomPlacement, IsNearTheBestOfAllAndNeverBetter) {
+TEST_P(RandomPlacement, IsNearTheOptimumAndNeverBelowIt) {
   const auto& [sizes, residency] = GetParam();
   Tally tally;
   Random random(1);

@@ -1,10 +1,10 @@
 #pragma once
 
-// The planner: from a step's loads to a plan, by four stages per layer (see docs/developers/algorithms.md).
+// Planner: computes a step's plan from its loads, in four stages per layer (see docs/developers/algorithms.md).
 //
 // clang-format off
-//   B  base placement    once per step      homes (with `rehome`) and the guests that the step begins with
-//   L  relocation        every micro-step   whole experts; runs where P is off, and under `free` after P
+//   B  base placement    once per step      homes (with `rehome`) and the initial guests of the step
+//   L  relocation        every micro-step   whole experts; runs if P is off, and under `free` after P
 //   P  replication       every micro-step   guests at the bottleneck: the tight set of ranks
 //   T  token assignment  every micro-step   optimal integer quotas, with their certificate
 // clang-format on
@@ -23,9 +23,9 @@ namespace foremoe {
 
 struct PlanTimes {
   double wall_seconds = 0;
-  double base_cpu_seconds = 0;      // what is done once per step: stage B. Summed over threads
-  double planning_cpu_seconds = 0;  // everything else, summed over threads
-  // [layer] CPU seconds: what is done once, what else before the first micro-step can begin, and what after that.
+  double base_cpu_seconds = 0;      // stage B, once per step; summed over threads
+  double planning_cpu_seconds = 0;  // all other stages, summed over threads
+  // CPU seconds by [layer]: once per step, until the first micro-step can begin, and afterwards.
   std::vector<double> once_of_layer = {};
   std::vector<double> first_of_layer = {};
   std::vector<double> later_of_layer = {};
@@ -35,9 +35,9 @@ struct PlanRequest {
   const LoadTable& load;
   ArrayView<const RankId, 2> home;  // [layer][expert], before any rehoming; E/R experts on each rank
   PlannerOptions options;
-  const StepPlan* previous = nullptr;  // warm start: a former step's plan of the same shape
-  // Called once per micro-step, in order, when the plan of all its layers is final. Slots are from the first call on,
-  // but under `shared`, where each micro-step's are final with its quotas. May be empty.
+  const StepPlan* previous = nullptr;  // warm start: the previous step's plan, of the same shape
+  // Called once per micro-step, in order, when the plan of all its layers is final. Slots of all micro-steps are final
+  // at the first call, except under `shared`. May be empty.
   std::function<void(const StepPlan&, MicroStepId)> on_micro_step = {};
 };
 
@@ -46,23 +46,23 @@ struct PlannedStep {
   PlanTimes times;
 };
 
-// Homes in contiguous blocks: expert e lives on rank e / (E/R). [layer][expert]. Throws InputError unless num_ranks
+// Contiguous blocks of homes [layer][expert]: expert e is at home on rank e / (E/R). Throws InputError unless num_ranks
 // divides num_experts.
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks);
 
-// Throws InputError, field `homes` with its index, unless each rank is home to E/R experts of every layer of the load.
+// Throws InputError, field `homes` with index, unless each rank is home to E/R experts in every layer of the load.
 void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load);
 
-// Throws InputError whose field is that of PlanRequest or PlannerOptions ("homes", "guest_slots", …), or "load" in the
-// file of the load.
+// Throws InputError. Its field is one of PlanRequest or PlannerOptions ("homes", "guest_slots", …), or "load" with the
+// name of the load's file.
 PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool);
 
-// The same with contiguous homes and as many threads as there are processors.
+// As above, with contiguous homes and one thread per processor.
 PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options = {});
 
-// Stage T alone: the slots of `plan` with the quotas that `load` asks for, which need not be the load that they were
-// chosen for. So splits who places by a forecast and learns at the router what comes. Under `shared` a guest without
-// tokens leaves its slot. Throws InputError, field `load`, for a load of another size.
+// Stage T alone: keeps the slots of `plan` and computes quotas for `load`, which may differ from the load that the
+// slots were chosen for. Models systems that place experts by a forecast and split tokens at the router. Under
+// `shared`, removes guests without tokens. Throws InputError, field `load`, for another shape.
 StepPlan split_anew(StepPlan plan, const LoadTable& load);
 
 }  // namespace foremoe

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a user may ask of the planner. The defaults are those of `foremoe plan`.
+// User options of the planner. The defaults are those of `foremoe plan`.
 
 #include <cstdint>
 #include <limits>
@@ -14,11 +14,11 @@
 namespace foremoe {
 
 struct PlannerStages {
-  bool base = true;         // B: homes (with rehome) and the guests that the step begins with
+  bool base = true;         // B: homes (with rehome) and the step's initial guests
   bool relocation = true;   // L: whole experts
-  bool replication = true;  // P: guests where the bottleneck is
-  bool tokens = true;       // T: exact quotas; off: equal split over the replicas that serve
-  bool sweeps = false;      // S: B revises its guests even where copies are expected to hide (planner/base_guests.h)
+  bool replication = true;  // P: guests at the bottleneck
+  bool tokens = true;       // T: exact quotas; off: equal split over the serving replicas
+  bool sweeps = false;      // S: B revises its guests even if copies are expected to hide (planner/base_guests.h)
 };
 
 enum class Prefer : std::uint8_t { kBalance, kLinks };
@@ -30,9 +30,9 @@ struct PlannerOptions {
   Residency residency = Residency::kResident;
   int in_flight = 1;  // K ≥ 1
   PlannerStages stages;
-  int rehome = 0;  // home moves permitted per layer; kNoLimit: free
+  int rehome = 0;  // home moves allowed per layer; kNoLimit: free
   Prefer prefer = Prefer::kBalance;
-  // A micro-step is balanced at a largest rank load of max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋). None: default_tolerance().
+  // Largest rank load of a balanced micro-step: max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋). None: default_tolerance().
   std::optional<double> tolerance;
   std::optional<int> max_copies_per_rank;  // per event and layer; none: G (under `free` no limit)
   int max_copies_per_source = kNoLimit;    // per event and layer, counted at the home of the copied expert
@@ -40,16 +40,16 @@ struct PlannerOptions {
   std::uint64_t seed = 0;
 };
 
-// Where every guest is a copy at every use, the last percent of balance costs a tenth of the copies.
+// Under `shared`, every use of a guest is a copy, and the last percent of balance costs a tenth of the copies.
 inline double default_tolerance(Residency residency) { return residency == Residency::kShared ? 0.01 : 0.006; }
 
-// Throws InputError that names the field of an option out of its range.
+// Throws InputError with the field's name if an option is out of range.
 void expect_in_range(const PlannerOptions& options);
 
-// The fields above as options of a command line.
+// Command-line options for the fields above.
 std::vector<Option> options_of(PlannerOptions& options);
 
-// The options as a JSON object keyed by long option name, as a plan records them.
+// The options as a JSON object keyed by long option name, for the plan's metadata.
 std::string to_json(const PlannerOptions& options);
 
 }  // namespace foremoe

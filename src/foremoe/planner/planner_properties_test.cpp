@@ -1,5 +1,5 @@
-// What holds between plans: budgets and preferences cost what they may, more slots and other names change nothing for
-// the worse, threads change nothing at all, and what was streamed is final.
+// Relations between plans: the cost of budgets and preferences, more slots, renamed ranks and experts, the number of
+// threads, and streamed micro-steps, which are final.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using test::bursty_load;
 using test::plan_checked;
 using test::Planned;
 
-// Mean of ρ − 1 over seeds.
+// Mean of ρ − 1 over all seeds.
 double mean_imbalance(const PlannerOptions& options, const test::StepShape& shape, int seeds = 8) {
   double sum = 0;
   for (int seed = 1; seed <= seeds; ++seed) {
@@ -36,8 +36,8 @@ class ForEachResidency : public testing::TestWithParam<Residency> {
 INSTANTIATE_TEST_SUITE_P(Of, ForEachResidency, testing::ValuesIn(test::kAllResidencies),
                          [](const auto& param) { return std::string(to_string(param.param)); });
 
-// check_plan holds every plan to the budgets in its options; here, what they leave.
-TEST_P(ForEachResidency, DoesWhatItsBudgetsPermit) {
+// check_plan checks each plan's budgets; this test checks the balance that they allow.
+TEST_P(ForEachResidency, BalancesWithinItsBudgets) {
   const double at_homes = mean_imbalance({.guest_slots = 0}, kEightRanks, 4);
   const double unlimited = mean_imbalance(options(3), kEightRanks, 4);
   for (const int in_flight : {1, 2, 4}) {
@@ -58,7 +58,7 @@ TEST_P(ForEachResidency, DoesWhatItsBudgetsPermit) {
   }
 }
 
-TEST_P(ForEachResidency, CopiesNothingOnABudgetOfZero) {
+TEST_P(ForEachResidency, CopiesNothingWithABudgetOfZero) {
   const LoadTable load = bursty_load(kEightRanks, 1);
   for (const bool per_rank : {true, false}) {
     PlannerOptions o = options(2);
@@ -67,20 +67,20 @@ TEST_P(ForEachResidency, CopiesNothingOnABudgetOfZero) {
   }
 }
 
-TEST_P(ForEachResidency, ObeysAllBudgetsAtOnceWithAnyStagesOff) {
+TEST_P(ForEachResidency, RespectsAllBudgetsWithAnyStagesOff) {
   const LoadTable load = bursty_load(kEightRanks, 2);
   for (int bits = 0; bits < 16; ++bits) {
     PlannerOptions o = options(2);
     o.max_copies_per_rank = 1;
     o.max_copies_per_source = 2;
     o.stages = {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
-    // Under `free`, L makes experts that serve alone away from home: such guests have what they have.
+    // Under `free`, L may leave an expert with one replica away from home, which may have fewer tokens.
     if (GetParam() != Residency::kFree || !o.stages.relocation) o.min_tokens_per_guest = 30;
     plan_checked(load, o);
   }
 }
 
-TEST_P(ForEachResidency, GivesNoGuestFewerTokensThanAsked) {
+TEST_P(ForEachResidency, GivesNoGuestFewerTokensThanTheMinimum) {
   PlannerOptions o = options(2);
   o.stages.relocation = GetParam() != Residency::kFree;
   double before = mean_imbalance(o, kEightRanks, 4);
@@ -93,7 +93,7 @@ TEST_P(ForEachResidency, GivesNoGuestFewerTokensThanAsked) {
   EXPECT_DOUBLE_EQ(before, mean_imbalance({.guest_slots = 0}, kEightRanks, 4)) << "no guest can have a million";
 }
 
-TEST_P(ForEachResidency, LosesNothingByAGuestSlotMore) {
+TEST_P(ForEachResidency, IsNoWorseWithAnAdditionalGuestSlot) {
   for (const test::StepShape& shape : {kEightRanks, test::StepShape{.ranks = 6, .experts = 6, .ranks_per_node = 6},
                                        test::StepShape{.ranks = 3, .experts = 24, .ranks_per_node = 3}}) {
     double before = mean_imbalance(options(0), shape);
@@ -105,7 +105,7 @@ TEST_P(ForEachResidency, LosesNothingByAGuestSlotMore) {
   }
 }
 
-// Ranks with all that is theirs change places, and so do the experts of a rank.
+// Permutes the ranks together with their homes, and the experts of each rank.
 LoadTable renamed(const LoadTable& load, std::uint64_t seed) {
   const int ranks = load.num_ranks();
   const int homes = load.num_experts() / ranks;
@@ -133,7 +133,7 @@ LoadTable renamed(const LoadTable& load, std::uint64_t seed) {
   return other;
 }
 
-TEST_P(ForEachResidency, IsOnTheMeanNeitherBetterNorWorseUnderOtherNames) {
+TEST_P(ForEachResidency, IsEquallyGoodOnAverageAfterRenaming) {
   for (const int guest_slots : {1, 2}) {
     double rho = 0;
     double other = 0;
@@ -171,7 +171,7 @@ TEST_P(ForEachResidency, PreferringLinksCostsAtMostTheToleranceAndSavesTraffic) 
   EXPECT_LT(links, balance);
 }
 
-TEST_P(ForEachResidency, MovesAtMostAsManyHomesAsPermitted) {
+TEST_P(ForEachResidency, MovesAtMostTheAllowedNumberOfHomes) {
   const LoadTable load = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 3);
   double before = plan_checked(load, {.guest_slots = 0}).figures.rho.mean;
   for (const int moves : {0, 1, 2, 5, 8, kNoLimit}) {
@@ -190,7 +190,7 @@ TEST_P(ForEachResidency, MovesAtMostAsManyHomesAsPermitted) {
   }
 }
 
-TEST_P(ForEachResidency, BeginsWithWhatAFormerStepHadWhateverItsSlots) {
+TEST_P(ForEachResidency, AcceptsAPreviousPlanWithAnyNumberOfSlots) {
   const LoadTable load = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 4);
   const LoadTable former_load = bursty_load({.micro_steps = 9, .layers = 2, .ranks = 8, .experts = 32}, 5);
   const double cold = plan_checked(load, options(2)).figures.rho.mean;
@@ -206,7 +206,7 @@ TEST_P(ForEachResidency, BeginsWithWhatAFormerStepHadWhateverItsSlots) {
   }
 }
 
-// Two steps whose popularity drifts. Measured as plans of `resident` are against those of `static`.
+// Two steps with drifting popularity, compared in the same way as `resident` with `static`.
 TEST_P(ForEachResidency, IsNeverWorseWithAFormerPlanThanWithout) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     const test::StepShape shape{.micro_steps = 5, .layers = 2, .ranks = seed % 2 == 0 ? 4 : 8, .experts = 24};
@@ -235,13 +235,13 @@ TEST_P(ForEachResidency, IsNeverWorseWithAFormerPlanThanWithout) {
   }
 }
 
-// 1 thread, fewer than layers, more than layers.
+// One thread, fewer threads than layers, and more threads than layers.
 class PlanningOnThreads : public testing::TestWithParam<Residency> {};
 
 INSTANTIATE_TEST_SUITE_P(Of, PlanningOnThreads, testing::ValuesIn(test::kAllResidencies),
                          [](const auto& param) { return std::string(to_string(param.param)); });
 
-TEST_P(PlanningOnThreads, GivesTheSamePlanWhateverTheirNumber) {
+TEST_P(PlanningOnThreads, ReturnsTheSamePlanForAnyNumberOfThreads) {
   const LoadTable load = bursty_load({.micro_steps = 4, .layers = 5, .ranks = 8, .experts = 32}, 6);
   for (const int in_flight : {1, 2}) {
     if (GetParam() == Residency::kFree && in_flight > 1) continue;
@@ -255,7 +255,7 @@ TEST_P(PlanningOnThreads, GivesTheSamePlanWhateverTheirNumber) {
   }
 }
 
-// What a plan says of one micro-step.
+// The part of a plan that concerns one micro-step.
 struct Part {
   std::vector<ExpertId> experts;
   std::vector<Tokens> tokens;
@@ -278,7 +278,7 @@ Part part_of(const StepPlan& plan, int m) {
   return part;
 }
 
-TEST_P(PlanningOnThreads, StreamsMicroStepsInOrderAndNeverChangesWhatItStreamed) {
+TEST_P(PlanningOnThreads, StreamsFinalMicroStepsInOrder) {
   const LoadTable load = bursty_load({.micro_steps = 6, .layers = 3, .ranks = 4, .experts = 16}, 7);
   const Array<RankId, 2> home = contiguous_homes(3, 16, 4);
   for (const int in_flight : {1, 3, 9}) {
@@ -302,7 +302,7 @@ TEST_P(PlanningOnThreads, StreamsMicroStepsInOrderAndNeverChangesWhatItStreamed)
   }
 }
 
-TEST_P(PlanningOnThreads, HandsOnWhatTheReceiverOfAMicroStepThrows) {
+TEST_P(PlanningOnThreads, RethrowsExceptionsOfTheMicroStepCallback) {
   const LoadTable load = bursty_load({.layers = 3}, 8);
   const Array<RankId, 2> home = contiguous_homes(3, 16, 4);
   ThreadPool pool(2);

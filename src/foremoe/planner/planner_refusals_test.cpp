@@ -1,4 +1,4 @@
-// What plan_step refuses, and by which name.
+// Input errors of plan_step and the fields that they name.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 using test::bursty_load;
 using test::plan_checked;
 
-// The field that a refusal names; "" when nothing was refused.
+// The field of the InputError; "" if none was thrown.
 std::string refused(const LoadTable& load, const Array<RankId, 2>& home, const PlannerOptions& options,
                     const StepPlan* previous = nullptr) {
   ThreadPool pool(1);
@@ -27,7 +27,7 @@ std::string refused(const LoadTable& load, const Array<RankId, 2>& home, const P
   return "";
 }
 
-TEST(BadInput, IsRefusedByTheNameOfTheField) {
+TEST(BadInput, IsRejectedWithTheNameOfTheField) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
   const Array<RankId, 2> home = contiguous_homes(1, 8, 4);
   EXPECT_EQ(refused(load, home, {}), "");
@@ -44,7 +44,7 @@ TEST(BadInput, IsRefusedByTheNameOfTheField) {
   EXPECT_EQ(refused(load, home, {.residency = Residency::kFree, .in_flight = 2}), "residency");
 }
 
-TEST(BadInput, IsRefusedWhereHomesDoNotFitTheLoad) {
+TEST(BadInput, IsRejectedIfHomesDoNotFitTheLoad) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
   EXPECT_EQ(refused(load, contiguous_homes(2, 8, 4), {}), "homes") << "a layer too many";
   EXPECT_EQ(refused(load, contiguous_homes(1, 12, 4), {}), "homes") << "too many experts";
@@ -57,14 +57,14 @@ TEST(BadInput, IsRefusedWhereHomesDoNotFitTheLoad) {
   EXPECT_EQ(refused(load, home, {}), "homes") << "three homes on a rank, one on another";
 }
 
-TEST(BadInput, IsRefusedWhereRanksDoNotDivideExperts) {
+TEST(BadInput, IsRejectedIfRanksDoNotDivideExperts) {
   EXPECT_THROW(contiguous_homes(1, 8, 3), InputError);
   EXPECT_THROW(contiguous_homes(1, 8, 0), InputError);
   const LoadTable load = test::load_of(3, {std::vector<std::int64_t>(8, 5)});
   EXPECT_EQ(refused(load, Array<RankId, 2>({1, 8}), {}), "load");
 }
 
-TEST(BadInput, IsRefusedWhereThePreviousPlanIsOfAnotherShape) {
+TEST(BadInput, IsRejectedIfThePreviousPlanHasAnotherShape) {
   const Array<RankId, 2> home = contiguous_homes(1, 8, 4);
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
   for (const test::StepShape& other :
@@ -75,7 +75,7 @@ TEST(BadInput, IsRefusedWhereThePreviousPlanIsOfAnotherShape) {
   }
 }
 
-TEST(PreviousPlan, IsUsedOnlyWhereAStepBeginsWithGuests) {
+TEST(PreviousPlan, IsUsedOnlyIfTheStepStartsWithGuests) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
   const LoadTable former = bursty_load({.ranks = 4, .experts = 8}, 10);
   const StepPlan previous = plan_checked(former, {.guest_slots = 2}).plan;

@@ -1,5 +1,5 @@
-// What plan_step promises whatever it is given: every plan passes check_plan, whichever stages are on, under each
-// residency, for steps of every odd shape.
+// Guarantees of plan_step for any input: every plan passes check_plan, with any stages enabled, for each residency and
+// for unusual shapes.
 
 #include "foremoe/planner/planner.h"
 
@@ -21,7 +21,7 @@ using test::Planned;
 
 constexpr PlannerStages kNoStage{.base = false, .relocation = false, .replication = false, .tokens = false};
 
-// The largest rank load of every pair is the least that the replicas there in all passes permit.
+// Expects each largest rank load to be the optimum for the replicas present in all passes.
 void expect_exact(const StepPlan& plan, const LoadTable& load) {
   for (int m = 0; m < load.num_micro_steps(); ++m) {
     for (int l = 0; l < load.num_layers(); ++l) {
@@ -138,7 +138,7 @@ TEST_P(EachResidency, PlansOneExpertPerRank) {
   expect_exact(plan_checked(load, options(1)).plan, load);
 }
 
-// top-k = E: a token chooses every expert, so all loads are alike.
+// top-k = E: a token chooses every expert, so all loads are equal.
 TEST_P(EachResidency, PlansTokensThatChooseEveryExpert) {
   LoadTable load = load_of(4, {std::vector<std::int64_t>(8, 40), std::vector<std::int64_t>(8, 12)});
   load.top_k = 8;
@@ -147,7 +147,7 @@ TEST_P(EachResidency, PlansTokensThatChooseEveryExpert) {
   EXPECT_EQ(planned.figures.copies, 0);
 }
 
-// Router collapse: with a guest slot everywhere the one expert can be served by all.
+// Router collapse: with a guest slot on each rank, all ranks can serve the one expert.
 TEST_P(EachResidency, SpreadsOneExpertThatHasAllTokensOverAllRanks) {
   const Planned planned = plan_checked(
       load_of(
@@ -172,9 +172,9 @@ TEST_P(EachResidency, IsExactForLoadsNearTwoToThe31) {
   EXPECT_LT(planned.figures.rho.mean, 1.1);
 }
 
-TEST_P(EachResidency, HasNoUseForMoreGuestSlotsThanExperts) {
+TEST_P(EachResidency, AcceptsMoreGuestSlotsThanExperts) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 5);
-  for (const int guest_slots : {6, 8, 13}) {  // every expert that is not at home; as many as experts; more
+  for (const int guest_slots : {6, 8, 13}) {  // all experts without a home on the rank; as many as experts; more
     const Planned planned = plan_checked(load, options(guest_slots));
     expect_exact(planned.plan, load);
     EXPECT_LE(planned.figures.rho.max, 1.02);
@@ -195,7 +195,7 @@ TEST_P(EachResidency, PlansAnyNumberOfNodes) {
   }
 }
 
-TEST_P(EachResidency, KeepsHomesThatAreAnywhere) {
+TEST_P(EachResidency, KeepsArbitraryHomes) {
   const LoadTable load = bursty_load({.layers = 2, .ranks = 4, .experts = 12}, 5);
   Array<RankId, 2> home({2, 12});
   for (int l = 0; l < 2; ++l) {
@@ -206,7 +206,7 @@ TEST_P(EachResidency, KeepsHomesThatAreAnywhere) {
   EXPECT_EQ(planned.figures.home_moves, 0);
 }
 
-TEST(PlannerStages, WithoutTokenAssignmentSplitEveryExpertEquallyOverWhoeverServesIt) {
+TEST(PlannerStages, WithoutTokenAssignmentSplitEveryExpertEqually) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 12}, 9);
   for (const Residency residency : test::kAllResidencies) {
     PlannerOptions options{.guest_slots = 2, .residency = residency};
@@ -249,7 +249,7 @@ TEST(PlannerStages, RelocationAloneMovesWholeExperts) {
   }
 }
 
-TEST(PlannerStages, ReplicationOffLeavesTheGuestsThatTheStepBeganWith) {
+TEST(PlannerStages, WithoutReplicationKeepTheInitialGuests) {
   const LoadTable load = bursty_load({.ranks = 8, .experts = 32}, 9);
   PlannerOptions options{.guest_slots = 2};
   options.stages.relocation = options.stages.replication = false;
@@ -283,7 +283,7 @@ TEST(PlannerStages, EachEarnsItsPlace) {
   EXPECT_LT(all, without_tokens);
 }
 
-// Quotas and bounds of the load that comes, on slots chosen for another: those that are exact there.
+// Quotas and bounds are computed for another load than the slots were chosen for, and are exact for it.
 TEST(SplitAnew, KeepsTheSlotsAndServesAnotherLoadExactly) {
   const LoadTable expected = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 3);
   const LoadTable load = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 4);
@@ -300,7 +300,7 @@ TEST(SplitAnew, KeepsTheSlotsAndServesAnotherLoadExactly) {
   }
 }
 
-TEST(SplitAnew, RefusesALoadOfAnotherSize) {
+TEST(SplitAnew, RejectsALoadOfAnotherShape) {
   const StepPlan plan = plan_checked(bursty_load({.micro_steps = 2}, 3), {}).plan;
   try {
     split_anew(plan, bursty_load({.micro_steps = 3}, 3));

@@ -5,7 +5,7 @@
 
 namespace foremoe::planner {
 
-static constexpr int kPasses = 3;  // of NodeLocality
+static constexpr int kPasses = 3;  // passes of NodeLocality
 
 static void give(const ReplicaGraph& graph, Assignment& a, int slot, std::int64_t tokens) {
   a.quota[slot] += tokens;
@@ -110,7 +110,7 @@ void NodeLocality::shift(int s, int t, std::int64_t tokens, const ReplicaGraph& 
   node_quota_(e, node_of(graph, t)) += tokens;
 }
 
-// A path of moves that cost no link anything, from rank `from` to a rank below the level or to `source`.
+// Finds a path of moves that add no traffic to any link, from rank `from` to a rank below the level or to `source`.
 bool NodeLocality::find_outlet(std::int64_t level, int from, int source, const ReplicaGraph& graph,
                                const Assignment& a) {
   std::fill(visited_.begin(), visited_.end(), 0);
@@ -144,7 +144,7 @@ bool NodeLocality::find_outlet(std::int64_t level, int from, int source, const R
   return false;
 }
 
-// Moves tokens of an expert from slot s on a node that receives some to slot t on one that sends some away.
+// Moves tokens of an expert from slot s, on a node that receives some, to slot t, on a node that sends some away.
 bool NodeLocality::move(std::int64_t level, int s, int t, const ReplicaGraph& graph, Assignment& a) {
   const int e = graph.expert_in(s);
   std::int64_t tokens = std::min({received(e, node_of(graph, s)), -received(e, node_of(graph, t)), a.quota[s]});
@@ -195,7 +195,7 @@ void NodeLocality::improve(int m, std::int64_t level, const ReplicaGraph& graph,
   if (busiest_link() > before) std::swap(a, before_);
 }
 
-// The most tokens that any node sends away or receives.
+// Maximum number of tokens that a node sends or receives.
 std::int64_t NodeLocality::busiest_link() const {
   std::int64_t busiest = 0;
   for (std::size_t n = 0; n < node_quota_.extent(1); ++n) {

@@ -1,18 +1,17 @@
 #pragma once
 
-// Stage T as a plan needs it: the exact optimum on the replicas that are there, and among the optimal quotas some that
-// keep tokens on their node.
+// Stage T in a plan: quotas with the exact optimal load, chosen among the optimal ones to keep tokens on their node.
 //
-// Method. The exact level comes from token assignment. Where there are several nodes, the tokens are then dealt again,
-// every node's to its own replicas as far as there are any, brought under that level by the same paths, so that only
-// what balance demands leaves its node, and improved by NodeLocality. Prefer::kLinks allows the target instead of the
-// level.
+// Method. Token assignment computes the exact level. With several nodes, the tokens are then dealt again: each node's
+// tokens go to its own replicas where it has any. The same augmenting paths bring the loads down to that level, so that
+// only the tokens needed for balance leave their node. NodeLocality improves the result. Prefer::kLinks allows the
+// target instead of the level.
 //
-// A guest with less than min_tokens_per_guest is taken out, the smallest first, and the rest solved again: no longer
-// exact.
+// While a guest has fewer than min_tokens_per_guest tokens, the smallest is removed and the rest solved again. The
+// result is then no longer exact.
 //
-// Anchors. The tokens of an expert start in one of its slots, its anchor: at home where homes are pinned, else where
-// the caller says.
+// Anchors. The tokens of an expert start in one of its slots, its anchor: its home if homes are pinned, otherwise the
+// slot that the caller passes.
 
 #include <span>
 #include <vector>
@@ -21,27 +20,27 @@
 
 namespace foremoe::planner {
 
-// Moves quotas so that more tokens stay on their node, at a given largest rank load.
+// Moves quotas so that more tokens stay on their node, without exceeding a given largest rank load.
 //
-// Of expert e, a node sends away what its ranks send to e beyond the quotas of e on the node, and receives the quotas
-// beyond what its ranks send. A move of tokens between two replicas of e from a node that receives some to one that
-// sends some away relieves both links.
+// For expert e, a node sends away the tokens that its ranks route to e in excess of e's quotas on the node, and
+// receives the quotas in excess of these tokens. Moving tokens between two replicas of e, from a node that receives
+// some to a node that sends some away, relieves both links.
 //
-// Method. Every such move is tried, in slot order. If the rank that it goes to is full, as much is passed on from there
-// along a shortest path of moves inside a node, or of tokens that the node received anyway, to a rank with room or to
-// the rank that the tokens left. A step lowers the traffic of two links and the sum of all; a path may shift traffic
-// between other links, so the outcome is kept only if the busiest link is none the busier. Passes are bounded.
+// Method. Tries every such move in slot order. If the destination rank is full, it passes on as many tokens along a
+// shortest path, to a rank with room or back to the rank that the tokens left. Path edges are moves inside a node or of
+// tokens that the node received. A step lowers the traffic of two links and the sum of all. A path may shift traffic to
+// other links, so the result is kept only if the busiest link has no more traffic. The number of passes is bounded.
 class NodeLocality {
  public:
   explicit NodeLocality(const LayerProblem& problem);
 
-  // Improves the quotas of micro-step m; no rank load rises above `level` that was not.
+  // Improves the quotas of micro-step m. Raises no rank load above `level`.
   void improve(int m, std::int64_t level, const ReplicaGraph& graph, Assignment& assignment);
 
  private:
   std::int64_t busiest_link() const;
   std::size_t node_of(const ReplicaGraph& graph, int slot) const;
-  // Quotas on the node beyond what its ranks send; negative: tokens that it sends away.
+  // Quotas on the node minus the tokens that its ranks send to the expert. Negative: the node sends tokens away.
   std::int64_t received(int expert, std::size_t node) const;
   bool find_outlet(std::int64_t level, int from, int source, const ReplicaGraph& graph, const Assignment& a);
   bool move(std::int64_t level, int s, int t, const ReplicaGraph& graph, Assignment& a);
@@ -52,10 +51,10 @@ class NodeLocality {
   Array<std::int64_t, 2> node_quota_;  // [expert][node], tokens
   Assignment before_;
   std::vector<int> queue_;     // [rank]
-  std::vector<int> leaving_;   // [rank], slot that the path leaves to come here, −1 at its start
-  std::vector<int> arriving_;  // [rank], slot by which it comes
+  std::vector<int> leaving_;   // [rank], slot from which the path leaves to reach this rank, −1 at its start
+  std::vector<int> arriving_;  // [rank], slot at which it arrives
   std::vector<char> visited_;  // [rank]
-  int outlet_ = -1;            // rank at which the last path found ends
+  int outlet_ = -1;            // last rank of the path found last
 };
 
 class Quotas {
@@ -64,17 +63,17 @@ class Quotas {
   Quotas(const LayerProblem& problem, const PlannerOptions& options, std::vector<int> anchor)
       : problem_(problem), options_(options), anchor_(std::move(anchor)), locality_(problem) {}
 
-  // Quotas of micro-step m on the replicas in `graph`. Returns the largest rank load. Guests that are taken out for
-  // having too few tokens are dropped from `graph`.
+  // Computes quotas of micro-step m on the replicas in `graph`. Returns the largest rank load. Drops from `graph` the
+  // guests with too few tokens.
   std::int64_t exact(int m, ReplicaGraph& graph, Assignment& assignment);
 
-  // With stage T off: an equal split over the replicas that serve, the remainder to the lowest ranks. `rests[e]`
-  // says that a relocated expert's home does not serve.
+  // Stage T off: splits equally over the replicas that serve; the lowest ranks get the remainder. `rests[e]`: the
+  // expert was relocated and its home does not serve.
   std::int64_t equal(int m, ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment);
 
  private:
   void serve_at_anchors(int m, const ReplicaGraph& graph, Assignment& assignment) const;
-  // Every node's tokens to its own replicas, the least loaded rank first; what has none on its node to the anchor.
+  // Gives each node's tokens to its own replica on the least loaded rank. Nodes without a replica use the anchor.
   void deal_by_node(int m, const ReplicaGraph& graph, Assignment& assignment) const;
   bool drop_smallest_guest(ReplicaGraph& graph, const Assignment& assignment) const;
 

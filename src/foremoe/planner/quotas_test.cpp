@@ -1,5 +1,5 @@
-// Stage T as a plan needs it: exact on one node and on many, local where balance does not mind, and the equal split
-// that stands in for it.
+// Stage T in a plan: exact for one node and for several, local where balance allows, and the equal split that replaces
+// it.
 
 #include "foremoe/planner/quotas.h"
 
@@ -21,7 +21,7 @@ struct Instance {
   ReplicaGraph graph;
 };
 
-// Guests at random, a quarter of the slots empty. Sources differ, so that there is traffic to save.
+// Random guests, a quarter of the slots empty. Loads differ by source, so that traffic can be saved.
 Instance random_instance(Random& random, const PlannerOptions& options, int ranks, int ranks_per_node) {
   const test::Shape shape{.micro_steps = 1,
                           .layers = 1,
@@ -44,7 +44,7 @@ Instance random_instance(Random& random, const PlannerOptions& options, int rank
 
 int random_ranks(Random& random) { return 1 + static_cast<int>(random.below(9)); }
 
-TEST(ExactQuotas, ReachTheOptimumWhateverTheNodes) {
+TEST(ExactQuotas, ReachTheOptimumForAnyNumberOfNodes) {
   Random random(1);
   for (int n = 0; n < 1500; ++n) {
     const PlannerOptions options{.guest_slots = static_cast<int>(random.below(4))};
@@ -58,7 +58,7 @@ TEST(ExactQuotas, ReachTheOptimumWhateverTheNodes) {
   }
 }
 
-TEST(ExactQuotas, ThatPreferLinksStayWithinTheTarget) {
+TEST(ExactQuotas, StayWithinTheTargetIfLinksArePreferred) {
   Random random(2);
   for (int n = 0; n < 500; ++n) {
     const PlannerOptions options{.guest_slots = 2, .prefer = Prefer::kLinks, .tolerance = 0.2};
@@ -70,7 +70,7 @@ TEST(ExactQuotas, ThatPreferLinksStayWithinTheTarget) {
   }
 }
 
-// Tokens that a node's ranks send and the replicas on the node do not serve, over all experts and nodes.
+// Tokens that ranks send to other nodes, over all experts and nodes.
 std::int64_t tokens_away(const Instance& i, const Assignment& a) {
   std::int64_t away = 0;
   for (int e = 0; e < i.problem.num_experts; ++e) {
@@ -85,8 +85,8 @@ std::int64_t tokens_away(const Instance& i, const Assignment& a) {
   return away;
 }
 
-// Every expert on both nodes, each rank of a node alike: balance asks for nothing that locality would not grant.
-TEST(ExactQuotas, SendNothingAwayWhereEveryNodeCanServeItself) {
+// Every expert has a replica on both nodes and all ranks have equal loads, so balance and locality agree.
+TEST(ExactQuotas, SendNothingAwayIfEveryNodeCanServeItself) {
   const PlannerOptions options{.guest_slots = 2};
   Instance i{.table = test::load_of(4, {std::vector<std::int64_t>(8, 40)}, 2)};
   i.problem = test::problem_of(i.table, options);
@@ -99,7 +99,7 @@ TEST(ExactQuotas, SendNothingAwayWhereEveryNodeCanServeItself) {
   EXPECT_EQ(tokens_away(i, a), 0);
 }
 
-TEST(ExactQuotas, SaveTrafficAgainstTheFirstOptimumFound) {
+TEST(ExactQuotas, SaveTrafficComparedWithTheFirstOptimum) {
   Random random(3);
   std::int64_t saved = 0;
   std::int64_t before = 0;
@@ -118,7 +118,7 @@ TEST(ExactQuotas, SaveTrafficAgainstTheFirstOptimumFound) {
   EXPECT_GT(saved, before / 10);
 }
 
-TEST(ExactQuotas, ThatPreferLinksSendFewerTokensAwayThanThoseThatPreferBalance) {
+TEST(ExactQuotas, SendFewerTokensAwayIfLinksArePreferred) {
   Random random(4);
   std::int64_t balance = 0;
   std::int64_t links = 0;
@@ -156,7 +156,7 @@ TEST(ExactQuotas, LeaveNoGuestWithTooFewTokens) {
   }
 }
 
-TEST(EqualQuotas, DifferByAtMostOneTokenAndTheLowestRanksServeTheRemainder) {
+TEST(EqualQuotas, DifferByAtMostOneTokenInFavourOfTheLowestRanks) {
   Random random(6);
   for (int n = 0; n < 500; ++n) {
     const PlannerOptions options{.guest_slots = static_cast<int>(random.below(4))};
@@ -168,7 +168,7 @@ TEST(EqualQuotas, DifferByAtMostOneTokenAndTheLowestRanksServeTheRemainder) {
     test::expect_complete(i.graph, i.problem.load(0), a);
     ASSERT_EQ(level, *std::ranges::max_element(a.rank_load));
     for (int e = 0; e < i.problem.num_experts; ++e) {
-      std::vector<std::int64_t> quotas;  // ranks ascending
+      std::vector<std::int64_t> quotas;  // by ascending rank
       for (int s = 0; s < i.graph.num_slots(); ++s) {
         if (i.graph.expert_in(s) != e) continue;
         if (rests[e] && i.graph.num_holders(e) > 1 && s == i.problem.home_slot[e]) {

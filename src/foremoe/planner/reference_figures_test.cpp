@@ -1,5 +1,5 @@
-// The figures that the planner must reach on the load tables that come with the project, at the digits in which they
-// are stated. Balance, copies and links, never speed.
+// Figures that the planner must reach on the project's load tables, to the printed number of digits: balance, copies
+// and links, but no times.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@ struct Rho {
   double max;
 };
 
-// For one number of guest slots: an UltraEP-style search, guests chosen once per step, and a prototype of P and T. The
-// programs that printed these limits were not kept; bench/figures.py compares with planners that were.
+// For one number of guest slots: a search in the style of UltraEP, guests chosen once per step, and a prototype of P
+// and T. The programs that printed these limits were not kept; bench/figures.py compares with planners that were.
 struct Columns {
   Rho quota;
   double quota_copies;  // per layer and event
@@ -83,7 +83,7 @@ std::string identifier(std::string name) {
   return name;
 }
 
-// Compared as printed: a figure that rounds to the limit has reached it.
+// Compares rounded figures, as printed.
 void expect_at_most(std::string_view what, double figure, double limit, int digits) {
   const double unit = std::pow(10, digits);
   EXPECT_LE(std::lround(figure * unit), std::lround(limit * unit))
@@ -95,7 +95,7 @@ void expect_rho(const Spread& rho, const Rho& limit) {
   expect_at_most("ρ max", rho.max, limit.max, 3);
 }
 
-constexpr Rho kBalanced{1.008, 1.02};  // with two guest slots, everywhere
+constexpr Rho kBalanced{1.008, 1.02};  // with two guest slots, on all tables
 
 class ReferenceFigures : public testing::Test {
  protected:
@@ -138,8 +138,8 @@ TEST_P(ReferenceFiguresOf, OneGuestSlotIsNowhereWorseThanTheQuotaSearch) {
   expect_at_most("copies per layer and event", figures.copies_per_layer_event, GetParam().one.quota_copies, 1);
 }
 
-// Choosing guests for a whole step of 64 ranks takes ten seconds under sanitizers. One such table of each model stands
-// for the six, unless FOREMOE_EVERY_TABLE is set (scripts/check dev).
+// Choosing guests for a whole step of 64 ranks takes ten seconds under sanitizers. One such table per model represents
+// all six, unless FOREMOE_EVERY_TABLE is set (scripts/check dev).
 std::vector<Reference> references_of_static() {
   std::vector<Reference> chosen(std::begin(kReferences), std::end(kReferences));
   if (std::getenv("FOREMOE_EVERY_TABLE") == nullptr) {
@@ -165,7 +165,7 @@ TEST_P(ReferenceFiguresOfStatic, GuestsAreNoWorseThanTheReference) {
   }
 }
 
-TEST_P(ReferenceFiguresOf, SharedGuestsAreFewerThanTheQuotaSearchUses) {
+TEST_P(ReferenceFiguresOf, SharedGuestsNeedFewerCopiesThanTheQuotaSearch) {
   const PlanFigures figures = plan({.guest_slots = 2, .residency = Residency::kShared});
   expect_at_most("ρ mean", figures.rho.mean, 1.01, 3);
   expect_at_most("copies per layer and event", figures.copies_per_layer_event, 0.9 * GetParam().two.quota_copies, 1);
@@ -187,7 +187,7 @@ TEST_P(ReferenceFiguresWithFreeHomes, OneGuestSlotBalances) {
 struct InFlight {
   const char* table;
   int in_flight;
-  double copies;  // per layer and micro-step, which is two events
+  double copies;  // per layer and micro-step (two events)
 };
 
 class ReferenceFiguresInFlight : public ReferenceFigures, public testing::WithParamInterface<InFlight> {
@@ -219,7 +219,7 @@ TEST_F(ReferenceFiguresOfLinks, OneGuestSlotTakesAThirdOffTheBusiestLink) {
   expect_at_most("busiest link ÷ vanilla", plan({.guest_slots = 1}).node_link_tokens.max / vanilla(), 0.655, 3);
 }
 
-TEST_F(ReferenceFiguresOfLinks, TwoGuestSlotsThatPreferLinksNearlyHalveIt) {
+TEST_F(ReferenceFiguresOfLinks, TwoGuestSlotsNearlyHalveTheBusiestLinkIfLinksArePreferred) {
   const PlanFigures figures = plan({.guest_slots = 2, .prefer = Prefer::kLinks});
   expect_at_most("ρ mean", figures.rho.mean, 1.01, 3);
   expect_at_most("busiest link ÷ vanilla", figures.node_link_tokens.max / vanilla(), 0.55, 2);

@@ -6,8 +6,8 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr int kMaxExchangesPerExpert = 4;    // bounds the search; it ends far earlier
-constexpr float kLeastExchangeGain = 1e-4F;  // of an exchange, so that rounding decides nothing
+constexpr int kMaxExchangesPerExpert = 4;    // bounds the search, which ends far earlier
+constexpr float kLeastExchangeGain = 1e-4F;  // minimum gain of an exchange, so that rounding errors decide nothing
 
 class Rehoming {
  public:
@@ -57,7 +57,7 @@ class Rehoming {
     return num_moved_ - moved(e, home_[e]) - moved(f, home_[f]) + moved(e, home_[f]) + moved(f, home_[e]);
   }
 
-  // The gains of all pairs with an expert on rank a or b; the other pairs' have not changed.
+  // Updates the gains of all pairs with an expert on rank a or b. All other gains are unchanged.
   void weigh_pairs_of(int a, int b) {
     for (int e = 0; e < problem_.num_experts; ++e) {
       if (home_[e] != a && home_[e] != b) continue;
@@ -97,7 +97,7 @@ class Rehoming {
 
   const LayerProblem& problem_;
   std::vector<int> home_;  // [expert], rank
-  Array<float, 2> gain_;   // [expert][later expert], of exchanging the two
+  Array<float, 2> gain_;   // [expert][later expert], gain of exchanging the two
   Array<float, 2> share_;  // [expert][micro_step]
   Array<float, 2> load_;   // [rank][micro_step], shares
   int num_moved_ = 0;

@@ -1,15 +1,15 @@
 #pragma once
 
-// Stage B, homes: which experts should change places so that the micro-steps are balanced before any guest is copied.
+// Stage B, homes: which experts to exchange so that micro-steps are balanced before any guest is copied.
 //
-// Problem. E/R homes on every rank, and at most `max_moves` experts of the layer away from where they were.
+// Problem. Place E/R homes on every rank. At most `max_moves` experts of the layer leave their current home.
 //
-// Method. Exchange two experts of different ranks, the pair that most lowers Σ over micro-steps and ranks of
-// (load above the mean)², as long as one does. An exchange changes two rank loads in every micro-step, so a pair is
-// weighed in O(micro-steps), and only pairs with an expert on either rank are weighed again.
+// Method. Repeatedly exchange the two experts of different ranks that most lower Σ over micro-steps and ranks of (load
+// above the mean)². An exchange changes two rank loads in every micro-step, so evaluating a pair takes O(micro-steps),
+// and only pairs with an expert on one of the two ranks are evaluated again.
 //
-// Ends at a local optimum: every exchange lowers the sum. Cost: O(E²) per exchange to find the best pair, and
-// O(E²/R · micro-steps) to weigh again.
+// Ends at a local optimum, since every exchange lowers the sum. Cost: O(E²) per exchange to find the best pair, and
+// O(E²/R · micro-steps) to update the gains.
 
 #include <span>
 #include <vector>
@@ -18,7 +18,7 @@
 
 namespace foremoe::planner {
 
-// Homes [expert] after at most max_moves experts have left `problem.home`.
+// Returns homes [expert], of which at most max_moves differ from `problem.home`.
 std::vector<int> rehome(const LayerProblem& problem, int max_moves);
 
 }  // namespace foremoe::planner

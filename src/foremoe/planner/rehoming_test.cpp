@@ -1,4 +1,4 @@
-// Stage B, homes: the budget of moves, and what it buys.
+// Stage B, homes: the limit of moves, and the balance gained.
 
 #include "foremoe/planner/rehoming.h"
 
@@ -19,7 +19,7 @@ int num_moved(const LayerProblem& p, const std::vector<int>& home) {
   return moved;
 }
 
-// Mean over micro-steps of the imbalance ratio when every expert is served at home.
+// Mean imbalance ratio over micro-steps with every expert served at home.
 double rho_at(const LayerProblem& p, const std::vector<int>& home) {
   double sum = 0;
   for (int m = 0; m < p.num_micro_steps; ++m) {
@@ -38,7 +38,7 @@ void expect_equal_shares(const LayerProblem& p, const std::vector<int>& home) {
   for (int r = 0; r < p.num_ranks(); ++r) ASSERT_EQ(std::ranges::count(home, r), p.homes_per_rank());
 }
 
-TEST(Rehome, MovesAtMostWhatIsPermittedAndKeepsEveryRanksShare) {
+TEST(Rehome, RespectsTheMoveLimitAndHomesPerRank) {
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     const LayerProblem p = test::problem_of(test::bursty_load({.ranks = 4, .experts = 24}, seed), {});
     for (const int permitted : {0, 1, 2, 3, 4, 7, 24, kNoLimit}) {
@@ -65,14 +65,14 @@ TEST(Rehome, SeparatesTwoHotExpertsByOneExchange) {
   EXPECT_DOUBLE_EQ(rho_at(p, home), 1.0);
 }
 
-// Even on the mean of the step, never in a micro-step: only looking at micro-steps helps.
+// The load is balanced on the step's mean, but in no micro-step.
 TEST(Rehome, BalancesMicroStepsAndNotJustTheirMean) {
   const LayerProblem p = test::problem_of(test::load_of(2, {{50, 50, 0, 0}, {0, 0, 50, 50}}), {});
   ASSERT_DOUBLE_EQ(rho_at(p, p.home), 2.0);
   EXPECT_DOUBLE_EQ(rho_at(p, rehome(p, kNoLimit)), 1.0);
 }
 
-// All ways to give each rank its share of experts.
+// Enumerates all homes with E/R experts per rank.
 double best_rho(const LayerProblem& p) {
   std::vector<int> home = p.home;
   std::ranges::sort(home);
@@ -81,7 +81,7 @@ double best_rho(const LayerProblem& p) {
   return best;
 }
 
-TEST(Rehome, IsNearTheBestOfAllHomes) {
+TEST(Rehome, IsNearTheOptimum) {
   Random random(1);
   double found = 0;
   double best = 0;

@@ -6,7 +6,7 @@ namespace foremoe::planner {
 
 namespace {
 
-// The guest slot of `rank` to fill, or −1: an empty one first.
+// Returns a free guest slot of `rank`, an empty one if possible, or −1.
 int spare_slot(const LayerProblem& p, const ReplicaGraph& graph, const Assignment& a, int rank) {
   int spare = -1;
   const int end = graph.first_slot(rank) + graph.slots_per_rank();
@@ -20,7 +20,7 @@ int spare_slot(const LayerProblem& p, const ReplicaGraph& graph, const Assignmen
 struct Move {
   int expert = -1;
   int slot = -1;
-  std::int64_t highest = 0;  // larger load of the two ranks afterwards
+  std::int64_t highest = 0;  // larger load of the two ranks after the move
 };
 
 }  // namespace
@@ -59,7 +59,7 @@ std::vector<char> relocate_experts(const LayerProblem& p, int m, CopyLedger& led
 
 namespace {
 
-constexpr int kPairsTried = 8;  // pairs tried per exchange of anchors
+constexpr int kPairsTried = 8;  // pairs tried per exchange
 
 struct Pair {
   std::int64_t promise;  // tokens

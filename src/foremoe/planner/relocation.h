@@ -1,19 +1,18 @@
 #pragma once
 
-// Stage L: whole experts, for one micro-step.
+// Stage L, relocation: moves whole experts, for one micro-step.
 //
-// Method. Take the most loaded rank; of the experts that it serves whole, move the one, to the rank with a slot to
-// spare, which leaves the smaller maximum of the two; stop when that helps no more or the rank is at the target. A
-// guest that serves all of an expert's tokens splits no batch and lets its home rest. No search: one pass over experts
-// × ranks for each move.
+// Method. Take the most loaded rank. Among the experts that it serves whole and the ranks with a free slot, choose the
+// move that minimizes the larger load of the two ranks. Stop when no move helps or the rank is at the target. A guest
+// that serves all tokens of an expert splits no batch, and the home is idle. One pass over experts × ranks per move.
 //
-// A slot is to spare when it is empty or its guest serves nobody in this micro-step.
+// A slot is free if it is empty or its guest serves no tokens in this micro-step.
 //
-// Under residency `free`, L runs after P: ranks exchange experts where guests alone miss the target. The closed set S
-// says from which ranks tokens must leave. Exchange an expert whose anchor (the replica that is never given up) is in S
-// with a lighter one anchored outside, the pair that promises to move most; keep it if the excess falls. An exchange is
-// two copies, so guests are tried first. It needs the host copy of the weights, hence forward-only phases. At most R
-// exchanges in a micro-step.
+// Under residency `free`, L runs after P: ranks exchange experts if guests alone miss the target. Tokens must leave the
+// ranks of the closed set S. Candidates are pairs of an expert anchored in S (the anchor is the replica that is never
+// removed) and a lighter one anchored outside; those with the largest possible gain are tried, and the best is kept if
+// it lowers the excess. An exchange makes two copies, so guests are tried first. It requires the host copy of the
+// weights, hence forward-only phases. At most R exchanges per micro-step.
 
 #include <vector>
 
@@ -21,12 +20,12 @@
 
 namespace foremoe::planner {
 
-// Changes `graph` and `assignment`, quotas of micro-step m on it. Returns [expert], 1 where the home rests.
+// Changes `graph` and `assignment`, the quotas of m on it. Returns [expert], 1 if the home is idle.
 std::vector<char> relocate_experts(const LayerProblem& problem, int m, CopyLedger& ledger, ReplicaGraph& graph,
                                    Assignment& assignment);
 
-// Moves anchors in `problem` (home, home_slot) and `graph`; `assignment` ends as quotas of m with the least excess
-// found. Returns whether anything moved.
+// Moves anchors in `problem` (home, home_slot) and `graph`. `assignment` ends as the quotas of m with the least excess
+// found. Returns whether any anchor moved.
 bool exchange_anchors(LayerProblem& problem, int m, ReplicaGraph& graph, Assignment& assignment,
                       AssignmentSearch& search);
 

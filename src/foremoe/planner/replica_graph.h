@@ -1,12 +1,11 @@
 #pragma once
 
-// Which slot holds which expert in one layer at one moment, indexed both ways: the slots of a rank, and the
-// slots that hold an expert. It is the graph on which token assignment moves tokens: two ranks are neighbours
-// when they hold the same expert.
+// Replicas of one layer at one moment: maps slots to experts and experts to their slots. Token assignment moves tokens
+// on this graph, in which two ranks are adjacent if both have a replica of the same expert.
 //
-// Slots are numbered rank by rank; rank r owns slots [first_slot(r), first_slot(r + 1)). put and drop are O(slots of a
-// rank + holders). Inside the planner ids are plain ints: this is the hottest data of the project and never crosses its
-// border.
+// Slots are numbered rank by rank; rank r owns slots [first_slot(r), first_slot(r + 1)). put and drop take O(slots of a
+// rank + holders). Ids are plain ints inside the planner: this is the project's most frequently read data, and it never
+// leaves the planner.
 
 #include <algorithm>
 #include <cassert>
@@ -44,20 +43,21 @@ class ReplicaGraph {
   int expert_in(int slot) const { return expert_[slot]; }  // −1 when empty
 
   int num_holders(int expert) const { return num_holders_[expert]; }
-  // for (int s = first_holder(e); s >= 0; s = next_holder(s)): the slots that hold e, latest put first.
+  // for (int s = first_holder(e); s >= 0; s = next_holder(s)): the slots with a replica of e, most recent first.
   int first_holder(int expert) const { return first_holder_[expert]; }
   int next_holder(int slot) const { return next_[slot]; }
 
-  // The slots of a rank whose experts other ranks hold too, ascending: tokens can leave a rank from these alone.
+  // The slots of a rank whose experts also have replicas on other ranks, ascending. Only these tokens can leave the
+  // rank.
   std::span<const int> shared_slots(int rank) const {
     return {shared_.data() + first_slot(rank), static_cast<std::size_t>(num_shared_[rank])};
   }
 
-  // The ranks that hold an expert, as bits, rank modulo 64: exact up to 64 ranks, beyond that never a rank too few.
+  // Bit mask of the ranks with a replica, rank modulo 64: exact up to 64 ranks, otherwise a superset.
   std::uint64_t shadow(int expert) const { return shadow_[expert]; }
   static std::uint64_t bit(int rank) { return std::uint64_t{1} << (rank % 64); }
 
-  // The slot of `rank` that holds `expert`, or −1.
+  // Returns the slot of `expert` on `rank`, or −1.
   int find(int expert, int rank) const {
     int s = first_holder_[expert];
     while (s >= 0 && rank_[s] != rank) s = next_[s];
@@ -113,7 +113,7 @@ class ReplicaGraph {
   std::vector<int> next_;              // [slot], next holder of the same expert, −1 at the end
   std::vector<int> previous_;          // [slot]
   std::vector<int> rank_;              // [slot]
-  std::vector<int> first_holder_;      // [expert], −1 when nobody holds it
+  std::vector<int> first_holder_;      // [expert], −1 without replicas
   std::vector<int> num_holders_;       // [expert]
   std::vector<std::uint64_t> shadow_;  // [expert]
   std::vector<int> shared_;            // [slot]; from first_slot(rank), num_shared_[rank] slots of that rank

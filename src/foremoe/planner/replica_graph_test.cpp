@@ -46,7 +46,7 @@ TEST(ReplicaGraph, ListsTheHoldersOfAnExpertLatestFirst) {
   EXPECT_EQ(holders(graph, 1), (std::vector<int>{1, 5, 2}));
 }
 
-// Both ways of the index against the plain array of slots that they stand for. 70 ranks: two share a shadow bit.
+// Compares both directions of the index with a plain array of slots. With 70 ranks, some share a shadow bit.
 TEST(ReplicaGraph, IndexesEverySequenceOfPutsAndDropsBothWays) {
   for (const int ranks : {1, 2, 9, 70}) {
     constexpr int kSlots = 3;

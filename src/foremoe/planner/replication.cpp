@@ -6,14 +6,14 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr float kKeepsPromise = 0.85F;     // part of its own gain that a further candidate must still bring
-constexpr int kLevels = 8;                 // times that the target may rise
-constexpr std::int64_t kRaiseDivisor = 4;  // it rises by this part of what is missing
+constexpr float kKeepsPromise = 0.85F;     // minimum part of its own gain that a further candidate must retain
+constexpr int kLevels = 8;                 // maximum number of times that the target rises
+constexpr std::int64_t kRaiseDivisor = 4;  // the target rises by this part of the remaining excess
 
-// Restarts pay most where the group is small, and cost least there.
+// Restarts help most in small groups, where they are also cheapest.
 int num_variants(int num_ranks) { return std::clamp(2048 / num_ranks / num_ranks, 4, 32); }
 
-// A copy is dearer where it is made again at every use, or in both passes with other micro-steps between them.
+// Copies cost more if every use repeats them (`shared`), or if both passes may do so (micro-steps in flight).
 Replication::Effort effort_for(const PlannerOptions& options) {
   if (options.residency == Residency::kShared) return {.short_list = 16, .long_list = 128, .replaceable = 0};
   if (options.in_flight > 1) return {.short_list = 8, .long_list = 128, .replaceable = 0};
@@ -76,7 +76,7 @@ bool Replication::permitted(const Candidate& c, const ReplicaGraph& graph) const
   return graph.find(c.expert, c.rank) < 0 && ledger_.permits(graph, guests_.slot_on(c.rank), c.expert);
 }
 
-// The excess that would remain with the candidate in its slot; `to` becomes the assignment. The graph ends as it was.
+// Returns the excess left with the candidate in its slot, and its assignment in `to`. Leaves the graph unchanged.
 std::int64_t Replication::attempt(const Candidate& c, const State& state, Assignment& to) {
   ReplicaGraph& graph = state.graph;
   const int s = guests_.slot_on(c.rank);
@@ -95,7 +95,7 @@ std::int64_t Replication::attempt(const Candidate& c, const State& state, Assign
   return excess;
 }
 
-// Makes one change, or some, that lower the excess; false when none was found.
+// Makes one or more changes that lower the excess. Returns false if it finds none.
 bool Replication::improve(State& state, GuestSlotsToUse slots) {
   const Bottleneck bottleneck{.m = state.m,
                               .target = state.target,
@@ -146,7 +146,7 @@ bool Replication::improve(State& state, GuestSlotsToUse slots) {
   return true;
 }
 
-// The others of those tried, most gain first, as long as each still does most of what it did alone.
+// Applies further tried candidates, largest gain first, while each retains most of its own gain.
 void Replication::take_others(State& state, std::span<Candidate> tried) {
   std::sort(tried.begin(), tried.end(), [](const Candidate& x, const Candidate& y) {
     if (x.gain != y.gain) return x.gain > y.gain;
@@ -165,7 +165,7 @@ void Replication::take_others(State& state, std::span<Candidate> tried) {
   }
 }
 
-// Takes back copies that the others can do without, those that serve least first.
+// Undoes copies that the others make unnecessary, those with the fewest tokens first.
 void Replication::take_back(int m, std::int64_t target, ReplicaGraph& graph, Assignment& a) {
   std::vector<int> copied;
   for (int s = 0; s < graph.num_slots(); ++s) {

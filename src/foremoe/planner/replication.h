@@ -1,19 +1,19 @@
 #pragma once
 
-// Stage P: guests where the bottleneck is, for one micro-step.
+// Stage P, replication: adds guests at the bottleneck, for one micro-step.
 //
-// Problem. With the guests that are there, no assignment brings every rank to the target. Change as few guest slots as
+// Problem. With the present guests, no assignment brings every rank to the target. Change as few guest slots as
 // possible so that one does.
 //
-// Method. The most promising candidates of GuestSearch are tried for real, on a scratch copy; the best is taken, then
-// the others of the short list as long as they still do most of what they did alone. When the target is reached, each
-// copy is taken back if the others, perhaps with other experts in their slots, can do without it. Where nothing helps,
-// the target rises by a part of what is missing: balance is best effort, the guest slots decide. Under residency
-// `shared`, where every guest is a copy, the search is repeated with disturbed scores, and of the outcomes with the
-// lowest target the one with the fewest copies is kept.
+// Method. Evaluate the best candidates of GuestSearch exactly, on a scratch copy, and apply the best, then the rest of
+// the short list while each retains most of its own gain. Once the target is reached, undo each copy that the others,
+// possibly with other experts in their slots, make unnecessary. If no candidate helps, raise the target by a fraction
+// of the remaining excess: balance is best effort, limited by the guest slots. Under residency `shared`, where every
+// guest is a copy, repeat the search with perturbed scores. Of the results with the lowest target, keep the one with
+// the fewest copies.
 //
 // Every accepted change lowers the excess, so the search ends; variants and levels are bounded. Cost: one scoring per
-// round, one or two searches of `relieve` per trial.
+// round, and one or two calls of `relieve` per trial.
 
 #include "foremoe/planner/guest_search.h"
 
@@ -23,19 +23,18 @@ class Replication {
  public:
   Replication(const LayerProblem& problem, const PlannerOptions& options);
 
-  // How long to search before giving up.
+  // Limits of the search.
   struct Effort {
     int short_list;   // candidates tried for one change
-    int long_list;    // candidates tried before none is held to help
-    int replaceable;  // others may make up for a copy if they lack less than 1 / this of its tokens; 0: whatever they
-                      // lack
+    int long_list;    // candidates tried if none of the short list helps
+    int replaceable;  // replaces a copy only if undoing it leaves less than 1 / this of its tokens; 0: always
   };
 
-  // `graph` holds the guests that micro-step m finds and ends with those that it leaves; `assignment` ends with
-  // quotas of m whose largest load is the target, or as near to it as was found.
+  // `graph` starts with the guests that micro-step m finds, and ends with those that it leaves. `assignment` ends as
+  // the quotas of m, with the largest load at the target or as close to it as possible.
   void balance(int m, ReplicaGraph& graph, Assignment& assignment);
 
-  // The same by one search, whose scores are disturbed where `variant` is not 0.
+  // As balance(), with a single search. A nonzero `variant` perturbs the scores.
   void search_variant(int variant, int m, ReplicaGraph& graph, Assignment& assignment) {
     variant_ = variant;
     search(m, graph, assignment);
@@ -43,11 +42,11 @@ class Replication {
 
  private:
   struct Outcome {
-    std::int64_t level = 0;  // the target, or what it was raised to
+    std::int64_t level = 0;  // the target, possibly raised
     int copies = 0;
   };
 
-  // One attempt while it goes on. The assignment's tokens above the target are `excess`.
+  // State of one attempt. `excess` is the assignment's number of tokens above the target.
   struct State {
     int m;
     std::int64_t target;
@@ -65,15 +64,15 @@ class Replication {
 
   const LayerProblem& problem_;
   Effort effort_;
-  int variants_;  // attempts at one micro-step
+  int variants_;  // attempts per micro-step
   int variant_ = 0;
   CopyLedger ledger_;
   GuestSearch guests_;
-  AssignmentSearch search_;  // of the state itself: holds the closed set
+  AssignmentSearch search_;  // for the current state: contains the closed set
   AssignmentSearch trial_search_;
   Assignment trial_;
   Assignment best_;
-  std::vector<char> taken_;  // [rank], by take_others
+  std::vector<char> taken_;  // [rank], used by take_others
 };
 
 }  // namespace foremoe::planner

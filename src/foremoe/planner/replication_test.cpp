@@ -1,4 +1,4 @@
-// Stage P: as few guests as bring one micro-step to its target.
+// Stage P: reaches the target of one micro-step with as few guests as possible.
 
 #include "foremoe/planner/replication.h"
 
@@ -18,7 +18,7 @@ struct Balanced {
   std::int64_t level() const { return *std::ranges::max_element(assignment.rank_load); }
 };
 
-// Micro-step m on what `found` holds. Whatever the instance: all is served and homes stay.
+// Plans micro-step m from the guests in `found`. Checks that all tokens are served and that homes stay.
 Balanced balance(const LayerProblem& p, const PlannerOptions& options, int m, const ReplicaGraph& found) {
   Balanced b{.graph = found};
   Replication(p, options).balance(m, b.graph, b.assignment);
@@ -55,7 +55,7 @@ TEST(Replication, CopiesNothingWithoutLoadWithoutSlotsOrWithOneRank) {
   EXPECT_EQ(balance(test::load_of(1, {{9, 0}}), {.guest_slots = 2}).copies, 0);
 }
 
-// All tokens on one expert: every rank needs a copy of it, and nobody needs two.
+// One expert has all tokens: every other rank needs exactly one copy of it.
 TEST(Replication, SpreadsACollapsedRouterOverAllRanks) {
   for (const int ranks : {2, 3, 8, 16}) {
     std::vector<std::int64_t> load(2 * ranks, 0);
@@ -66,15 +66,15 @@ TEST(Replication, SpreadsACollapsedRouterOverAllRanks) {
   }
 }
 
-// One rank 60 above the mean, one 60 below: one copy will do.
-TEST(Replication, MendsOneBottleneckWithOneCopy) {
+// One rank is 60 above the mean, another 60 below, so one copy suffices.
+TEST(Replication, RemovesOneBottleneckWithOneCopy) {
   const Balanced b = balance(test::load_of(4, {{100, 60, 50, 50, 50, 50, 20, 20}}), {.guest_slots = 2});
   EXPECT_EQ(b.level(), 100);
   EXPECT_EQ(b.copies, 1);
 }
 
-// Rank 0 can pass tokens to rank 1 by the guest that is there; rank 1 passes its own on to rank 2 by a new one.
-TEST(Replication, LooksThroughOtherRanksForRoom) {
+// Rank 0 can move tokens to rank 1 through the existing guest; rank 1 moves its own to rank 2 through a new guest.
+TEST(Replication, FindsRoomThroughOtherRanks) {
   const PlannerOptions options{.guest_slots = 1, .max_copies_per_source = 1};
   const LayerProblem p = test::problem_of(test::load_of(3, {{200, 100, 0}}), options);
   ReplicaGraph graph = homes_only(p);
@@ -84,7 +84,7 @@ TEST(Replication, LooksThroughOtherRanksForRoom) {
   EXPECT_EQ(b.copies, 1);
 }
 
-TEST(Replication, ReachesTheOptimumOfThePlacementThatItLeaves) {
+TEST(Replication, ReachesTheOptimumOfItsPlacement) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     const LoadTable load = test::bursty_load({.micro_steps = 2, .ranks = 8, .experts = 16}, seed);
     const PlannerOptions options{.guest_slots = static_cast<int>(1 + seed % 2)};
@@ -98,7 +98,7 @@ TEST(Replication, ReachesTheOptimumOfThePlacementThatItLeaves) {
   }
 }
 
-TEST(Replication, ObeysItsBudgetsAndDoesWhatTheyPermit) {
+TEST(Replication, RespectsAndUsesItsBudgets) {
   double vanilla = 0;
   double budgeted = 0;
   double unlimited = 0;
@@ -133,8 +133,8 @@ TEST(Replication, ObeysItsBudgetsAndDoesWhatTheyPermit) {
   EXPECT_LT(budgeted - 40, 0.6 * (vanilla - 40)) << "of the imbalance at homes, one copy per rank or source mends much";
 }
 
-// The same load again: what was copied for it serves it, nothing is exchanged for its like.
-TEST(Replication, KeepsItsGuestsWhenTheLoadComesAgain) {
+// The load repeats: the guests copied for it suffice.
+TEST(Replication, CopiesNothingWhenTheLoadRepeats) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const LoadTable load = test::bursty_load({.micro_steps = 1, .ranks = 8, .experts = 32}, seed);
     const PlannerOptions options{.guest_slots = 2};

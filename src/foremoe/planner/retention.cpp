@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kNever = std::numeric_limits<int>::max();
 
-// The slots of one layer while the events go by.
+// Simulates the slots of one layer, event by event.
 class Retention {
  public:
   Retention(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
@@ -78,7 +78,7 @@ class Retention {
     }
     if (victim < 0) return;
     const int home = problem_.home[expert];
-    int at = t;  // the latest event since the victim was last wanted whose budgets have room
+    int at = t;  // latest event with budget left, after the last one that wanted the victim
     while (at > last_wanted_(r, victim) &&
            !(copies_to_(at, r) < max_per_rank_ && copies_from_(at, home) < max_per_source_))
       --at;
@@ -89,7 +89,7 @@ class Retention {
     for (int u = at; u <= t; ++u) guests_(u, r, victim) = expert;
   }
 
-  // Whether from `at` to t the slot kept its occupant and the expert was nowhere on the rank.
+  // Whether, from `at` to t, the slot had the same occupant and the expert was in no slot of the rank.
   bool same_occupants(int r, int at, int t, int g, int expert) const {
     for (int u = at; u < t; ++u) {
       const auto slots = guests_.row(u, r);
@@ -104,7 +104,7 @@ class Retention {
   int max_per_rank_;
   int max_per_source_;
   GuestSlots guests_;
-  Array<int, 2> last_wanted_;  // [rank][guest slot], last event that wanted its occupant, −1 never
+  Array<int, 2> last_wanted_;  // [rank][guest slot], last event that wanted its occupant, −1 if none
   Array<int, 2> copies_to_;    // [event][rank]
   Array<int, 2> copies_from_;  // [event][rank], home of the copied expert
 };

@@ -1,18 +1,18 @@
 #pragma once
 
-// Which guests stay, once it is known which guests every micro-step wants: the horizon.
+// Retention: decides which guests stay in their slots, given the guests that each micro-step needs.
 //
-// Problem. The micro-steps want sets of guests, at most G per rank; both passes of a micro-step want the same. The
-// passes come in a known order. Keep guests in the slots so that as few as possible must be copied.
+// Problem. Each micro-step needs a set of guests, at most G per rank, the same in both passes. The order of the passes
+// is known. Minimize the number of copies.
 //
-// Method. Each rank is a cache of G slots whose future is known. A guest is copied when the first event wants it; when
-// a slot must be found, an empty one is taken, else that of the guest which is wanted again furthest ahead (Belady's
-// rule, which is optimal: every rank's copies are the fewest possible). Guests that nobody wants again stay until their
-// slot is needed: they cost nothing. Where a budget is spent, a copy is made at an earlier event at which its slot held
-// nobody who was wanted again and the budget has room; if there is none, the guest is not there and the micro-step does
-// without.
+// Method. Each rank is a cache of G slots with known future requests. A guest is copied at the first event that needs
+// it. The copy takes an empty slot if there is one, otherwise the slot whose guest is needed furthest in the future
+// (Belady's rule, which is optimal: each rank makes as few copies as possible). Guests that are no longer needed stay
+// until their slot is taken, at no cost. If an event's budget is exhausted, the copy is made at the latest earlier
+// event with budget left, after the last event that needed the slot's occupant. If there is none, the micro-step runs
+// without this guest.
 //
-// Complexity: O(events × ranks × G), and for each copy O(events × G) to see what is wanted again when.
+// Complexity. O(events × ranks × G²), and O(events × G²) per copy to find the next uses.
 
 #include <vector>
 
@@ -22,17 +22,17 @@
 
 namespace foremoe::planner {
 
-// What one micro-step wants on each rank: experts, no rank more than G, ascending.
+// Guests that one micro-step needs on each rank: at most G experts per rank, ascending.
 using WantedGuests = std::vector<std::vector<int>>;  // [rank][…]
 
-// Expert in every guest slot at every event, −1 empty.
+// Expert in every guest slot at every event, −1 if empty.
 using GuestSlots = Array<int, 3>;  // [event][rank][guest slot]
 
-// Fewest copies for guests that stay until replaced (residency `resident`, `free`).
+// Minimizes copies of guests that stay until replaced (residency `resident`, `free`).
 GuestSlots retain_guests(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
                          const std::vector<WantedGuests>& wanted);
 
-// Guests that are copied at the first event, as far as its budgets permit, and never change (residency `static`).
+// Copies all guests at the first event, within its budgets, and never changes them (residency `static`).
 GuestSlots pin_guests(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
                       const WantedGuests& wanted);
 

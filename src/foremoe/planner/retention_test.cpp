@@ -1,4 +1,4 @@
-// What the horizon promises, against all ways to run a small cache whose future is known.
+// Compares retention with all schedules of a small cache whose future requests are known.
 
 #include "foremoe/planner/retention.h"
 
@@ -15,7 +15,7 @@
 namespace foremoe::planner {
 namespace {
 
-// Rank r is home of experts 4r … 4r + 3. What it wants are sets of the others, as bits.
+// Rank r is home to experts 4r … 4r + 3. Wanted guests are sets of the other experts, as bits.
 constexpr int kHomes = 4;
 
 struct Caches {
@@ -25,7 +25,7 @@ struct Caches {
   std::vector<WantedGuests> wanted;  // [micro_step]
 };
 
-// wanted_sets[micro_step][rank]: bit i is the i-th expert that is not at home on the rank.
+// wanted_sets[micro_step][rank]: bit i is the i-th expert whose home is elsewhere.
 Caches caches_of(const std::vector<std::vector<unsigned>>& wanted_sets, const PlannerOptions& options) {
   const int micro_steps = static_cast<int>(wanted_sets.size());
   const int ranks = static_cast<int>(wanted_sets.front().size());
@@ -91,7 +91,7 @@ int num_missing(const Caches& c, const GuestSlots& guests) {
   return missing;
 }
 
-// Guests away from home, none twice on a rank, one that stays in the slot where it was.
+// Guests are away from home, appear once per rank, and do not change their slot while they stay.
 void expect_orderly(const Caches& c, const GuestSlots& guests) {
   for (int t = 0; t < c.order.num_events(); ++t) {
     for (int r = 0; r < c.problem.num_ranks(); ++r) {
@@ -121,15 +121,15 @@ void expect_within_budgets(const Caches& c, const GuestSlots& guests) {
   }
 }
 
-// What is worst in a cache: wanted guests that are not there, then copies.
+// Cost of a schedule: missing guests first, then copies.
 struct Cost {
   int missing = 0;
   int copies = 0;
   auto operator<=>(const Cost&) const = default;
 };
 
-// The least of all schedules of rank 0, each cache content a set of at most G of the four guests, at most
-// `max_copies` new ones per event.
+// Minimum over all schedules of rank 0. A cache contains at most G of the four guests, and gains at most `max_copies`
+// per event.
 Cost brute_force(const Caches& c, int max_copies) {
   std::map<unsigned, Cost> least{{0U, Cost{}}};
   for (int t = 0; t < c.order.num_events(); ++t) {
@@ -150,7 +150,7 @@ Cost brute_force(const Caches& c, int max_copies) {
   return std::ranges::min_element(least, {}, [](const auto& entry) { return entry.second; })->second;
 }
 
-// All sequences of `micro_steps` wanted sets of at most `guest_slots` of four guests; rank 1 wants nothing.
+// All sequences of `micro_steps` sets of at most `guest_slots` of the four guests. Rank 1 needs none.
 template <class Visit>
 void for_all_wishes(int micro_steps, int guest_slots, const Visit& visit) {
   std::vector<unsigned> sets;
@@ -167,7 +167,7 @@ void for_all_wishes(int micro_steps, int guest_slots, const Visit& visit) {
 
 class EverySmallCache : public testing::TestWithParam<std::tuple<int, int, int>> {};
 
-TEST_P(EverySmallCache, IsServedWithAsFewCopiesAsAnyScheduleHas) {
+TEST_P(EverySmallCache, NeedsNoMoreCopiesThanTheBestSchedule) {
   const auto [in_flight, guest_slots, micro_steps] = GetParam();
   for_all_wishes(micro_steps, guest_slots, [&](const auto& wishes) {
     SCOPED_TRACE(testing::PrintToString(wishes));
@@ -184,10 +184,10 @@ INSTANTIATE_TEST_SUITE_P(InFlightGuestSlotsMicroSteps, EverySmallCache,
                                          std::tuple{1, 2, 3}, std::tuple{2, 2, 3}, std::tuple{4, 2, 3},
                                          std::tuple{1, 3, 3}, std::tuple{2, 3, 2}, std::tuple{4, 3, 3}));
 
-// A budget of one copy per event, two guests: what one event cannot fetch, an earlier one often can.
+// One copy per event, two guest slots: an earlier event can often make a copy for which the current one lacks budget.
 class EverySmallCacheOnABudget : public testing::TestWithParam<int> {};
 
-TEST_P(EverySmallCacheOnABudget, SeldomMissesAGuestThatCouldBeThere) {
+TEST_P(EverySmallCacheOnABudget, RarelyMissesMoreGuestsThanTheBestSchedule) {
   int instances = 0;
   int least = 0;
   int missing = 0;
@@ -224,7 +224,7 @@ Caches random_caches(Random& random, const PlannerOptions& options, int ranks, i
   return caches_of(wishes, options);
 }
 
-TEST(RetainGuests, ObeysBothBudgetsAndWithoutThemMissesNobody) {
+TEST(RetainGuests, RespectsBothBudgetsAndMissesNoGuestWithoutThem) {
   Random random(1);
   for (int n = 0; n < 600; ++n) {
     PlannerOptions options{.guest_slots = 1 + static_cast<int>(random.below(4)), .in_flight = 1 << random.below(4)};
@@ -250,23 +250,23 @@ TEST(RetainGuests, CopiesNothingWhereABudgetIsZero) {
   }
 }
 
-// Two guests wanted in micro-step 2, one copy per event: the slot was free before.
-TEST(RetainGuests, CopiesEarlyWhenTheBudgetOfTheDayIsSpent) {
+// Micro-step 2 needs two guests, with one copy per event. An earlier event makes one, since the slot was free.
+TEST(RetainGuests, CopiesEarlierIfTheRanksBudgetIsSpent) {
   const Caches c = caches_of({{0, 0}, {0, 0}, {0b11, 0}}, {.guest_slots = 2, .max_copies_per_rank = 1});
   const GuestSlots guests = retain(c);
   EXPECT_EQ(num_missing(c, guests), 0);
   EXPECT_EQ(num_copies(c, guests), 2);
 }
 
-// The same for a source: ranks 1 and 2 want an expert of rank 0 in the same micro-step.
-TEST(RetainGuests, CopiesEarlyWhenTheSourceIsBusy) {
+// The same for a source: ranks 1 and 2 need an expert of rank 0 in the same micro-step.
+TEST(RetainGuests, CopiesEarlierIfTheSourcesBudgetIsSpent) {
   const Caches c = caches_of({{0, 0, 0}, {0, 0b1, 0b1}}, {.guest_slots = 1, .max_copies_per_source = 1});
   const GuestSlots guests = retain(c);
   EXPECT_EQ(num_missing(c, guests), 0);
   expect_within_budgets(c, guests);
 }
 
-TEST(RetainGuests, KeepsAGuestThatNobodyWantsUntilItsSlotIsNeeded) {
+TEST(RetainGuests, KeepsAnUnneededGuestUntilItsSlotIsNeeded) {
   const Caches c = caches_of({{0b1, 0}, {0, 0}, {0b10, 0}, {0b1, 0}}, {.guest_slots = 2});
   const GuestSlots guests = retain(c);
   EXPECT_TRUE(holds(guests, 1, 0, kHomes));

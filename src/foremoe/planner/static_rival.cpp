@@ -8,18 +8,18 @@ namespace foremoe::planner {
 
 namespace {
 
-// Groups of so few ranks are swept to the end: what is said of them is certain.
+// Groups of up to this many ranks are swept to the end, so that their results are exact.
 constexpr int kCertainRanks = 16;
-// [sweeps made]: what the sweeps to come may still make of a micro-step's load.
+// [sweeps made]: factor to which the remaining sweeps may lower a micro-step's load.
 constexpr double kMayFallTo[BaseGuests::kMostSweeps + 1] = {0.93, 0.97, 0.99, 1};
-// [sweeps made]: how far above its target a micro-step may be and still reach it.
+// [sweeps made]: largest load ÷ target from which a micro-step can still reach the target.
 constexpr double kMayExceed[BaseGuests::kMostSweeps] = {1.1, 1.05, 1.02};
-// The same at first where a search copies hardly more than there are static guests: micro-steps are then alike.
+// The same before any sweep if the search makes hardly more copies than there are static guests (similar micro-steps).
 constexpr double kMayExceedWhereAlike = 1.3;
 constexpr double kAlike = 1.15;  // copies of a search ÷ static guests
-// Where a search copies this many times what all guest slots hold, micro-steps differ too much for one set of guests.
+// With more copies than this many times the guest slots, micro-steps differ too much for one set of guests.
 constexpr std::int64_t kHopeless = 3;
-// Copies of a search ÷ static guests: where it is less, sweeps cost more than the copies that they would save.
+// Copies of a search ÷ static guests. Below this, sweeps cost more than the copies that they would save.
 constexpr double kWorthSweeps = 1.1;
 
 int num_guests(const LayerProblem& problem, const ReplicaGraph& graph) {
@@ -82,7 +82,7 @@ bool StaticRival::balances_with(std::int64_t copies) {
   if (!is_worth(num_begun_with_)) return false;
   begin();
   const int guests = num_guests(problem_, graph_);
-  if (guests > copies) return false;  // sweeps take none away
+  if (guests > copies) return false;  // sweeps remove no guests
   const bool alike = static_cast<double>(copies) <= kAlike * guests;
   while (is_worth(guests) && chosen_.may_change() && largest_excess() > 1) {
     const int sweeps = chosen_.num_sweeps();

@@ -19,7 +19,7 @@ static void give(const ReplicaGraph& graph, Assignment& a, int slot, std::int64_
   a.rank_load[graph.rank_of(slot)] += tokens;
 }
 
-// Full evaluation, for debug builds: no quota below 0 or in an empty slot, and rank loads their sums.
+// Full evaluation for debug builds: no quota is negative or in an empty slot, and rank loads are sums of quotas.
 [[maybe_unused]] static bool adds_up(const ReplicaGraph& graph, const Assignment& a) {
   for (int r = 0; r < graph.num_ranks(); ++r) {
     std::int64_t load = 0;
@@ -32,9 +32,9 @@ static void give(const ReplicaGraph& graph, Assignment& a, int slot, std::int64_
   return true;
 }
 
-// Raises the holders of one expert to a common level, as water fills vessels; those above it get nothing.
+// Raises the holders of one expert to a common level (water-filling). Holders above the level get nothing.
 static void fill_holders(const ReplicaGraph& graph, int expert, std::int64_t tokens, Assignment& a) {
-  // The level falls from pass to pass, as holders above it leave, until none does.
+  // The level falls in each pass as holders above it are excluded, until none is.
   std::int64_t level = std::numeric_limits<std::int64_t>::max();
   std::int64_t remainder = 0;
   for (int sharing = 0;;) {
@@ -99,7 +99,7 @@ std::int64_t AssignmentSearch::start(const ReplicaGraph& graph, std::int64_t tar
 
 std::int64_t AssignmentSearch::search(const ReplicaGraph& graph, std::int64_t target, std::int64_t excess,
                                       Assignment& a) {
-  // Beyond 64 ranks a bit stands for several; it then stays.
+  // Beyond 64 ranks, a bit represents several ranks and is never cleared.
   const std::uint64_t kept = graph.num_ranks() > 64 ? unvisited_shadow_ : 0;
   for (int head = 0; head < num_visited_ && num_visited_ < graph.num_ranks() && excess > 0; ++head) {
     const int from = queue_[head];
@@ -128,7 +128,7 @@ std::int64_t AssignmentSearch::augment(const ReplicaGraph& graph, std::int64_t t
     tokens = std::min(tokens, a.quota[leaving_[source]]);
   }
   tokens = std::min(tokens, a.rank_load[source] - target);
-  if (tokens <= 0) return 0;  // an earlier path of this search used it up
+  if (tokens <= 0) return 0;  // exhausted by an earlier path of this search
   for (int rank = sink; rank != source; rank = graph.rank_of(leaving_[rank])) {
     a.quota[leaving_[rank]] -= tokens;
     a.quota[arriving_[rank]] += tokens;
@@ -151,12 +151,12 @@ std::int64_t AssignmentSearch::relieve_once(const ReplicaGraph& graph, std::int6
   return search(graph, target, start(graph, target, a), a);
 }
 
-// Raises `bound` to the density of the densest expert, all of whose tokens its holders must serve. Returns that
-// expert; −1 when the bound is not below it.
+// Raises `bound` to the density of the densest expert, whose holders must serve all its tokens. Returns that expert, or
+// −1 if no expert is denser than the bound.
 static int densest_expert(const ReplicaGraph& graph, const Assignment& a, std::int64_t& bound) {
   int densest = -1;
   for (int s = 0; s < graph.num_slots(); ++s) {
-    if (a.quota[s] <= bound) continue;  // all slots of an expert that is no denser
+    if (a.quota[s] <= bound) continue;  // an expert denser than the bound has a slot above it
     const int e = graph.expert_in(s);
     std::int64_t load = 0;
     for (int t = graph.first_holder(e); t >= 0; t = graph.next_holder(t)) load += a.quota[t];
@@ -181,8 +181,7 @@ std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, 
   while (search.relieve(graph, target, a) > 0) {
     std::int64_t load = 0;
     for (const int r : search.closed_set()) load += a.rank_load[r];
-    target =
-        ceil_div(load, std::ssize(search.closed_set()));  // higher: all of S is at the old one or above, some above
+    target = ceil_div(load, std::ssize(search.closed_set()));  // rises: S is at or above the old target, partly above
     if (tight_set != nullptr) tight_set->assign(search.closed_set().begin(), search.closed_set().end());
   }
   return *std::max_element(a.rank_load.begin(), a.rank_load.end());

@@ -1,37 +1,37 @@
 #pragma once
 
-// Stage T: quotas for a fixed placement, exactly and in integers.
+// Stage T, token assignment: exact integer quotas for a fixed placement.
 //
-// Problem. Expert e has w(e) tokens and sits in some slots. Give every slot a quota, so that the quotas of an
-// expert's slots sum to w(e) and the largest rank load is as small as possible.
+// Problem. Expert e has w(e) tokens and a replica in some slots. Give every slot a quota, so that the quotas of an
+// expert's slots sum to w(e) and the largest rank load is minimal.
 //
 // Method. Start from any assignment and a target: the larger of ⌈mean⌉ and the densest expert's ⌈tokens / holders⌉.
-// While a rank is above the target, search breadth-first from all such ranks: from rank a to rank b when an expert
-// with tokens on a is also held by b. Reaching a rank below the target, move tokens along the path. When a search
-// moves none, the set S of ranks that it visited is closed: no expert with tokens in S is held outside S, so all of
-// these tokens must be served within S under any assignment, and the target rises to ⌈load(S) / |S|⌉.
+// While a rank is above the target, search breadth-first from all such ranks. There is an edge from rank a to rank b if
+// an expert with tokens on a has a replica on b. At each rank below the target, move tokens along the path. If a search
+// moves none, the set S of visited ranks is closed: no expert with tokens in S has a replica outside. Every assignment
+// must serve all these tokens within S, so the target rises to ⌈load(S) / |S|⌉.
 //
-// Optimal, because the target is at every moment a lower bound: S is the certificate (the maximum density of an
-// induced subgraph, FineMoE eq. 3), and the assignment that ends the search attains it. Moves are whole tokens, so
-// the optimum is integral and equals the ceiling of the fractional one.
+// Guarantee. The result is optimal, because the target is always a lower bound: S is the certificate (the maximum
+// density of an induced subgraph, FineMoE eq. 3), and the final assignment attains it. Moves are whole tokens, so the
+// optimum is integral and equals the ceiling of the fractional one.
 //
-// Complexity. A search costs O(slots) and ends early when it has visited every rank. Its paths are shortest ones, so
-// that (as Edmonds and Karp count) the number of searches does not depend on the loads. The closed sets of rising
-// targets shrink, so the target rises at most R times; seldom more than once. Quotas and loads are 64-bit: sums of
-// loads near 2³¹ are exact.
+// Complexity. A search costs O(slots) and ends early once it has visited every rank. It uses shortest paths, so that
+// the number of searches does not depend on the loads (Edmonds, Karp). The closed sets of rising targets shrink, so the
+// target rises at most R times, and rarely more than once. Quotas and loads are 64-bit: sums of loads near 2³¹ are
+// exact.
 //
 // Prior art. With one token per (expert, slot) edge this is an optimal semi-matching: Harvey, Ladner, Lovász, Tamir,
-// "Semi-matchings for bipartite graphs and load balancing" (WADS 2003; J. Algorithms 59, 2006), whose cost-reducing
-// paths are the paths here. A target that rises while the flow is kept is parametric maximum flow: Gallo, Grigoriadis,
-// Tarjan (SIAM J. Comput. 18, 1989). The certificate is a densest subgraph: Goldberg, "Finding a maximum density
-// subgraph" (Berkeley, 1984).
+// "Semi-matchings for bipartite graphs and load balancing" (WADS 2003; J. Algorithms 59, 2006). Its cost-reducing paths
+// are the paths used here. Raising the target without discarding the flow is parametric maximum flow: Gallo,
+// Grigoriadis, Tarjan (SIAM J. Comput. 18, 1989). The certificate is a densest subgraph: Goldberg, "Finding a maximum
+// density subgraph" (Berkeley, 1984).
 //
 // Example.
 //   ReplicaGraph graph(num_ranks, slots_per_rank, num_experts);
-//   graph.put(graph.first_slot(rank), expert);  // … where every replica sits
+//   graph.put(graph.first_slot(rank), expert);  // … for every replica
 //   Assignment assignment;
-//   water_fill(graph, load, assignment);        // load is [expert], tokens; any other start will do
-//   AssignmentSearch search;                    // reuse it from call to call
+//   water_fill(graph, load, assignment);        // load is [expert], tokens; any start is valid
+//   AssignmentSearch search;                    // reuse it between calls
 //   std::vector<int> tight;
 //   assign_tokens(graph, mean, assignment, search, &tight);
 //   // assignment.quota[slot] is optimal, and the ranks in `tight` prove it.
@@ -50,50 +50,50 @@ struct Assignment {
   std::vector<std::int64_t> rank_load;  // [rank], tokens
 };
 
-// Moves tokens between ranks until a target is met. Keeps its memory from call to call: a warm call allocates nothing.
+// Moves tokens between ranks until a target is met. Reuses its memory between calls: a warm call allocates nothing.
 class AssignmentSearch {
  public:
-  // Moves tokens until no rank is above `target` or no more can be moved. Returns the tokens that remain above, which
-  // are as few as under any assignment. When that is not 0, closed_set() is the set S.
+  // Moves tokens until no rank is above `target` or no further move exists. Returns the number of tokens above it,
+  // which is minimal over all assignments. If it is not 0, closed_set() is the set S.
   std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
-  // The same with one search only: most of what can be moved, for a fraction of the time. Trials are weighed by it.
+  // As relieve(), with a single search: does most of the moves in a fraction of the time. Used to evaluate trials.
   std::int64_t relieve_once(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
-  // After `relieve` that left tokens above its target: the closed set S, in the order of the visit.
+  // The closed set S in visiting order, after a call of relieve() that left tokens above its target.
   std::span<const int> closed_set() const { return {queue_.data(), static_cast<std::size_t>(num_visited_)}; }
   bool in_closed_set(int rank) const { return visited_[rank] != 0; }
 
  private:
-  // Visits the ranks above the target; returns the tokens above it.
+  // Visits the ranks above the target. Returns the number of tokens above it.
   std::int64_t start(const ReplicaGraph& graph, std::int64_t target, const Assignment& assignment);
-  // Visits what can be reached from them and moves tokens to every room found; returns what is left of `excess`.
+  // Visits all ranks reachable from them and moves tokens to ranks below the target. Returns the remaining `excess`.
   std::int64_t search(const ReplicaGraph& graph, std::int64_t target, std::int64_t excess, Assignment& assignment);
-  // Moves to `sink` what the path by which it was reached carries; returns that.
+  // Moves as many tokens as possible along the path that reached `sink`. Returns their number.
   std::int64_t augment(const ReplicaGraph& graph, std::int64_t target, int sink, Assignment& assignment) const;
 
-  std::vector<int> queue_;     // the first num_visited_ are the ranks in the order of the visit
-  std::vector<int> leaving_;   // [rank], slot from which the search came, −1 at a source
+  std::vector<int> queue_;     // the first num_visited_ entries are the visited ranks in order
+  std::vector<int> leaving_;   // [rank], slot from which the search reached this rank, −1 at a source
   std::vector<int> arriving_;  // [rank], slot of the same expert on this rank
   std::vector<char> visited_;  // [rank]
   int num_visited_ = 0;
-  std::uint64_t unvisited_shadow_ = 0;  // ReplicaGraph::bit of the ranks not visited
+  std::uint64_t unvisited_shadow_ = 0;  // ReplicaGraph::bit of the unvisited ranks
 };
 
-// Experts that one slot holds first; then those of more than four times the mean load, then the rest, each spread over
-// its holders as water fills vessels: what comes late evens out what came early. A good start for `assign_tokens`.
+// Assigns experts with one replica first, then those above four times the mean expert load, then the rest. Spreads each
+// over its holders by water-filling, so that later experts even out earlier ones. A good start for `assign_tokens`.
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& assignment);
 
-// The exact optimum from any assignment of the same tokens; `lower_bound` must be one (⌈mean⌉). Returns the largest
-// rank load. `tight_set`, when given, receives ranks that prove it: the tokens of the experts that they alone hold,
-// divided by their number and rounded up; it stays empty when lower_bound is attained.
+// Computes the exact optimum from any assignment of the same tokens. `lower_bound` must be valid (⌈mean⌉). Returns the
+// largest rank load. `tight_set`, if given, receives ranks that prove it: the tokens of experts replicated only on
+// them, divided by their number and rounded up. It stays empty if lower_bound is attained.
 std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, Assignment& assignment,
                            AssignmentSearch& search, std::vector<int>* tight_set = nullptr);
 
-// Without a search: every expert's tokens in equal parts to its replicas, the remainder of one token each to the parts
-// on the lowest ranks. `load` is [expert], tokens. `parts_of(slot)` says how many parts the replica in a slot serves:
-// 0, it rests. An expert of which no replica serves is left out; every other one's quotas sum to its load. O(slots ·
-// log slots).
+// Splits every expert's tokens into equal parts, without a search; the parts on the lowest ranks get one token each of
+// the remainder. `load` is [expert], tokens. `parts_of(slot)` is the number of parts that the replica in a slot serves,
+// 0 if idle. An expert whose replicas are all idle is skipped; otherwise its quotas sum to its load. O(slots · log
+// slots).
 template <class PartsOf>
 void split_equally(const ReplicaGraph& graph, std::span<const std::int64_t> load, const PartsOf& parts_of,
                    Assignment& assignment) {

@@ -1,4 +1,4 @@
-// What holds for every instance of stage T, and instances worked by hand.
+// Properties of stage T on random instances, and instances solved by hand.
 
 #include "foremoe/planner/token_assignment.h"
 
@@ -19,7 +19,7 @@ TEST(AssignTokens, StaysAtTheLowerBoundWithoutLoad) {
   }
 }
 
-TEST(AssignTokens, PermitsAnExpertWithoutLoadThatNobodyHolds) {
+TEST(AssignTokens, AcceptsAnExpertWithoutLoadAndReplicas) {
   EXPECT_EQ(solve({graph_of(2, {{0}, {}, {0, 1}}), {3, 0, 4}}), 4);
 }
 
@@ -29,7 +29,7 @@ TEST(AssignTokens, SpreadsOneExpertOverMoreRanksThanExperts) {
   EXPECT_EQ(solve({graph_of(5, {{0, 1, 2, 3, 4}}), {11}}), 3);
 }
 
-// Token 0 can only leave rank 0 when every rank of the chain passes one on.
+// A token can leave rank 0 only if every rank of the chain passes one on.
 TEST(AssignTokens, MovesTokensAlongAChainOfRanks) {
   constexpr int kRanks = 40;
   Holders holders{{0}};
@@ -41,8 +41,8 @@ TEST(AssignTokens, MovesTokensAlongAChainOfRanks) {
   EXPECT_EQ(solve_from(i, a), 1);
 }
 
-// Ranks 0 and 64 share a bit of the shadow; visiting one must not hide the other.
-TEST(AssignTokens, TellsRanksApartThatShareAShadow) {
+// Ranks 0 and 64 share a shadow bit; visiting one must not hide the other.
+TEST(AssignTokens, DistinguishesRanksThatShareAShadowBit) {
   for (const Holders& holders : {Holders{{1, 0}, {1, 64}, {0}, {64}}, Holders{{1, 64}, {1, 0}, {64}, {0}}}) {
     const Instance i{graph_of(65, holders), {200, 200, 300, 0}};
     Assignment a;
@@ -70,7 +70,7 @@ TEST(AssignTokens, DoesNotDependOnTheNamesOfRanksAndExperts) {
   }
 }
 
-TEST(AssignTokens, NeverGetsWorseByOneMoreReplica) {
+TEST(AssignTokens, IsNeverWorseWithAnAdditionalReplica) {
   Random random(6);
   for (int n = 0; n < 500; ++n) {
     Instance i = random_instance(random, {.ranks = 12, .experts = 24, .load = 500});
@@ -96,7 +96,7 @@ TEST(AssignTokens, ScalesWithTheLoadsUpToRounding) {
   }
 }
 
-TEST(Relieve, ReportsTheSetThatNoTokenCanLeave) {
+TEST(Relieve, ReportsAClosedSet) {
   Random random(11);
   AssignmentSearch search;
   int closed = 0;

@@ -1,6 +1,6 @@
-// The independent check of a schedule: written from what transfer_schedule.h and docs/users/formats.md say, sharing no
-// code with make_transfer_schedule, the turn order or CopyFinder. Plain rather than fast. Each check takes for granted
-// what the ones before it establish.
+// Independent check of a schedule, written from transfer_schedule.h and docs/users/formats.md. Shares no code with
+// make_transfer_schedule, the turn order or CopyFinder. Prefers simplicity over speed. Each check relies on the ones
+// before it.
 
 #include <fmt/format.h>
 
@@ -52,16 +52,16 @@ class LeaseCheck {
 
   bool free() const { return plan_.residency == Residency::kFree; }
   bool shared() const { return plan_.residency == Residency::kShared; }
-  bool comes_back(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // a home, after the last turn
-  // Arrives in a staging buffer, and in its slot when all that arrives at that turn is there.
+  bool comes_back(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // a returning home
+  // Arrives in a staging buffer, and moves to its slot when all copies of that turn have arrived.
   bool staged(const ScheduledCopy& c) const { return free() && c.path == Path::kPeer; }
-  // The first turn at which what was in its slot before may be gone for those who read at that turn.
+  // First turn at which readers may no longer find the previous contents of the slot.
   int replaces_from(const ScheduledCopy& c) const { return staged(c) ? c.arrives.value : c.opens.value; }
   ExpertId held(EventId event, const ScheduledCopy& c) const {
     return plan_.slot_expert(event, c.layer, c.rank, c.slot);
   }
 
-  // The turns are those of the plan's events, and the tables say where they are.
+  // The turns match the plan's events, and the tables index them correctly.
   void turns() {
     const bool update = schedule_.phase == Phase::kPolicyUpdate;
     std::vector<Turn> expected;
@@ -120,10 +120,10 @@ class LeaseCheck {
     }
   }
 
-  // The homes of all layers come back at the turn after the last one; from peers, those of each layer at its own.
+  // The homes of all layers return at the turn after the last one; from peers, each layer has its own turn.
   int return_turns(const ScheduledCopy& c) const { return !free() ? 0 : staged(c) ? plan_.num_layers() : 1; }
 
-  // Ordered by turn, rank, slot, and found by turn.
+  // Copies are sorted by turn, rank, slot, and indexed by turn.
   void arrivals() {
     const auto& copies = schedule_.copies;
     const auto key = [](const ScheduledCopy& c) { return std::tuple(c.arrives, c.rank, c.slot); };
@@ -169,7 +169,7 @@ class LeaseCheck {
     }
   }
 
-  // A staging buffer takes one copy at a time, from where it opens until it arrives.
+  // A staging buffer contains one copy at a time, from its opening until its arrival.
   void staging() {
     const int slots = plan_.num_layers() * plan_.num_slots();
     std::map<std::pair<RankId, int>, const ScheduledCopy*> last;
@@ -191,7 +191,7 @@ class LeaseCheck {
     }
   }
 
-  // Whoever reads a slot at a turn reads the expert that the plan has there.
+  // Every read of a slot finds the expert that the plan has there.
   void readers() {
     for (int t = 0; t < turns_; ++t) {
       const Turn& turn = schedule_.order.turns[t];
@@ -210,8 +210,8 @@ class LeaseCheck {
     if (shared()) buffer = t.value % schedule_.depth * plan_.guest_slots + slot.value - homes_;
     if (free()) buffer = layer.value * plan_.num_slots() + slot.value;
     const auto at = of_buffer_.find({rank, buffer});
-    const ScheduledCopy* last = nullptr;  // that is there
-    const ScheduledCopy* next = nullptr;  // that follows it
+    const ScheduledCopy* last = nullptr;  // the current lease
+    const ScheduledCopy* next = nullptr;  // the following lease
     if (at != of_buffer_.end()) {
       const std::vector<ScheduledCopy>& leases = at->second;
       const auto after = std::ranges::upper_bound(leases, t, {}, &ScheduledCopy::arrives);
@@ -233,7 +233,7 @@ class LeaseCheck {
     }
   }
 
-  // No copy without need, and none leased longer than the plan holds it.
+  // Every copy is needed, and leased no longer than the plan keeps its expert in the slot.
   void needed() {
     for (const ScheduledCopy& c : schedule_.copies) {
       if (comes_back(c)) continue;
@@ -258,7 +258,7 @@ class LeaseCheck {
     }
   }
 
-  // After the last turn every home slot holds its home again.
+  // After the last turn, every home slot contains its own expert again.
   void homes_come_back() {
     if (!free()) return;
     for (const auto& [buffer, leases] : of_buffer_) {
@@ -280,7 +280,7 @@ class LeaseCheck {
     }
   }
 
-  // [slot] of the rank's homes, ascending; kNoExpert in guest slots.
+  // Expert whose home is this slot (home slots ascending), or kNoExpert for guest slots.
   ExpertId home_of_slot(LayerId layer, RankId rank, SlotId slot) const {
     int s = 0;
     for (int e = 0; e < plan_.num_experts(); ++e) {
@@ -289,7 +289,7 @@ class LeaseCheck {
     return kNoExpert;
   }
 
-  // Does what is read hold the expert before the copy opens, and until all that arrive with it have?
+  // Whether the source contains the expert before the copy opens, and until the turn's copies have arrived.
   bool source_holds(const ScheduledCopy& c) const {
     if (c.source.value < 0 || c.source.value >= plan_.num_ranks()) return false;
     if (c.source_buffer < 0 || c.source_buffer / plan_.num_slots() != c.layer.value) return false;
@@ -306,7 +306,7 @@ class LeaseCheck {
     return there == c.expert;
   }
 
-  // Sources are homes or under `free` hold the expert; arenas hold what the host path fetches, no more.
+  // Sources are homes, or under `free` ranks with the expert. Arenas contain exactly what the host path fetches.
   void paths() {
     const Topology topology{.num_ranks = plan_.num_ranks(), .ranks_per_node = plan_.ranks_per_node};
     std::vector<std::set<ArenaExpert>> fetched(topology.num_nodes());

@@ -1,4 +1,4 @@
-// Each way to spoil a schedule is found. That sound ones pass is in transfer_schedule_properties_test.cpp.
+// Errors that check_leases must find. transfer_schedule_properties_test.cpp tests that it accepts correct schedules.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using testing::IsEmpty;
 
 class SpoiledSchedule : public testing::Test {
  protected:
-  // Two layers whose passes share events: guest 2, then 3, of rank 0 in layer 0, guest 3 throughout in layer 1.
+  // Two layers whose passes share events. Guests of rank 0: expert 2, then 3, in layer 0; always 3 in layer 1.
   StepPlan plan_ = test::plan_with_guests(Residency::kResident, 1, {{2, 3}, {3, 3}});
   StepPlan shared_ = test::plan_with_guests(Residency::kShared, 1, {{2, 3}, {3, 3}});
   StepPlan free_ = test::free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}, {2, 1, 0, 3}});
@@ -62,7 +62,7 @@ TEST_F(SpoiledSchedule, LeaseThatClosesBeforeItsLastReader) {
   finds(plan_, "whose lease closes at turn 0", [](TransferSchedule& s) { s.copies[0].closes = TurnId{0}; });
 }
 
-TEST_F(SpoiledSchedule, LeaseLongerThanThePlanHoldsTheExpert) {
+TEST_F(SpoiledSchedule, LeaseLongerThanThePlanKeepsTheExpert) {
   finds(plan_, "leased at turn 4", [](TransferSchedule& s) { s.copies[0].closes = TurnId{4}; });
   finds(plan_, "another layer's", [](TransferSchedule& s) { s.copies[1].closes = TurnId{7}; });
 }
@@ -75,7 +75,7 @@ TEST_F(SpoiledSchedule, CopyThatArrivesAfterItsFirstReader) {
   });
 }
 
-TEST_F(SpoiledSchedule, CopyThatIsMissing) {
+TEST_F(SpoiledSchedule, MissingCopy) {
   finds(plan_, "turn 4 reads expert 3", [](TransferSchedule& s) { drop(s, 2); });
   finds(shared_, "turn 2 reads expert 3", [](TransferSchedule& s) { drop(s, 2); });
   finds(free_, "does not come back", [](TransferSchedule& s) { drop(s, 3); });
@@ -85,9 +85,9 @@ TEST_F(SpoiledSchedule, CopyOfAnotherExpert) {
   finds(plan_, "which no copy has put there", [](TransferSchedule& s) { s.copies[0].expert = ExpertId{3}; });
 }
 
-TEST_F(SpoiledSchedule, CopyThatNobodyNeeds) {
+TEST_F(SpoiledSchedule, UnneededCopy) {
   finds(plan_, "the rank has it already", [](TransferSchedule& s) {
-    ScheduledCopy again = s.copies[1];  // of layer 1, which keeps its guest: refetched for the second event
+    ScheduledCopy again = s.copies[1];  // refetches the guest of layer 1, which stays, for the second event
     s.copies[1].closes = TurnId{2};
     again.opens = TurnId{3};
     again.arrives = TurnId{5};
@@ -108,7 +108,7 @@ TEST_F(SpoiledSchedule, CopyThatNobodyNeeds) {
   });
 }
 
-TEST_F(SpoiledSchedule, CopyTwice) {
+TEST_F(SpoiledSchedule, DuplicateCopy) {
   finds(plan_, "may begin at turn 0", [](TransferSchedule& s) {
     s.copies.insert(s.copies.begin(), s.copies[0]);
     recount(s);
@@ -142,7 +142,7 @@ TEST_F(SpoiledSchedule, IdsAndTurnsOutOfRange) {
   finds(plan_, "depth is 0", [](TransferSchedule& s) { s.depth = 0; });
 }
 
-TEST_F(SpoiledSchedule, CopiesOutOfOrderOrNotFound) {
+TEST_F(SpoiledSchedule, CopiesOutOfOrderOrWrongIndex) {
   finds(plan_, "out of order", [](TransferSchedule& s) { std::swap(s.copies[0], s.copies[1]); });
   finds(plan_, "first_of_turn[1] is 0, not 1", [](TransferSchedule& s) { s.first_of_turn[1] = 0; });
   finds(plan_, "first_of_turn has 9 entries, not 10", [](TransferSchedule& s) { s.first_of_turn.pop_back(); });
@@ -152,7 +152,7 @@ TEST_F(SpoiledSchedule, SourceThatIsNotTheHome) {
   finds(plan_, "is not its home", [](TransferSchedule& s) { s.copies[0].source = RankId{0}; });
 }
 
-// Copies 0 and 1 exchange experts 0 and 2 of ranks 0 and 1 at turn 1, copies 2 and 3 exchange them back after turn 2.
+// Copies 0 and 1 exchange experts 0 and 2 of ranks 0 and 1 at turn 1; copies 2 and 3 exchange them back after turn 2.
 class SpoiledStaging : public SpoiledSchedule {
  protected:
   void finds(const std::string& what, const std::function<void(TransferSchedule&)>& spoil) {
@@ -163,31 +163,31 @@ class SpoiledStaging : public SpoiledSchedule {
   }
 };
 
-TEST_F(SpoiledStaging, SourceThatDoesNotHoldTheExpert) {
+TEST_F(SpoiledStaging, SourceWithoutTheExpert) {
   const std::string what = "does not hold it from turn";
   finds(what, [](TransferSchedule& s) { s.copies[0].source = RankId{0}; });
   finds(what, [](TransferSchedule& s) { s.copies[0].source = RankId{2}; });
   finds(what, [](TransferSchedule& s) { s.copies[0].source_buffer = 1; });
   finds(what, [](TransferSchedule& s) { s.copies[0].source_buffer = -1; });
-  finds(what, [](TransferSchedule& s) { s.copies[2].opens = TurnId{1}; });  // the other has it at the end of turn 1
+  finds(what, [](TransferSchedule& s) { s.copies[2].opens = TurnId{1}; });  // received there at the end of turn 1
 }
 
-TEST_F(SpoiledStaging, SourceThatIsOverwrittenBeforeItHasBeenRead) {
+TEST_F(SpoiledStaging, SourceOverwrittenBeforeItIsRead) {
   finds("buffer 0 of rank 1 does not hold it", [](TransferSchedule& s) {
-    s.copies[1].path = Path::kHost;  // in place, so into what rank 0 reads
+    s.copies[1].path = Path::kHost;  // writes the slot directly while rank 0 reads it
     s.copies[1].staging = -1;
     s.arena = {{{LayerId{0}, ExpertId{0}}}};
   });
 }
 
-TEST_F(SpoiledStaging, StagingBufferThatIsNotFree) {
+TEST_F(SpoiledStaging, OccupiedStagingBuffer) {
   finds("stays in its staging buffer until turn 1", [](TransferSchedule& s) {
     s.copies[2].staging = s.copies[0].staging;
     s.copies[2].opens = TurnId{1};
   });
 }
 
-TEST_F(SpoiledStaging, BufferThatIsNoStagingBuffer) {
+TEST_F(SpoiledStaging, InvalidStagingBuffer) {
   finds("buffer 0, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 0; });
   finds("buffer 5, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 5; });
   finds("though it arrives where it is read", [](TransferSchedule& s) { s.copies[0].path = Path::kHost; });
@@ -195,7 +195,7 @@ TEST_F(SpoiledStaging, BufferThatIsNoStagingBuffer) {
   finds("staging buffers for this turn and each of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 6; });
 }
 
-TEST_F(SpoiledStaging, HomeThatComesBackAtAnotherLayersTurn) {
+TEST_F(SpoiledStaging, HomeReturningAtAnotherLayersTurn) {
   finds("out of range", [](TransferSchedule& s) {
     s.copies[3].arrives = s.copies[3].closes = TurnId{4};
     index_copies(s);
@@ -212,7 +212,7 @@ TEST_F(SpoiledStaging, HomeThatComesBackAtAnotherLayersTurn) {
   EXPECT_THAT(check_leases(schedule, plan), Contains(HasSubstr("its layer's homes come back at turn 7")));
 }
 
-TEST_F(SpoiledStaging, SlotThatIsReplacedWhileItIsRead) {
+TEST_F(SpoiledStaging, SlotReplacedWhileItIsRead) {
   finds("may begin at turn 2, but buffer 0", [](TransferSchedule& s) {
     s.copies[2].arrives = s.copies[2].closes = TurnId{2};
     index_copies(s);
@@ -230,7 +230,7 @@ TEST_F(SpoiledSchedule, ArenaWithTooMuchOrTooLittle) {
   finds(plan_, "2 arenas on 1 nodes", [](TransferSchedule& s) { s.arena.emplace_back(); });
 }
 
-TEST_F(SpoiledSchedule, TurnsThatAreNotThePlans) {
+TEST_F(SpoiledSchedule, TurnsThatDoNotMatchThePlan) {
   finds(plan_, "not those of the plan", [](TransferSchedule& s) { std::swap(s.order.turns[0], s.order.turns[1]); });
   finds(plan_, "not those of the plan", [](TransferSchedule& s) { s.phase = Phase::kRecompute; });
   finds(plan_, "table of forward turns", [](TransferSchedule& s) { s.order.forward(0, 0) = TurnId{1}; });

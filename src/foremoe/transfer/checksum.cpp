@@ -6,12 +6,12 @@ namespace foremoe {
 
 namespace {
 
-// Keys of block 0: the first eight outputs of SplitMix64 from 0.
+// Keys of block 0: the first eight outputs of SplitMix64 with seed 0.
 constexpr std::array<std::uint64_t, kChecksumWords> kFirstKeys = {
     0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC,
     0x1B39896A51A8749B, 0x53CB9F0C747EA2EA, 0x2C829ABE1F4532E1, 0xC584133AC916AB3C};
 
-// One to one in the hash and in the word.
+// Injective in each argument.
 std::uint64_t fold(std::uint64_t hash, std::uint64_t word) {
   hash = (hash ^ word) * 0xBF58476D1CE4E5B9;
   return hash ^ (hash >> 31);
@@ -19,7 +19,7 @@ std::uint64_t fold(std::uint64_t hash, std::uint64_t word) {
 
 ChecksumBlocks fastest() {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  return checksum_blocks_portable;  // whose accesses the sanitizers see
+  return checksum_blocks_portable;  // so that the sanitizers see its accesses
 #else
   const ChecksumBlocks avx2 = checksum_blocks_avx2();
   return avx2 != nullptr ? avx2 : checksum_blocks_portable;

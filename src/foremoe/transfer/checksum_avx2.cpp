@@ -8,9 +8,8 @@ namespace foremoe {
 
 namespace {
 
-constexpr std::size_t kStreamedBytes = std::size_t{1}
-                                       << 20;  // from here on, a copy would only push others out of the caches
-constexpr std::size_t kAhead = 2048;           // bytes; the prefetchers of the processor stop at pages
+constexpr std::size_t kStreamedBytes = std::size_t{1} << 20;  // larger copies would evict other data from the caches
+constexpr std::size_t kAhead = 2048;                          // bytes; hardware prefetchers stop at page boundaries
 
 enum class Store { kNone, kCached, kStreamed };
 
@@ -44,7 +43,7 @@ __attribute__((target("avx2"))) void run(ChecksumSums& sums, std::byte* to, cons
     take<kStore>(a, at, from + i);
     take<kStore>(b, kStore == Store::kNone ? nullptr : at + kHalf, from + i + kHalf);
   }
-  if constexpr (kStore == Store::kStreamed) _mm_sfence();  // streaming stores are ordered by nothing else
+  if constexpr (kStore == Store::kStreamed) _mm_sfence();  // nothing else orders streaming stores
   const auto save = [](std::uint64_t * word, __m256i value) __attribute__((target("avx2"))) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(word), value);
   };

@@ -18,7 +18,7 @@ std::vector<std::byte> random_bytes(std::size_t n, std::uint64_t seed) {
   return bytes;
 }
 
-TEST(Checksum, SeesEveryFlippedBit) {
+TEST(Checksum, DetectsEveryFlippedBit) {
   for (const std::size_t n : {1U, 63U, 64U, 200U}) {
     std::vector<std::byte> bytes = random_bytes(n, n);
     const std::uint64_t whole = checksum(bytes);
@@ -30,7 +30,7 @@ TEST(Checksum, SeesEveryFlippedBit) {
   }
 }
 
-TEST(Checksum, SeesBlocksThatChangedPlaces) {
+TEST(Checksum, DetectsExchangedBlocks) {
   std::vector<std::byte> bytes = random_bytes(64 * 40, 1);
   const std::uint64_t whole = checksum(bytes);
   for (std::size_t i = 0; i < 40; ++i) {
@@ -43,7 +43,7 @@ TEST(Checksum, SeesBlocksThatChangedPlaces) {
   }
 }
 
-TEST(Checksum, SeesBlocksThatChangedPlacesEvenIfTheyDifferInOneSignOnly) {
+TEST(Checksum, DetectsExchangedBlocksThatDifferInOneSignBit) {
   std::vector<std::byte> bytes(64 * 4, std::byte{0});
   bytes[63] = std::byte{0x80};
   std::vector<std::byte> swapped(64 * 4, std::byte{0});
@@ -51,7 +51,7 @@ TEST(Checksum, SeesBlocksThatChangedPlacesEvenIfTheyDifferInOneSignOnly) {
   EXPECT_NE(checksum(bytes), checksum(swapped));
 }
 
-TEST(Checksum, SeesMissingAndZeroedEnds) {
+TEST(Checksum, DetectsMissingAndZeroedEnds) {
   const std::vector<std::byte> bytes = random_bytes(1000, 2);
   const std::uint64_t whole = checksum(bytes);
   for (std::size_t n = 0; n < bytes.size(); ++n) {
@@ -63,9 +63,9 @@ TEST(Checksum, SeesMissingAndZeroedEnds) {
   EXPECT_NE(checksum(std::vector<std::byte>(64)), checksum(std::vector<std::byte>(128)));
 }
 
-TEST(Checksum, IsTheSameOnEveryProcessorAndWhetherOrNotBytesAreCopied) {
+TEST(Checksum, IsTheSameForAllKernelsWithAndWithoutCopying) {
   for (const std::size_t n : {0U, 1U, 31U, 64U, 65U, 4096U, (1U << 20) - 1, (1U << 20) + 64 * 3 + 17}) {
-    for (const std::size_t shift : {0U, 4U, 32U}) {  // the vector kernel stores otherwise where memory is not aligned
+    for (const std::size_t shift : {0U, 4U, 32U}) {  // the vector kernel uses other stores for unaligned memory
       const std::vector<std::byte> bytes = random_bytes(n + shift, n);
       const std::span<const std::byte> from = std::span(bytes).subspan(shift);
       const std::uint64_t expected = checksum_with(checksum_blocks_portable, nullptr, from);
@@ -91,8 +91,8 @@ TEST(Checksum, IsTheSameOnEveryProcessorAndWhetherOrNotBytesAreCopied) {
   }
 }
 
-// As computed apart from this code, by the description in the header: another value would refuse what another build has
-// published.
+// Values computed independently from the header's description. With other values, a build would reject data published
+// by another build.
 TEST(Checksum, HasKnownValues) {
   EXPECT_EQ(checksum({}), 10748934342431810960U);
   std::vector<std::byte> bytes(100);

@@ -1,13 +1,13 @@
 #pragma once
 
-// The links of a modelled cluster, numbered, and which of them bytes cross on their way.
+// Numbered links of a modelled cluster, and the links that a transfer crosses.
 //
 //   peers, network, host   one of each per rank and direction
-//   switch                 the uplink of ranks_per_switch ranks to the host, per direction
-//   host memory            one per node, reads and writes together
-// A copy from the node's arena crosses host memory, switch and the reader's host link; one from a rank of the node both
-// ranks' links to peers; one from another node both ranks' links to the network and, where cards and host path meet
-// below the switch, both ranks' host links too.
+//   switch                 uplink of ranks_per_switch ranks to the host, per direction
+//   host memory            one per node, for reads and writes together
+// A copy from the node's arena crosses host memory, switch and the reader's host link. A copy inside a node crosses the
+// peer links of both ranks. A copy between nodes crosses the network links of both ranks and, if network cards share
+// the uplink with the host path, also both host links.
 
 #include <cstdint>
 #include <string_view>
@@ -31,7 +31,7 @@ enum class LinkSide : std::uint8_t { kIn, kOut };  // as seen from the rank
 
 struct Way {
   Path path = Path::kPeer;
-  RankId from;  // kPeer: whose memory is read
+  RankId from;  // kPeer: the rank that is read
   RankId to;
 };
 
@@ -44,7 +44,7 @@ class ClusterLinks {
   bool shares_uplink() const { return shares_uplink_; }
 
   LinkId of_rank(LinkKind kind, LinkSide side, RankId rank) const;  // kPeers, kNetwork, kHost
-  LinkId of_switch(LinkSide side, RankId rank) const;               // above this rank
+  LinkId of_switch(LinkSide side, RankId rank) const;               // the switch above this rank
   LinkId host_memory(NodeId node) const { return LinkId{first_memory_ + node.value}; }
 
   struct Named {
@@ -56,13 +56,13 @@ class ClusterLinks {
   double bytes_per_second(LinkKind kind) const { return bytes_per_second_[static_cast<std::size_t>(kind)]; }
   double seconds(LinkId link, Bytes bytes) const;  // bytes ÷ bandwidth, without latency
 
-  // What crosses a link when `bytes` go this way. Latency is on the receiver's link, so that small copies queue too.
+  // Time that `bytes` occupy a link. The receiver's link includes the latency, so that small copies queue, too.
   struct Crossing {
     LinkId link;
     double seconds = 0;
   };
-  void cross(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const;  // replaces what was there
-  // The same without latency: of one message of several, all of which one latency delays.
+  void cross(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const;  // replaces the contents
+  // As cross(), without latency: for one of several messages that share a single latency.
   void cross_without_latency(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const;
   double latency(const Way& way) const;
 

@@ -43,7 +43,7 @@ void CopyAttempts::start(std::size_t copy, Path path, EngineClock::time_point no
   attempt.begin_ns = parts_.timeline != nullptr ? Timeline::now_ns() : 0;
 }
 
-// 0: not published yet.
+// Version of the attempt's source; 0 if it is not published yet.
 std::uint64_t CopyAttempts::version(const Attempt& attempt) const {
   const ScheduledCopy& copy = scheduled(attempt);
   if (attempt.path == Path::kHost) return parts_.arena->version(arena_index(copy));
@@ -82,7 +82,7 @@ void CopyAttempts::submit(Attempt& attempt) {
   attempt.with_link = true;
 }
 
-// What the link has delivered: is it what the owner published for this phase?
+// Whether the delivered data is what the owner published for this phase.
 bool CopyAttempts::sound(const Attempt& attempt) const {
   if (version(attempt) != options_.version) return false;
   if (attempt.path != Path::kHost || !options_.verify) return true;
@@ -104,7 +104,7 @@ CopyAttempts::Outcome CopyAttempts::outcome(Attempt& attempt) {
   }
   const CopyState state = link(attempt).poll(attempt.id);
   if (state == CopyState::kUnderWay) return Outcome::kUnderWay;
-  attempt.with_link = false;  // it has been forgotten there
+  attempt.with_link = false;  // poll() has ended it
   return state == CopyState::kDone && sound(attempt) ? Outcome::kArrived : Outcome::kFailed;
 }
 
@@ -145,7 +145,7 @@ void CopyAttempts::cancel_all() {
   }
 }
 
-// A link that fails at once is not asked again at once, where it may be asked without end.
+// Delay before retrying a link that failed at once, where retries are unlimited.
 static constexpr std::chrono::microseconds kBackOff{200};
 
 CopyFetcher::CopyFetcher(EngineParts& parts, const EngineOptions& options)
@@ -168,7 +168,7 @@ std::span<const std::size_t> CopyFetcher::arriving(TurnId turn) const {
   return std::span(mine_).subspan(first, first_of_turn_[turn.index() + 1] - first);
 }
 
-// The queue's end is its head.
+// The next copy is at the back of the queue.
 void CopyFetcher::enqueue(std::size_t copy) {
   const auto later = [&](std::size_t a, std::size_t b) {
     return std::pair(fetches_[a].needed, a) > std::pair(fetches_[b].needed, b);

@@ -1,7 +1,6 @@
 #pragma once
 
-// A rank's copies, on the engine's thread: which are due (CopyFetcher), and the attempts that fetch them
-// (CopyAttempts).
+// Copies of one rank on the engine's thread: CopyFetcher decides which copies start, CopyAttempts runs the attempts.
 
 #include <chrono>
 #include <span>
@@ -13,13 +12,13 @@ namespace foremoe {
 
 using EngineClock = std::chrono::steady_clock;
 
-// The attempts that are under way: from the choice of a path to what has become of it.
+// Attempts in progress, from the choice of a path to the result.
 //
-// Method. An attempt first waits until its source has the version that the phase uses, is then with its link, and has
-//   arrived when the link says so, the source's version is still the same and, on the host path, checksums agree. It
-//   has failed when the link says so, when any of this is not true, when the source has gone on to a later version, or
-//   when it is late; then the link has forgotten it and nothing writes to its buffer any more.
-// Complexity. step() is linear in the attempts under way, of which there are at most kMaxCopiesUnderWay.
+// Method. An attempt first waits until its source has the phase's version, and is then submitted to its link. It
+//   succeeds when the link reports completion, the source still has this version and, on the host path, checksums
+//   match. It fails if the link reports failure, if one of these checks fails, if the source has a later version, or on
+//   timeout. After a failure the link has dropped the copy, and nothing writes to its buffer.
+// Complexity. step() is linear in the number of attempts in progress, at most kMaxCopiesUnderWay.
 class CopyAttempts {
  public:
   CopyAttempts(EngineParts& parts, const EngineOptions& options);
@@ -31,13 +30,12 @@ class CopyAttempts {
     Bytes bytes;
   };
 
-  // Can the copy come this way? A peer whose memory is not mapped only answers what the schedule says that it will be
-  // asked.
+  // Whether the copy can take this path. A peer whose memory is not mapped serves only the requests in the schedule.
   bool possible(std::size_t copy, Path path) const;
   bool any() const { return num_under_way_ > 0; }
   bool full() const { return num_under_way_ == kMaxCopiesUnderWay; }
-  void start(std::size_t copy, Path path, EngineClock::time_point now);  // possible, not full
-  // Asks links and sources; what has ended until the next call.
+  void start(std::size_t copy, Path path, EngineClock::time_point now);  // requires possible() and not full()
+  // Polls links and sources. Returns attempts that ended; valid until the next call.
   std::span<const End> step(EngineClock::time_point now);
   void cancel_all();
 
@@ -52,7 +50,7 @@ class CopyAttempts {
     std::int64_t begin_ns = 0;
     std::vector<std::size_t> segments;
     std::vector<Chunk> chunks;             // [i] of segments[i]
-    std::vector<std::uint64_t> checksums;  // [i], as the link saw them
+    std::vector<std::uint64_t> checksums;  // [i], from the link
   };
   enum class Outcome : std::uint8_t { kUnderWay, kArrived, kFailed };
 
@@ -74,35 +72,35 @@ class CopyAttempts {
   std::vector<End> ended_;
 };
 
-// How far the rank has come. Turns that have not begun are beyond `submitted`.
+// Progress of the rank. Turns that have not begun are above `submitted`.
 struct EnginePosition {
   int submitted = -1;
   int released = -1;
-  int waiting = -1;  // the latest turn that is, or was, waited for
+  int waiting = -1;  // latest turn for which the rank has waited
   EngineClock::time_point waiting_since;
 };
 
-// Which copies may start, which attempt is next, which are there.
+// Decides which copies start, and on which path, and tracks which have arrived.
 //
-// Method. Copies wait in order of the turn that needs them. One starts when its buffer is free (its `opens` has begun
-//   and the former lease's last reader was released), its turn is near and there is room among the attempts. The first
-//   attempt takes the planned path, the others alternate where both are possible. After `attempts` failures the copy
-//   is missing; whoever counts the turns may ask for it again. Under `must_arrive` it is tried on until
-//   timeout × attempts have passed, then PhaseFailed; only by the planned path, as homes are not pinned there.
+// Method. Copies wait in order of the turn that needs them. A copy starts when its buffer is free (turn `opens` has
+//   begun and the last reader of the previous lease was released), its turn is near enough and an attempt is available.
+//   The first attempt uses the planned path; later ones alternate if both paths are possible. After `attempts` failures
+//   the copy is missing, and TurnVotes may request it again. Under `must_arrive`, attempts repeat until timeout ×
+//   attempts have passed, then throw PhaseFailed. They use the planned path alone, since homes are not pinned.
 class CopyFetcher {
  public:
   CopyFetcher(EngineParts& parts, const EngineOptions& options);
 
-  // Looks after attempts and starts at most one. True when anything changed.
+  // Polls attempts and starts at most one. Returns true if anything changed.
   bool step(const EnginePosition& position, EngineClock::time_point now);
-  bool under_way() const { return attempts_.any() || backing_off_; }  // step() is to be called soon again
+  bool under_way() const { return attempts_.any() || backing_off_; }  // step() must be called again soon
   void cancel_all() { attempts_.cancel_all(); }
 
-  // This rank's copies that arrive at a turn; indices into the schedule's copies.
+  // This rank's copies that arrive at a turn, as indices into the schedule's copies.
   std::span<const std::size_t> arriving(TurnId turn) const;
   bool held(std::size_t copy) const { return state(copy) == State::kHeld; }
   bool missing(std::size_t copy) const { return state(copy) == State::kMissing; }
-  void fetch_again(std::size_t copy, TurnId needed);  // a missing one
+  void fetch_again(std::size_t copy, TurnId needed);  // for a missing copy
   const TransferFigures& figures() const { return figures_; }
 
  private:
@@ -126,10 +124,10 @@ class CopyFetcher {
   EngineParts& parts_;
   const EngineOptions& options_;
   CopyAttempts attempts_;
-  std::vector<Fetch> fetches_;              // [copy of the schedule]; those of other ranks are not used
+  std::vector<Fetch> fetches_;              // [copy of the schedule]; unused for other ranks
   std::vector<std::size_t> mine_;           // this rank's copies, by arrives
   std::vector<std::size_t> first_of_turn_;  // [num_turns() + 1], into mine_
-  std::vector<std::size_t> queue_;          // waiting, by needed turn, then copy
+  std::vector<std::size_t> queue_;          // waiting copies, by needed turn, then copy
   bool backing_off_ = false;
   TransferFigures figures_;
 };

@@ -1,4 +1,4 @@
-// When a copy starts, what it may write over, and how much of it and of its like is under way.
+// When copies start, which buffers they may write, which segments they contain and how many are in progress.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 using testing::ElementsAre;
 using namespace std::chrono_literals;
 
-TEST(TransferEngineThread, StartsNoCopyUntilItsWaitWhereCopiesAreNotToOverlap) {
+TEST(TransferEngineThread, StartsNoCopyBeforeItsWaitUnlessEager) {
   Cluster cluster = pair_with({one_copy()});
   agree(cluster);
   LinkLog log;
@@ -23,7 +23,7 @@ TEST(TransferEngineThread, StartsNoCopyUntilItsWaitWhereCopiesAreNotToOverlap) {
   EXPECT_EQ(log.num_requests(), 1U);
 }
 
-TEST(TransferEngineThread, StartsACopyAsManyTurnsAheadAsTheDepthSays) {
+TEST(TransferEngineThread, StartsCopiesDepthTurnsAhead) {
   ScheduledCopy copy = one_copy();
   copy.arrives = copy.closes = TurnId{2};
   Cluster cluster = pair_with({copy});
@@ -37,7 +37,7 @@ TEST(TransferEngineThread, StartsACopyAsManyTurnsAheadAsTheDepthSays) {
   log.await(1);
 }
 
-TEST(TransferEngineThread, WritesABufferOnlyAfterTheLastReaderOfTheFormerLeaseIsDone) {
+TEST(TransferEngineThread, WritesABufferOnlyAfterItsLastReaderIsReleased) {
   ScheduledCopy first = one_copy();
   ScheduledCopy second = one_copy();
   second.expert = ExpertId{2};
@@ -57,7 +57,7 @@ TEST(TransferEngineThread, WritesABufferOnlyAfterTheLastReaderOfTheFormerLeaseIs
   EXPECT_TRUE(cluster.holds(RankId{0}, second, Pass::kForward));
 }
 
-TEST(TransferEngineThread, DoesNotEvenAskForABufferThatHasNotBeenReleased) {
+TEST(TransferEngineThread, SubmitsNoCopyIntoABufferBeforeItsRelease) {
   ScheduledCopy first = one_copy();
   first.closes = TurnId{1};
   ScheduledCopy second = one_copy();
@@ -71,7 +71,7 @@ TEST(TransferEngineThread, DoesNotEvenAskForABufferThatHasNotBeenReleased) {
   ASSERT_TRUE(rank.engine().wait(TurnId{0}));
   rank.engine().release(TurnId{0});
   rank.engine().submit(TurnId{1});
-  rank.engine().submit(TurnId{2});  // begun before turn 1 was released
+  rank.engine().submit(TurnId{2});  // begins before turn 1 is released
   std::this_thread::sleep_for(5ms);
   EXPECT_EQ(log.num_requests(), 1U);
   rank.engine().release(TurnId{1});
@@ -107,7 +107,7 @@ TEST(TransferEngineThread, CopiesOnlySegmentsThatAReaderOfTheLeaseNeeds) {
   }
 }
 
-TEST(TransferEngineThread, BringsHomesBackBeforeItFinishes) {
+TEST(TransferEngineThread, RestoresHomesBeforeItFinishes) {
   ScheduledCopy home = one_copy();
   home.opens = home.arrives = home.closes = TurnId{3};
   Cluster cluster = pair_with({home});
@@ -117,7 +117,7 @@ TEST(TransferEngineThread, BringsHomesBackBeforeItFinishes) {
   EXPECT_TRUE(cluster.holds(RankId{0}, home, Pass::kForward));
 }
 
-TEST(TransferEngineThread, HasNoMoreCopiesUnderWayThanItsLimit) {
+TEST(TransferEngineThread, LimitsTheCopiesInProgress) {
   ClusterShape shape = kPair;
   std::vector<ScheduledCopy> copies;
   for (int i = 0; i < kMaxCopiesUnderWay + 10; ++i) {

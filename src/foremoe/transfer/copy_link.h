@@ -1,8 +1,8 @@
 #pragma once
 
-// What moves the bytes of copies: one link of one rank, in host memory. Links complete out of order or never; waiting,
-// checking, retrying and giving up live above them, once, in the engine. A link is used by one thread, and decorators
-// wrap any link.
+// Moves the bytes of copies: one link of one rank, in host memory. Links may complete out of order or never. The engine
+// implements waiting, checks, retries and timeouts once, for all links. A link is used by a single thread; decorators
+// can wrap any link.
 
 #include <chrono>
 #include <cstddef>
@@ -16,22 +16,22 @@
 
 namespace foremoe {
 
-using CopyId = Id<struct CopyTag>;  // of an attempt; never reused within a bound phase
+using CopyId = Id<struct CopyTag>;  // of an attempt; unique within a bound phase
 
 struct Chunk {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::size_t bytes = 0;
-  // Where to leave the checksum (checksum.h) of the bytes as they were copied, for a link that computes it on the way;
-  // 0, as it was on submission, from one that does not.
+  // Destination of the checksum (checksum.h) of the copied bytes, for links that compute it during the copy. Other
+  // links leave the value 0 that it has on submission.
   std::uint64_t* checksum = nullptr;
 };
 
 struct CopyRequest {
   CopyId id;
-  std::span<const Chunk> chunks;  // alive until the copy is settled
-  RankId source;                  // peer path: the rank that the bytes come from
-  std::int64_t message = -1;      // peer path: its index in the schedule's copies where memory is not mapped
+  std::span<const Chunk> chunks;  // must stay valid until the copy ends
+  RankId source;                  // peer path: rank that sends the bytes
+  std::int64_t message = -1;      // peer path: index in the schedule's copies if memory is not mapped
 };
 
 enum class CopyState : std::uint8_t { kUnderWay, kDone, kFailed };
@@ -40,16 +40,16 @@ class CopyLink {
  public:
   virtual ~CopyLink() = default;
   virtual void submit(const CopyRequest& request) = 0;  // never waits
-  virtual CopyState poll(CopyId id) = 0;                // of a submitted copy; after kDone or kFailed it is forgotten
-  virtual void cancel(CopyId id) = 0;                   // gives up; on return nothing writes to its buffer any more
-  virtual void progress() = 0;                          // whatever needs the caller's hand now and then; never waits
-  // Other ranks may still ask for what only progress() sends, so it must be called even while no copy of this rank is
-  // under way.
+  virtual CopyState poll(CopyId id) = 0;                // of a submitted copy; kDone and kFailed end it
+  virtual void cancel(CopyId id) = 0;                   // ends a copy; afterwards nothing writes to its buffer
+  virtual void progress() = 0;                          // does pending work of the link; never waits
+  // Whether other ranks may need data that only progress() sends. If so, call it even when this rank has no copy in
+  // progress.
   virtual bool serves_others() const { return false; }
 };
 
-// Copies within memory that this process sees: submit() itself copies, on the caller's thread. A chunk whose checksum
-// is asked for is copied and summed in one pass.
+// Copies within this process's memory. submit() copies on the caller's thread. Chunks with a checksum are copied and
+// summed in one pass.
 class MemcpyLink final : public CopyLink {
  public:
   void submit(const CopyRequest& request) override;
@@ -58,9 +58,9 @@ class MemcpyLink final : public CopyLink {
   void progress() override {}
 };
 
-// Limits another link to a rate, so that any machine can measure what hides behind work. Copies go through one after
-// the other; a copy is done no earlier than its bytes, at the given rate, after it was submitted or after the copy
-// before it was done. The link never waits, and no link slows another.
+// Limits another link to a rate, so that overlap can be measured on any machine. Copies are sequential: each completes
+// no earlier than its bytes take at this rate, counted from its submission or the previous copy's end. The link never
+// waits, and links do not slow each other down.
 class ThrottledLink final : public CopyLink {
  public:
   using Clock = std::chrono::steady_clock;
@@ -77,13 +77,13 @@ class ThrottledLink final : public CopyLink {
  private:
   struct Copy {
     CopyId id;
-    Clock::time_point through;  // the throttle
-    bool done = false;          // by the link itself, which has forgotten it
+    Clock::time_point through;  // when the throttle lets it complete
+    bool done = false;          // the inner link has completed and dropped it
   };
   std::unique_ptr<CopyLink> link_;
   double bytes_per_second_;
   std::function<Clock::time_point()> now_;
-  Clock::time_point free_;  // when all that was submitted is through
+  Clock::time_point free_;  // when all submitted copies are complete
   std::vector<Copy> copies_;
 };
 

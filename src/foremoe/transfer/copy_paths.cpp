@@ -6,7 +6,7 @@
 
 namespace foremoe {
 
-// A copy that only forward or only backward turns read moves their segments alone.
+// A copy read only by forward turns, or only by backward turns, contains only the segments of that pass.
 static Bytes bytes_of(const ScheduledCopy& copy, const PathProblem& problem) {
   const TurnOrder& order = problem.order;
   if (order.backward.empty()) return problem.layout.bytes_read_by(Pass::kForward);
@@ -14,12 +14,12 @@ static Bytes bytes_of(const ScheduledCopy& copy, const PathProblem& problem) {
   return problem.layout.bytes();
 }
 
-// How long each link takes for what goes over it.
+// Time that each link takes for the bytes assigned to it.
 class LinkLoads {
  public:
   explicit LinkLoads(const ClusterLinks& links) : links_(links), seconds_(static_cast<std::size_t>(links.size())) {}
 
-  // When the busiest link of the way would be done with so many bytes more.
+  // Finishing time of the busiest link on the way after adding `bytes`.
   double done_with(const Way& way, Bytes bytes) {
     links_.cross(way, bytes, crossings_);
     double last = 0;
@@ -42,7 +42,7 @@ class LinkLoads {
 
 static Way way_of(const ScheduledCopy& copy, Path path) { return {.path = path, .from = copy.source, .to = copy.rank}; }
 
-// Of arenas and busiest link.
+// Seconds of the arenas plus those of the busiest link.
 static double seconds_of(const PathProblem& problem, std::span<const ScheduledCopy> copies) {
   LinkLoads loads(problem.links);
   for (const ScheduledCopy& copy : copies) loads.add(way_of(copy, copy.path), bytes_of(copy, problem));
@@ -50,7 +50,7 @@ static double seconds_of(const PathProblem& problem, std::span<const ScheduledCo
   return load_arenas(arena, problem.plan, problem.layout.bytes(), problem.links).seconds + loads.busiest();
 }
 
-// What an arena takes for one expert more, which only depends on where the expert's home is.
+// Time to write one more expert to an arena, which depends only on whether its home is on the same node.
 class ArenaWrites {
  public:
   explicit ArenaWrites(const PathProblem& problem) : problem_(problem) {}
@@ -69,11 +69,11 @@ class ArenaWrites {
 
  private:
   const PathProblem& problem_;
-  std::optional<double> near_;  // on the node of the arena
+  std::optional<double> near_;  // home on the arena's node
   std::optional<double> far_;
 };
 
-// Copies that all come from peers take both paths, where that is quicker.
+// Moves copies from peers to the host path if that is faster overall.
 static void balance_paths(const PathProblem& problem, std::span<ScheduledCopy> copies) {
   const StepPlan& plan = problem.plan;
   const Topology topology = plan.topology();
@@ -97,7 +97,7 @@ static void balance_paths(const PathProblem& problem, std::span<ScheduledCopy> c
 }
 
 void choose_paths(const PathProblem& problem, std::span<ScheduledCopy> copies) {
-  // Under `free` a home may be overwritten before the copy begins, so its slot is no source.
+  // Under `free` a home may be overwritten before the copy starts, so homes cannot be sources.
   const bool host_alone = problem.choice == PathChoice::kHost || problem.plan.residency == Residency::kFree;
   for (ScheduledCopy& copy : copies) {
     copy.source = problem.plan.home(copy.layer, copy.expert);
@@ -154,7 +154,7 @@ ArenaLoad load_arenas(const std::vector<std::vector<ArenaExpert>>& arena, const 
     const Bytes part{from_others.value / ranks.size()};
     for (int r = ranks.first; r < ranks.last; ++r) {
       carry(links.of_rank(LinkKind::kNetwork, LinkSide::kIn, RankId{r}), part);
-      carry(links.of_switch(LinkSide::kOut, RankId{r}), part);  // from the card towards the host
+      carry(links.of_switch(LinkSide::kOut, RankId{r}), part);  // from network card to host
     }
     load.largest = std::max(load.largest, Bytes{expert.value * static_cast<std::int64_t>(arena[n].size())});
   }

@@ -1,19 +1,18 @@
 #pragma once
 
-// By which path each copy of a schedule goes, and what the arenas hold for it.
+// Chooses the path of each copy of a schedule, and the experts that the arenas must contain.
 //
-// Problem. A copy can come from its node's arena or straight from the expert's home. An expert in an arena costs host
-//   memory and is written there before the phase, while nothing else happens, which can pay when its node fetches it at
-//   least twice. Links have unequal bandwidth, and what a schedule costs is what its busiest link takes: bytes ÷
-//   bandwidth.
-// Method. An expert that its node fetches once comes from its peer. Each of the others, by deadline, takes the path
-//   whose busiest link is done with it first, peers where both are; to the host path comes the copy's part of writing
-//   the arena. If the arenas' seconds and those of the busiest link then come to no less than the busiest link has with
-//   peers alone, all go to peers.
-// Guarantee. Arenas and busiest link together never take longer than with peers alone. Whether copies hide behind
-//   computing is not asked: the simulator, which knows, also tries either path alone.
-// Arenas. Every expert of an arena is written by its home, across the network where the home is on another node, whose
-//   cards then share the receiving. All are written at once: it takes as long as the link that carries most.
+// Problem. A copy can come from its node's arena or directly from the expert's home. An expert in an arena costs host
+//   memory and is written before the phase, when nothing else runs; this can pay off if its node fetches it at least
+//   twice. Links differ in bandwidth. The cost of a schedule is the time of its busiest link, bytes ÷ bandwidth.
+// Method. Experts that their node fetches once come from peers. Every other copy, by deadline, takes the path whose
+//   busiest link finishes first; ties go to peers. The host path also pays the copy's share of writing the arena. If
+//   arenas and busiest link together then take as long as the busiest link with peers alone, or longer, all copies use
+//   peers.
+// Guarantee. Arenas and busiest link together never take longer than with peers alone. Overlap with computation is not
+//   considered here; the simulator, which models it, also tries each path alone.
+// Arenas. Each expert of an arena is written by its home, across the network if that is on another node, whose network
+//   cards share the incoming data. All writes run at once, so their time is that of the busiest link.
 // Complexity. O(copies · log of copies + nodes · layers · experts).
 
 #include <span>
@@ -33,24 +32,24 @@ struct PathProblem {
   PathChoice choice = PathChoice::kAuto;
 };
 
-// Of a cluster, or, where there is none, of links that are all alike: bytes alone tell them apart.
+// Links of the cluster or, if it is null, uniform links, which differ only in the bytes that they carry.
 ClusterLinks links_between(const Cluster* cluster, const Topology& topology, bool shares_uplink);
 
-// Sets path and source of each copy; copies are by deadline.
+// Sets path and source of each copy. Copies are ordered by deadline.
 void choose_paths(const PathProblem& problem, std::span<ScheduledCopy> copies);
 
-// [node], ascending: the experts that copies of the host path fetch there.
+// [node], ascending: the experts that the node's copies on the host path fetch.
 std::vector<std::vector<ArenaExpert>> experts_of_arenas(const StepPlan& plan, std::span<const ScheduledCopy> copies);
 
-// What it takes to fill arenas.
+// Cost of filling the arenas.
 struct ArenaLoad {
   std::vector<Bytes> bytes;       // [link]
   Array<Bytes, 2> between_nodes;  // [from][to]
-  Bytes largest;                  // of the node whose arena holds most
+  Bytes largest;                  // the largest arena of a node
   double seconds = 0;
 };
 
-// `expert`: its weights.
+// `expert` is the size of one expert's weights.
 ArenaLoad load_arenas(const std::vector<std::vector<ArenaExpert>>& arena, const StepPlan& plan, Bytes expert,
                       const ClusterLinks& links);
 

@@ -25,7 +25,7 @@ struct Guest {
   int event, rank, expert;
 };
 
-// As many ranks as experts, each at home on the rank of its number, one guest slot.
+// As many ranks as experts; expert e is at home on rank e; one guest slot.
 StepPlan plan_with(const std::vector<Guest>& guests, int ranks, int ranks_per_node) {
   int events = 1;
   for (const Guest& g : guests) events = std::max(events, g.event + 1);
@@ -51,31 +51,31 @@ std::map<Path, int> number_by_path(const TransferSchedule& schedule) {
   return number;
 }
 
-TEST(CopyPaths, AnExpertThatItsNodeFetchesOnceComesFromItsPeer) {
+TEST(CopyPaths, AnExpertFetchedOnceByItsNodeComesFromAPeer) {
   // Expert 0 is fetched twice, but by two nodes.
   const TransferSchedule schedule = make_transfer_schedule(plan_with({{0, 2, 0}, {0, 4, 0}}, 6, 2), kLayout, {});
   EXPECT_EQ(number_by_path(schedule), (std::map<Path, int>{{Path::kPeer, 2}}));
   EXPECT_THAT(schedule.arena, testing::Each(IsEmpty()));
 }
 
-TEST(CopyPaths, TheArenaRelievesARankWhoseExpertEverybodyWants) {
+TEST(CopyPaths, TheArenaRelievesARankWhoseExpertAllRanksFetch) {
   std::vector<Guest> guests;
   for (int r = 1; r < 8; ++r) guests.push_back({0, r, 0});
   const TransferSchedule schedule = make_transfer_schedule(plan_with(guests, 8, 8), kLayout, {});
-  // By turns from the egress of rank 0 and from the arena; the peer where both are equal.
+  // Alternates between the egress of rank 0 and the arena; ties go to the peer.
   EXPECT_EQ(number_by_path(schedule), (std::map<Path, int>{{Path::kPeer, 4}, {Path::kHost, 3}}));
   EXPECT_EQ(schedule.arena[0], (std::vector<ArenaExpert>{{LayerId{0}, ExpertId{0}}}));
 }
 
-TEST(CopyPaths, ABusyNetworkCardIsRelievedByTheArena) {
-  // All of the second node fetch an expert of rank 0: by peers its card sends four, with an arena one and two.
+TEST(CopyPaths, TheArenaRelievesABusyNetworkCard) {
+  // All ranks of the second node fetch an expert of rank 0. Its card sends four copies, or with an arena one plus two.
   std::vector<Guest> guests;
   for (int r = 4; r < 8; ++r) guests.push_back({0, r, 0});
   const TransferSchedule schedule = make_transfer_schedule(plan_with(guests, 8, 4), kLayout, {});
   EXPECT_EQ(number_by_path(schedule), (std::map<Path, int>{{Path::kPeer, 2}, {Path::kHost, 2}}));
 }
 
-TEST(CopyPaths, AQuickLinkTakesAllThatASlowOneWouldDelay) {
+TEST(CopyPaths, AFastPeerLinkServesAllCopies) {
   std::vector<Guest> guests;
   for (int r = 1; r < 8; ++r) guests.push_back({0, r, 0});
   const StepPlan plan = plan_with(guests, 8, 8);
@@ -86,11 +86,11 @@ TEST(CopyPaths, AQuickLinkTakesAllThatASlowOneWouldDelay) {
     return std::ranges::count(make_transfer_schedule(plan, layout, {.cluster = &cluster}).copies, Path::kHost,
                               &ScheduledCopy::path);
   };
-  EXPECT_EQ(number_to_hosts(370e9), 0);  // as they are: seven over them take less than filling the arena for one
-  EXPECT_GE(number_to_hosts(10e9), 4);   // slower than the way through the host
+  EXPECT_EQ(number_to_hosts(370e9), 0);  // real speed: seven copies are faster than filling the arena with one expert
+  EXPECT_GE(number_to_hosts(10e9), 4);   // slower than the host path
 }
 
-// Seconds of the arenas and of the busiest link, from the list of copies alone: two ranks on a switch, nodes of four.
+// Seconds of the arenas plus the busiest link, computed from the copies alone: two ranks per switch, nodes of four.
 double seconds_of_paths(const StepPlan& plan, const std::vector<ScheduledCopy>& copies, const Cluster& c) {
   const auto bytes = static_cast<double>(kLayout.bytes().value);
   using Links = std::map<std::pair<std::string, int>, double>;
@@ -165,7 +165,7 @@ TEST(CopyPaths, ArenasAndBusiestLinkTakeNoLongerThanWithPeersAlone) {
   EXPECT_GT(less, 5) << "the cases show nothing";
 }
 
-TEST(CopyPaths, AnArenaHoldsOnlyWhatItsNodeFetchesTwice) {
+TEST(CopyPaths, AnArenaContainsOnlyExpertsFetchedAtLeastTwice) {
   for (const test::ScheduleCase& c : test::random_cases(16)) {
     if (c.options.path != PathChoice::kAuto || c.plan.residency == Residency::kFree) continue;
     SCOPED_TRACE(c.name);
@@ -181,9 +181,9 @@ TEST(CopyPaths, AnArenaHoldsOnlyWhatItsNodeFetchesTwice) {
   }
 }
 
-TEST(CopyPaths, BytesAreThoseOfThePassThatReads) {
-  // Seven ranks fetch expert 0 in both passes of a micro-step. What a forward fetches is little: not worth the arena,
-  // which holds both. What a backward fetches takes both paths by turns.
+TEST(CopyPaths, BytesDependOnThePassThatReads) {
+  // Seven ranks fetch expert 0 in both passes of a micro-step. Forward copies are small and not worth an arena entry,
+  // which contains all segments. Backward copies alternate between both paths.
   const ExpertLayout backward_heavy(
       {{.name = "f", .elements = 16, .in_backward = false}, {.name = "b", .elements = 1600, .in_forward = false}});
   std::vector<Guest> guests;

@@ -1,4 +1,4 @@
-// A copy that fails, is late or is of another version: asked for again, by which path, how often, and what then.
+// Copies that fail, are late or have another version: retries, their path and number, and the final outcome.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ TEST(TransferEngineThread, TakesTheOtherPathWhenThePlannedOneFails) {
   }
 }
 
-TEST(TransferEngineThread, GivesALateCopyUpAndTriesAgain) {
+TEST(TransferEngineThread, CancelsALateCopyAndRetries) {
   Cluster cluster = pair_with({one_copy()});
   agree(cluster);
   LinkLog host;
@@ -43,7 +43,7 @@ TEST(TransferEngineThread, GivesALateCopyUpAndTriesAgain) {
   EXPECT_EQ(host.cancelled + peer.cancelled, 2);
 }
 
-TEST(TransferEngineThread, AsksTheSamePathAgainWhereThereIsNoOther) {
+TEST(TransferEngineThread, RetriesTheSamePathIfThereIsNoOther) {
   Cluster cluster = pair_with({one_copy(Path::kPeer)}, false);
   agree(cluster);
   LinkLog peer;
@@ -52,7 +52,7 @@ TEST(TransferEngineThread, AsksTheSamePathAgainWhereThereIsNoOther) {
   EXPECT_EQ(peer.num_requests(), 3U);
 }
 
-TEST(TransferEngineThread, AsksByMessageWhereAHomeIsNotMapped) {
+TEST(TransferEngineThread, RequestsByMessageIfAHomeIsNotMapped) {
   ScheduledCopy other_rank = one_copy(Path::kPeer);
   other_rank.rank = RankId{1};
   other_rank.expert = ExpertId{0};
@@ -70,7 +70,7 @@ TEST(TransferEngineThread, AsksByMessageWhereAHomeIsNotMapped) {
   EXPECT_EQ(peer.requests[0].source, RankId{1});
 }
 
-TEST(TransferEngineThread, NeverAsksAnUnmappedPeerForWhatTheHostWasToBring) {
+TEST(TransferEngineThread, NeverRequestsHostPathCopiesFromAnUnmappedPeer) {
   Cluster cluster = pair_with({one_copy(Path::kHost)});
   cluster.unmap_homes();
   agree(cluster);
@@ -99,7 +99,7 @@ TEST(TransferEngineThread, FetchesAMissingGuestAgainForTheNextTurnThatReadsIt) {
   EXPECT_EQ(cluster.ballot().num_votes(), 100U);
 }
 
-TEST(TransferEngineThread, DoesNotFetchAgainWhatNoTurnReadsAnyMore) {
+TEST(TransferEngineThread, DoesNotRefetchAnExpertThatNoLaterTurnReads) {
   Cluster cluster = pair_with({one_copy()}, true);
   agree(cluster);
   LinkLog host;
@@ -109,7 +109,7 @@ TEST(TransferEngineThread, DoesNotFetchAgainWhatNoTurnReadsAnyMore) {
   EXPECT_EQ(host.num_requests(), 1U);
 }
 
-TEST(TransferEngineThread, KeepsTryingWhereThereIsNoHomeToFallBackTo) {
+TEST(TransferEngineThread, KeepsRetryingIfCopiesMustArrive) {
   Cluster cluster = pair_with({one_copy()});
   agree(cluster);
   LinkLog host;
@@ -122,7 +122,7 @@ TEST(TransferEngineThread, KeepsTryingWhereThereIsNoHomeToFallBackTo) {
   EXPECT_EQ(peer.num_requests(), 0U) << "homes are not pinned";
 }
 
-TEST(TransferEngineThread, EndsThePhaseWhenWhatMustArriveDoesNot) {
+TEST(TransferEngineThread, FailsThePhaseIfARequiredCopyDoesNotArrive) {
   Cluster cluster = pair_with({one_copy()});
   agree(cluster);
   LinkLog host;
@@ -133,7 +133,7 @@ TEST(TransferEngineThread, EndsThePhaseWhenWhatMustArriveDoesNot) {
   EXPECT_THROW(rank.engine().submit(TurnId{1}), PhaseFailed);
 }
 
-TEST(TransferEngineThread, ALinkThatThrowsEndsThePhaseWithItsException) {
+TEST(TransferEngineThread, RethrowsTheExceptionOfALink) {
   struct Broken final : CopyLink {
     void submit(const CopyRequest&) override { throw std::logic_error("no carrier"); }
     CopyState poll(CopyId) override { return CopyState::kUnderWay; }
@@ -149,7 +149,7 @@ TEST(TransferEngineThread, ALinkThatThrowsEndsThePhaseWithItsException) {
 TEST(TransferEngineThread, NeverUsesAStaleVersion) {
   for (const Path path : {Path::kHost, Path::kPeer}) {
     Cluster cluster = pair_with({one_copy(path)});
-    cluster.write_homes(2);  // the owners' optimizer step is done; nobody has published it
+    cluster.write_homes(2);  // the owners have run the optimizer step, but published nothing
     agree(cluster);
     ClusterRank rank(cluster, RankId{0}, {.version = 2, .attempts = 2, .timeout = 3ms});
     rank.engine().submit(TurnId{0});
@@ -174,7 +174,7 @@ TEST(TransferEngineThread, WaitsForTheOwnerToPublish) {
   }
 }
 
-TEST(TransferEngineThread, RefusesWhatItsOwnerHasSincePublishedAnew) {
+TEST(TransferEngineThread, RejectsALaterVersion) {
   for (const Path path : {Path::kHost, Path::kPeer}) {
     Cluster cluster = pair_with({one_copy(path)});
     cluster.write_homes(2);

@@ -6,7 +6,7 @@
 
 namespace foremoe {
 
-static constexpr std::size_t kAlignment = 64;  // bytes; a cache line, and what vector loads and checksums like
+static constexpr std::size_t kAlignment = 64;  // bytes; cache line, suits vector loads and checksums
 
 std::size_t size_of(DataType type) { return type == DataType::kFloat32 ? 4 : 2; }
 
@@ -23,8 +23,7 @@ ExpertLayout::ExpertLayout(std::vector<Segment> segments) : segments_(std::move(
     }
     offsets_.push_back(end);
     const auto bytes = static_cast<std::size_t>(segment.bytes().value);
-    end +=
-        (bytes + kAlignment - 1) / kAlignment * kAlignment;  // so that the next segment, and the next slot, is aligned
+    end += (bytes + kAlignment - 1) / kAlignment * kAlignment;  // aligns the next segment and slot
   }
   bytes_ = Bytes{end};
 }

@@ -1,8 +1,7 @@
 #pragma once
 
-// What an expert is made of, in memory: segments (gate-up and down projections; data, scales), each tagged with the
-// passes that read it. In slots and arenas the segments of an expert lie one after the other, each 64-byte aligned;
-// its owner may keep each wherever it likes.
+// Memory layout of an expert: segments (gate-up and down projections; data, scales), each tagged with the passes that
+// read it. Slots and arenas store the segments consecutively, each 64-byte aligned. The owner may store them anywhere.
 
 #include <cstdint>
 #include <span>
@@ -34,14 +33,14 @@ struct Segment {
 class ExpertLayout {
  public:
   ExpertLayout() = default;
-  explicit ExpertLayout(std::vector<Segment> segments);  // throws InputError when there is none or one is empty
+  explicit ExpertLayout(std::vector<Segment> segments);  // throws InputError if empty, or if a segment is
 
   std::span<const Segment> segments() const { return segments_; }
   std::size_t num_segments() const { return segments_.size(); }
   std::size_t offset(std::size_t segment) const { return offsets_[segment]; }  // bytes, within a slot
-  std::int64_t elements() const;                                               // of all segments: of a gradient
+  std::int64_t elements() const;                                               // of all segments; size of a gradient
   Bytes bytes() const { return bytes_; }                                       // of a slot, padding included
-  Bytes bytes_read_by(Pass pass) const;                                        // what a copy for this pass alone moves
+  Bytes bytes_read_by(Pass pass) const;                                        // size of a copy for this pass alone
 
  private:
   std::vector<Segment> segments_;
@@ -52,7 +51,7 @@ class ExpertLayout {
 // A SwiGLU expert in float32: gate_up [2·intermediate][hidden], then down [hidden][intermediate].
 ExpertLayout swiglu_layout(int hidden, int intermediate);
 
-// Where one expert's segments are. [segment]
+// Addresses of one expert's segments. [segment]
 using SegmentPointers = std::vector<std::byte*>;
 
 }  // namespace foremoe

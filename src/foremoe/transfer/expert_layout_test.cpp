@@ -8,7 +8,7 @@
 namespace foremoe {
 namespace {
 
-TEST(ExpertLayout, SwigluIsGateAboveUpThenDown) {
+TEST(ExpertLayout, SwigluHasGateUpThenDown) {
   const ExpertLayout layout = swiglu_layout(16, 24);
   ASSERT_EQ(layout.num_segments(), 2U);
   EXPECT_EQ(layout.segments()[0].name, "gate_up");
@@ -26,7 +26,7 @@ TEST(ExpertLayout, LargeExpertsDoNotOverflow) {
   EXPECT_EQ(swiglu_layout(65536, 32768).bytes(), Bytes{std::int64_t{3} * 65536 * 32768 * 4});
 }
 
-TEST(ExpertLayout, EverySegmentAndTheNextSlotBeginAligned) {
+TEST(ExpertLayout, SegmentsAndSlotsAreAligned) {
   const ExpertLayout layout(
       {{.name = "a", .elements = 1}, {.name = "b", .elements = 16}, {.name = "c", .elements = 17}});
   EXPECT_EQ(layout.offset(0), 0U);
@@ -35,7 +35,7 @@ TEST(ExpertLayout, EverySegmentAndTheNextSlotBeginAligned) {
   EXPECT_EQ(layout.bytes(), Bytes{256});
 }
 
-TEST(ExpertLayout, ACopyForOnePassMovesOnlyWhatThatPassReads) {
+TEST(ExpertLayout, ACopyForOnePassContainsOnlyItsSegments) {
   const ExpertLayout layout({{.name = "both", .elements = 3},
                              {.name = "forward", .elements = 5, .type = DataType::kBfloat16, .in_backward = false},
                              {.name = "backward", .elements = 7, .in_forward = false}});
@@ -50,7 +50,7 @@ TEST(ExpertLayout, TypesHaveSizesAndNames) {
   EXPECT_EQ(to_string(DataType::kBfloat16), "bfloat16");
 }
 
-TEST(ExpertLayout, AnExpertWithoutAnythingIsRefused) {
+TEST(ExpertLayout, RejectsMissingAndEmptySegments) {
   EXPECT_THROW(ExpertLayout(std::vector<Segment>()), InputError);
   try {
     ExpertLayout({{.name = "gate_up", .elements = 4}, {.name = "down", .elements = 0}});
@@ -61,9 +61,9 @@ TEST(ExpertLayout, AnExpertWithoutAnythingIsRefused) {
   }
 }
 
-TEST(ExpertLayout, SizesThatAreNotPositiveAreRefusedByName) {
+TEST(ExpertLayout, RejectsNonPositiveSizesByName) {
   try {
-    swiglu_layout(-8, -8);  // whose product is positive
+    swiglu_layout(-8, -8);  // their product is positive
     FAIL() << "accepted";
   } catch (const InputError& error) {
     EXPECT_EQ(error.where().field, "hidden");

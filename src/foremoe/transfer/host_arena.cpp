@@ -12,11 +12,10 @@
 
 namespace foremoe {
 
-// The segment: the header, then an entry per expert (its version, then a checksum for each of its segments), then the
-// experts.
+// Memory: the header, one entry per expert (its version, then one checksum per segment), then the experts.
 struct HostArena::Header {
-  std::uint64_t magic = 0x414E455241454F4D;  // what a segment made by something else does not begin with
-  std::uint64_t experts = 0;                 // how many, and a checksum over which
+  std::uint64_t magic = 0x414E455241454F4D;  // distinguishes arenas from other segments
+  std::uint64_t experts = 0;                 // their number, and a checksum over them
   std::uint64_t experts_checksum = 0;
   std::uint64_t segments = 0;
   std::uint64_t expert_bytes = 0;
@@ -100,7 +99,7 @@ std::byte* HostArena::expert(int index) const {
 
 void HostArena::publish(int index, std::uint64_t version, std::span<const std::byte* const> segments) {
   assert(version > 0 && segments.size() == layout_.num_segments());
-  entry(index).version.exchange(0, std::memory_order_acq_rel);  // what follows is not written before this
+  entry(index).version.exchange(0, std::memory_order_acq_rel);  // later writes stay after this
   for (std::size_t s = 0; s < segments.size(); ++s) {
     const auto bytes = static_cast<std::size_t>(layout_.segments()[s].bytes().value);
     checksums(index)[s] = copy_and_checksum(expert(index) + layout_.offset(s), {segments[s], bytes});

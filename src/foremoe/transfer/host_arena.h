@@ -1,7 +1,7 @@
 #pragma once
 
-// One arena per node in shared memory: the experts that the node's ranks will fetch in this phase, no more. Each entry
-// carries the version at which it was written and a checksum; a reader learns of a stale or damaged copy.
+// Host arena: one per node, in shared memory, with exactly the experts that the node's ranks fetch in this phase. Each
+// entry has a version and checksums, so that readers detect stale or damaged copies.
 
 #include <cstdint>
 #include <span>
@@ -16,31 +16,31 @@ namespace foremoe {
 
 class HostArena {
  public:
-  // `experts` ascending, as TransferSchedule::arena has them; the layout is that of the phase.
+  // `experts` are ascending, as in TransferSchedule::arena; `layout` is the phase's.
   static HostArena create(std::span<const ArenaExpert> experts, const ExpertLayout& layout);
-  // Throws InputError when there is none, or it is one of other experts or another layout.
+  // Throws InputError if the arena does not exist, or has other experts or another layout.
   static HostArena open(const std::string& name, std::span<const ArenaExpert> experts, const ExpertLayout& layout);
 
   const std::string& name() const { return memory_.name(); }
   void remove_name() { memory_.remove_name(); }
   Bytes bytes() const;                     // of the segment, headers included
-  int index_of(ArenaExpert expert) const;  // −1 when it is not here
+  int index_of(ArenaExpert expert) const;  // −1 if absent
   std::size_t num_experts() const { return experts_.size(); }
 
-  // Writes an expert and its checksum, then its version (release).
-  // One writer per expert; nobody reads it meanwhile but to find that its version is another.
+  // Writes an expert and its checksums, then its version (release). Each expert has one writer. Until then, readers see
+  // another version and do not read the expert.
   void publish(int index, std::uint64_t version, std::span<const std::byte* const> segments);
 
-  std::uint64_t version(int index) const;  // 0 when never published (acquire: pairs with publish)
+  std::uint64_t version(int index) const;  // 0 before the first publish (acquire: pairs with publish)
   std::uint64_t checksum(int index, std::size_t segment) const;
   const std::byte* segment(int index, std::size_t segment) const;
 
  private:
-  struct Header;  // in shared memory, as are the entries
+  struct Header;  // in shared memory, like the entries
   struct Entry;
   HostArena(SharedMemory memory, std::span<const ArenaExpert> experts, ExpertLayout layout);
   Header expected_header() const;
-  std::size_t first_expert() const;  // bytes from the beginning
+  std::size_t first_expert() const;  // bytes from the start
   Entry& entry(int index) const;
   std::uint64_t* checksums(int index) const;  // [segment]
   std::byte* expert(int index) const;

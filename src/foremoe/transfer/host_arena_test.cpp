@@ -23,7 +23,7 @@ struct Weights {
   }
 };
 
-TEST(HostArena, HoldsWhatItWasMadeForAndNoMore) {
+TEST(HostArena, ContainsExactlyTheGivenExperts) {
   const HostArena arena = HostArena::create(kExperts, two_segments());
   EXPECT_EQ(arena.num_experts(), 3U);
   EXPECT_EQ(arena.index_of({LayerId{2}, ExpertId{0}}), 1);
@@ -34,7 +34,7 @@ TEST(HostArena, HoldsWhatItWasMadeForAndNoMore) {
   EXPECT_LE(arena.bytes().value, experts + 4 * 64) << "header and entries";
 }
 
-TEST(HostArena, AReaderFindsWhatAnotherHasPublished) {
+TEST(HostArena, AReaderSeesPublishedExperts) {
   HostArena arena = HostArena::create(kExperts, two_segments());
   const HostArena reader = HostArena::open(arena.name(), kExperts, two_segments());
   EXPECT_EQ(reader.version(1), 0U);
@@ -61,7 +61,7 @@ TEST(HostArena, ExpertsDoNotOverlap) {
   }
 }
 
-TEST(HostArena, IsRefusedWhenItIsAnother) {
+TEST(HostArena, RejectsAnotherArena) {
   const HostArena arena = HostArena::create(kExperts, two_segments());
   std::vector<ArenaExpert> others = kExperts;
   others[1].expert = ExpertId{1};
@@ -76,12 +76,12 @@ TEST(HostArena, MayBeEmpty) {
   EXPECT_EQ(HostArena::open(arena.name(), {}, two_segments()).num_experts(), 0U);
 }
 
-TEST(HostArena, SaysWhenThereIsTooLittleMemory) {
+TEST(HostArena, ReportsTooLittleMemory) {
   EXPECT_THROW(HostArena::create(kExperts, ExpertLayout({{.name = "a", .elements = std::int64_t{1} << 48}})),
                InputError);
 }
 
-TEST(HostArenaThread, WhoSeesAVersionSeesItsBytes) {
+TEST(HostArenaThread, AReaderOfAVersionSeesItsBytes) {
   HostArena arena = HostArena::create(kExperts, two_segments());
   const Weights weights(2.0F);
   const std::jthread writer([&] {

@@ -1,4 +1,4 @@
-// The links that copy within host memory, and those that wrap another link.
+// Links that copy within host memory, and decorators of other links.
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ struct Pair {
   std::array<Chunk, 2> chunks;
 };
 
-TEST(MemcpyLink, CopiesAndSumsOnTheWayWhatIsAskedFor) {
+TEST(MemcpyLink, CopiesAndComputesRequestedChecksums) {
   MemcpyLink link;
   Pair copy;
   std::uint64_t sum = 0;
@@ -53,14 +53,14 @@ struct Time {
   }
 };
 
-TEST(ThrottledLink, BytesTakeTheirTimeOneCopyAfterTheOther) {
+TEST(ThrottledLink, CopiesTakeTheirTimeOneAfterTheOther) {
   Time time;
   ThrottledLink link(std::make_unique<MemcpyLink>(), 1000, time.clock());  // a pair takes 100 ms
   Pair first(0);
   Pair second(1);
   link.submit(first.request());
   time.now += 50ms;
-  link.submit(second.request());  // begins when the first is through
+  link.submit(second.request());  // begins when the first copy is complete
   time.now += 49ms;
   EXPECT_EQ(link.poll(first.id), CopyState::kUnderWay);
   time.now += 1ms;
@@ -72,7 +72,7 @@ TEST(ThrottledLink, BytesTakeTheirTimeOneCopyAfterTheOther) {
   EXPECT_TRUE(first.there() && second.there());
 }
 
-TEST(ThrottledLink, AnIdleLinkSavesNothingUp) {
+TEST(ThrottledLink, AnIdleLinkAccumulatesNoCredit) {
   Time time;
   ThrottledLink link(std::make_unique<MemcpyLink>(), 1000, time.clock());
   time.now += 10s;
@@ -97,7 +97,7 @@ TEST(ThrottledLink, LinksDoNotSlowEachOther) {
   EXPECT_EQ(other.poll(second.id), CopyState::kDone);
 }
 
-TEST(ThrottledLink, TellsOfAFailureAtOnceAndCancelsWhatIsWithTheLink) {
+TEST(ThrottledLink, ReportsAFailureAtOnceAndForwardsCancel) {
   Time time;
   ThrottledLink link(std::make_unique<FaultyLink>(std::make_unique<MemcpyLink>(), Faults{.fail = 1}, 0), 1000,
                      time.clock());
@@ -105,7 +105,7 @@ TEST(ThrottledLink, TellsOfAFailureAtOnceAndCancelsWhatIsWithTheLink) {
   link.submit(copy.request());
   EXPECT_EQ(link.poll(copy.id), CopyState::kFailed);
 
-  // A link that holds its copy back: one that is cancelled never begins.
+  // The inner link delays the copy; after cancel() it never begins.
   ThrottledLink held(std::make_unique<FaultyLink>(std::make_unique<MemcpyLink>(), Faults{.delay = 1}, 0), 1000,
                      time.clock());
   Pair cancelled;
@@ -118,14 +118,14 @@ TEST(ThrottledLink, TellsOfAFailureAtOnceAndCancelsWhatIsWithTheLink) {
 
 constexpr int kPolls = 100;
 
-// What a poll says in the end; kUnderWay when it never ends.
+// The final state of a copy, or kUnderWay if it never ends.
 CopyState end_of(CopyLink& link, CopyId id) {
   CopyState state = CopyState::kUnderWay;
   for (int i = 0; i < kPolls && state == CopyState::kUnderWay; ++i) state = link.poll(id);
   return state;
 }
 
-TEST(FaultyLink, WithoutFaultsIsTheLinkItself) {
+TEST(FaultyLink, WithoutFaultsBehavesLikeTheInnerLink) {
   FaultyLink link(std::make_unique<MemcpyLink>(), {}, 0);
   Pair copy;
   link.submit(copy.request());
@@ -133,7 +133,7 @@ TEST(FaultyLink, WithoutFaultsIsTheLinkItself) {
   EXPECT_TRUE(copy.there());
 }
 
-TEST(FaultyLink, DelaysButDeliversByItsSeed) {
+TEST(FaultyLink, DelaysDependOnTheSeed) {
   const auto polls = [](std::uint64_t seed) {
     FaultyLink link(std::make_unique<MemcpyLink>(), {.delay = 1}, seed);
     Pair copy;
@@ -165,7 +165,7 @@ TEST(FaultyLink, LetsTheNextCopyOvertake) {
   EXPECT_TRUE(second.there());
 }
 
-TEST(FaultyLink, DroppedCopiesNeverEndWhetherTheyCopyOrNot) {
+TEST(FaultyLink, DroppedCopiesNeverEndWithOrWithoutTheBytes) {
   int copied = 0;
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     FaultyLink link(std::make_unique<MemcpyLink>(), {.drop = 1}, seed);
@@ -179,7 +179,7 @@ TEST(FaultyLink, DroppedCopiesNeverEndWhetherTheyCopyOrNot) {
   EXPECT_LT(copied, 45);
 }
 
-TEST(FaultyLink, FailsBeforeOrAfterTheBytesAreThere) {
+TEST(FaultyLink, FailsBeforeOrAfterTheBytesArrive) {
   int copied = 0;
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     FaultyLink link(std::make_unique<MemcpyLink>(), {.fail = 1}, seed);
@@ -192,7 +192,7 @@ TEST(FaultyLink, FailsBeforeOrAfterTheBytesAreThere) {
   EXPECT_LT(copied, 45);
 }
 
-TEST(FaultyLink, CorruptsBehindTheBackOfAChecksumComputedOnTheWay) {
+TEST(FaultyLink, CorruptedChunksHaveNoChecksumFromTheLink) {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     FaultyLink link(std::make_unique<MemcpyLink>(), {.corrupt = 1}, seed);
     Pair copy;

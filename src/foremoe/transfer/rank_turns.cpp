@@ -139,7 +139,7 @@ void RankTurns::rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDi
   const Turn& turn = order()[t];
   const ArrayView<const ExpertId, 2> experts = home_expert_[turn.layer];
   const ArrayView<const Tokens, 2> load = load_.load[turn.micro_step][turn.layer];
-  Array<Tokens, 2>& tokens = workspace.home_tokens;  // all of every expert's
+  Array<Tokens, 2>& tokens = workspace.home_tokens;  // [rank][home slot], each expert's whole load
   if (tokens.shape() != experts.shape()) tokens = Array<Tokens, 2>(experts.shape());
   std::ranges::fill(tokens.flat(), Tokens{0});
   for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -161,13 +161,13 @@ SlotId RankTurns::slot_of_forward(TurnId t, SlotId slot) const {
   return SlotId{found - slots.begin()};
 }
 
-// Has the plan given the guest rows of a backward since it came?
+// Whether the plan gave the guest backward rows since it was copied.
 bool RankTurns::holds_gradient(EventId event, LayerId layer, RankId rank, SlotId slot) const {
   const ExpertId expert = plan_.slot_expert(event, layer, rank, slot);
   for (int t = event.value; t >= 0 && plan_.slot_expert(t, layer, rank, slot) == expert; --t) {
     const bool backward = plan_.in_flight == 1 || plan_.event_pass[static_cast<std::size_t>(t)] == Pass::kBackward;
     if (backward && plan_.slot_tokens(t, layer, rank, slot) > Tokens{0}) return true;
-    if (plan_.residency == Residency::kShared) return false;  // nothing stays
+    if (plan_.residency == Residency::kShared) return false;  // no guest stays
   }
   return false;
 }

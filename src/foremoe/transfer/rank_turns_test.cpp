@@ -44,7 +44,7 @@ TEST_P(RankTurnsOfRandomPlans, BothEndsOfACopyStartItAtTheSameTurnAndInTheSameOr
       for (int r = 0; r < kShape.ranks; ++r) {
         ranks.push_back(turns_of_rank(step, table, r, Phase::kPolicyUpdate, depth));
       }
-      std::map<int, int> seen;  // [copy] ends that start it
+      std::map<int, int> seen;  // [copy], number of ends that start it
       const TransferSchedule& schedule = ranks[0].schedule();
       for (int t = 0; t < schedule.order.size(); ++t) {
         for (int a = 0; a < kShape.ranks; ++a) {
@@ -75,7 +75,7 @@ TEST_P(RankTurnsOfRandomPlans, BothEndsOfACopyStartItAtTheSameTurnAndInTheSameOr
   }
 }
 
-TEST_P(RankTurnsOfRandomPlans, ArrivingCopiesAreThoseOfTheScheduleIntoTheRank) {
+TEST_P(RankTurnsOfRandomPlans, ArrivingCopiesAreTheRanksPartOfTheSchedule) {
   const LoadTable table = load(3);
   const StepPlan step = plan(table, 3);
   std::size_t copies = 0;
@@ -93,7 +93,7 @@ TEST_P(RankTurnsOfRandomPlans, ArrivingCopiesAreThoseOfTheScheduleIntoTheRank) {
   EXPECT_GT(copies, 0U);
 }
 
-TEST_P(RankTurnsOfRandomPlans, ATurnFindsTheExpertsOfItsForwardWhereverTheyAreThen) {
+TEST_P(RankTurnsOfRandomPlans, ATurnFindsTheExpertsOfItsForwardInTheirCurrentSlots) {
   for (int seed = 1; seed <= 5; ++seed) {
     const LoadTable table = load(seed);
     const StepPlan step = plan(table, seed);
@@ -113,8 +113,8 @@ TEST_P(RankTurnsOfRandomPlans, ATurnFindsTheExpertsOfItsForwardWhereverTheyAreTh
   }
 }
 
-// What a guest has summed up since it came, counted by hand: one for every backward that it served.
-TEST_P(RankTurnsOfRandomPlans, EveryGradientGoesHomeOnceAfterItsLastBackwardAndBeforeItsSlotIsReused) {
+// Counts by hand the backward turns that a guest served since it was copied.
+TEST_P(RankTurnsOfRandomPlans, EveryGradientGoesHomeOnceBeforeItsSlotIsReused) {
   for (int seed = 1; seed <= 10; ++seed) {
     const LoadTable table = load(seed);
     const StepPlan step = plan(table, seed);
@@ -183,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(Of, RankTurnsOfRandomPlans,
                            return std::string(to_string(c.param.residency)) + std::to_string(c.param.in_flight);
                          });
 
-TEST(RankTurns, OfRecomputeReturnNoGradients) {
+TEST(RankTurns, ReturnNoGradientsInRecompute) {
   const LoadTable load = test::random_load(kShape, 1);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 2}, 1);
   const RankTurns turns = turns_of_rank(plan, load, 1, Phase::kRecompute);
@@ -210,7 +210,7 @@ TEST(RankTurns, RowsAtHomesServeEveryExpertThere) {
   }
 }
 
-TEST(RankTurns, RefuseByNameWhatTheyCannotBe) {
+TEST(RankTurns, RejectInvalidArgumentsByName) {
   const LoadTable load = test::random_load(kShape, 1);
   const StepPlan plan = test::random_plan(load, {}, 1);
   const auto refusal = [](const std::function<void()>& call) -> std::string {
@@ -232,7 +232,7 @@ TEST(RankTurns, RefuseByNameWhatTheyCannotBe) {
   EXPECT_THAT(refusal([&] { turns.turn(Pass::kForward, MicroStepId{0}, LayerId{-1}); }), HasSubstr("layer: -1"));
 }
 
-// The plan as a rank sees it while it is made: nothing but homes in the guest slots of micro-steps to come.
+// The plan of a rank while planning continues: guest slots of later micro-steps are still empty.
 StepPlan without_guests(StepPlan plan) {
   for (int t = 0; t < plan.num_events(); ++t) {
     for (int l = 0; l < plan.num_layers(); ++l) {
@@ -251,7 +251,7 @@ void arrive(const StepPlan& whole, MicroStepId m, StepPlan& plan) {
   }
 }
 
-TEST(LentTurns, ThatFollowThePlanMicroStepByMicroStepAreThoseOfTheWholePlan) {
+TEST(LentTurns, EqualTheTurnsOfTheWholePlanAfterAllMicroSteps) {
   const LoadTable load = test::random_load(kShape, 7);
   std::size_t copies = 0;
   for (const int in_flight : {1, 2, 3}) {
@@ -287,8 +287,8 @@ TEST(LentTurns, ThatFollowThePlanMicroStepByMicroStepAreThoseOfTheWholePlan) {
   EXPECT_GT(copies, 100U);
 }
 
-// Whoever asks for a late turn first gets all of its copies.
-TEST(LentTurns, AreThereForAnyTurnThatIsAskedForFirst) {
+// The first call may be for any turn and returns all of its copies.
+TEST(LentTurns, AreCompleteForAnyFirstTurn) {
   const LoadTable load = test::random_load(kShape, 7);
   const StepPlan whole = test::random_plan(load, {Residency::kShared, 2, 3}, 7);
   RankTurnsOptions options{.rank = RankId{1}, .schedule = {.phase = Phase::kPolicyUpdate, .path = PathChoice::kPeer}};
@@ -309,11 +309,11 @@ TEST(LentTurns, AreThereForAnyTurnThatIsAskedForFirst) {
   }
 }
 
-TEST(LentTurns, NeedNoMoreThanTheMicroStepsWhoseCopiesBegin) {
+TEST(LentTurns, NeedOnlyMicroStepsWhoseCopiesStart) {
   const LoadTable load = test::random_load(kShape, 7);
   const StepPlan plan = test::random_plan(load, {Residency::kShared, 2, 1}, 7);
   const RankTurns turns = turns_of_rank(plan, load, 0, Phase::kRecompute, 2);
-  EXPECT_EQ(turns.needed_at(TurnId{0}), MicroStepId{0});  // two layers, each one turn; copies run one turn ahead
+  EXPECT_EQ(turns.needed_at(TurnId{0}), MicroStepId{0});  // two layers of one turn; copies start one turn ahead
   EXPECT_EQ(turns.needed_at(TurnId{1}), MicroStepId{1});
   EXPECT_EQ(turns.needed_at(TurnId{turns.order().size() - 1}), MicroStepId{kShape.micro_steps - 1});
 }

@@ -33,21 +33,21 @@ constexpr const char* kDirectory = "/dev/shm";
 
 struct Creator {
   int pid = 0;
-  std::uint64_t start_time = 0;  // clock ticks since boot: a process id used again has another
+  std::uint64_t start_time = 0;  // clock ticks since boot; differs when a process id is reused
 
   friend bool operator==(const Creator&, const Creator&) = default;
 };
 
-// None when there is no such process, or it is dead and merely not waited for yet.
+// None if the process does not exist or is a zombie.
 std::optional<Creator> running(int pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
   if (!std::getline(file, line)) return std::nullopt;
-  const std::size_t name_end = line.rfind(')');  // the second field, the name, may hold anything
+  const std::size_t name_end = line.rfind(')');  // the second field, the name, may contain any character
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream rest(line.substr(name_end + 1));
   std::string field;
-  rest >> field;  // the third: state
+  rest >> field;  // third field: state
   if (field == "Z" || field == "X") return std::nullopt;
   for (int i = 4; i <= 22; ++i) rest >> field;
   Creator creator{.pid = pid};
@@ -60,7 +60,7 @@ Creator this_process() {
   return creator ? *creator : Creator{.pid = getpid()};
 }
 
-// 0 where the system has none.
+// 0 if the system has no such namespace.
 std::uint64_t process_id_namespace() {
   struct stat status {};
   return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
@@ -68,7 +68,7 @@ std::uint64_t process_id_namespace() {
 
 std::string prefix() { return fmt::format("foremoe-{}-{}-", getuid(), process_id_namespace()); }
 
-// From "foremoe-<uid>-<namespace>-<pid>-<start time>-…" without a slash; none when it does not begin with `ours`.
+// Parses "foremoe-<uid>-<namespace>-<pid>-<start time>-…" (no slash). None if the name does not start with `ours`.
 std::optional<Creator> creator_of(std::string_view name, const std::string& ours) {
   if (!name.starts_with(ours)) return std::nullopt;
   name.remove_prefix(ours.size());
@@ -80,8 +80,8 @@ std::optional<Creator> creator_of(std::string_view name, const std::string& ours
   return creator;
 }
 
-// Bytes that this machine could still give; the largest number when it does not tell. Asking for more than that would
-// not fail but have processes killed.
+// Available bytes on this machine, or INT64_MAX if unknown. Reserving more would not fail, but processes would be
+// killed.
 std::int64_t available_memory() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -118,7 +118,7 @@ int reserve(int fd, std::int64_t bytes) {
   return error;
 }
 
-// What all names of this process begin with, for remove_own_shared_memory(): written once, then only read.
+// Prefix of all names of this process, for remove_own_shared_memory(). Written once, then read-only.
 struct OwnPrefix {
   std::array<char, 128> text{};
   std::size_t size = 0;
@@ -127,12 +127,12 @@ struct OwnPrefix {
 };
 OwnPrefix own_prefix;
 
-// A signal handler removes the names while other threads go on. It sets `ending`, after which no thread creates one,
-// and waits for `creating` threads, so that none is created after it has looked.
+// A signal handler removes the names while other threads continue. It sets `ending`, after which no thread creates a
+// name, and waits for the `creating` threads, so that none creates a name after the handler has listed them.
 std::atomic<bool> ending = false;
 std::atomic<int> creating = 0;
 
-// Counts this thread in `creating`. No handler may run on it meanwhile: it would wait for itself.
+// Counts this thread in `creating`. Blocks signals on it meanwhile: a handler would wait for its own thread.
 class Creating {
  public:
   Creating() {
@@ -152,7 +152,7 @@ class Creating {
   sigset_t before_{};
 };
 
-// -1 with errno ECANCELED where the process ends.
+// Returns -1 with errno ECANCELED if the process is ending.
 int create_name(const char* name) {
   const Creating counted;
   if (!ending) return shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -165,8 +165,8 @@ void write_own_prefix(const Creator& creator) {
   const std::lock_guard lock(mutex);
   if (own_prefix.written && own_prefix.pid == creator.pid) return;
   const std::string text = fmt::format("{}{}-{}-", prefix(), creator.pid, creator.start_time);
-  own_prefix.written = false;  // of the parent, in a child that was forked
-  creating = 0;                // of the parent's threads, which the child lacks
+  own_prefix.written = false;  // a forked child inherits the parent's
+  creating = 0;                // counts the parent's threads, which the child lacks
   own_prefix.size = text.copy(own_prefix.text.data(), own_prefix.text.size());
   own_prefix.pid = creator.pid;
   own_prefix.written = true;
@@ -193,7 +193,7 @@ SharedMemory SharedMemory::create(const std::string& purpose, Bytes bytes) {
   const FileDescriptor file(create_name(name.c_str()));
   if (file.get() < 0) throw refuse(errno);
   memory.name_ = name;
-  memory.owner_pid_ = creator.pid;  // from here on the name is removed whatever happens
+  memory.owner_pid_ = creator.pid;  // from here on, the destructor removes the name
   if (const int error = reserve(file.get(), bytes.value); error != 0) throw refuse(error);
   std::byte* const data = map(file.get(), static_cast<std::size_t>(bytes.value));
   if (data == nullptr) throw refuse(errno);
@@ -222,7 +222,7 @@ SharedMemory::~SharedMemory() {
 }
 
 void SharedMemory::remove_name() {
-  if (owner_pid_ != 0 && owner_pid_ == getpid()) shm_unlink(name_.c_str());  // not in a child that was forked since
+  if (owner_pid_ != 0 && owner_pid_ == getpid()) shm_unlink(name_.c_str());  // skipped in a child forked since
   owner_pid_ = 0;
 }
 
@@ -241,25 +241,25 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 }
 
 void remove_stale_shared_memory() {
-  if (!running(getpid())) return;  // this machine does not tell who is running
+  if (!running(getpid())) return;  // this system does not list processes
   const std::string ours = prefix();
-  std::error_code ignored;  // where there is no such directory there is nothing to remove
+  std::error_code ignored;  // if the directory does not exist, there is nothing to remove
   for (const auto& entry : std::filesystem::directory_iterator(kDirectory, ignored)) {
     const std::string name = entry.path().filename();
     const std::optional<Creator> creator = creator_of(name, ours);
     if (!creator || running(creator->pid) == creator) continue;
-    shm_unlink(("/" + name).c_str());  // unless another process was quicker
+    shm_unlink(("/" + name).c_str());  // fails if another process was faster
   }
 }
 
-// System calls and comparisons alone: a signal handler may neither allocate nor lock.
+// Uses only system calls and comparisons: a signal handler may neither allocate nor lock.
 void remove_own_shared_memory() noexcept {
   ending = true;
   if (!own_prefix.written || own_prefix.pid != getpid()) return;
   while (creating > 0) sched_yield();
   const int directory = open(kDirectory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) return;
-  struct Entry {  // as getdents64(2) writes it
+  struct Entry {  // layout of getdents64(2)
     std::uint64_t inode;
     std::int64_t next;
     std::uint16_t bytes;

@@ -36,7 +36,7 @@ std::vector<std::string> names_of(pid_t process) {
   return names;
 }
 
-TEST(SharedMemory, IsZeroedAlignedAndTheSameForWhoOpensIt) {
+TEST(SharedMemory, IsZeroedAlignedAndShared) {
   const SharedMemory memory = SharedMemory::create("test", Bytes{100'000});
   ASSERT_EQ(memory.bytes().size(), 100'000U);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.bytes().data()) % 64, 0U);
@@ -47,7 +47,7 @@ TEST(SharedMemory, IsZeroedAlignedAndTheSameForWhoOpensIt) {
   EXPECT_EQ(same.bytes()[77'777], std::byte{42});
 }
 
-TEST(SharedMemory, NameGoesWithItsCreator) {
+TEST(SharedMemory, NameIsRemovedWithItsCreator) {
   std::string name;
   {
     SharedMemory memory = SharedMemory::create("test", Bytes{64});
@@ -74,7 +74,7 @@ TEST(SharedMemory, OutlivesItsName) {
   EXPECT_EQ(opened.bytes()[7], std::byte{42});
 }
 
-TEST(SharedMemory, SaysHowMuchItCannotHave) {
+TEST(SharedMemory, ReportsTheSizeThatItCannotReserve) {
   try {
     SharedMemory::create("arena", Bytes{std::int64_t{1} << 50});
     FAIL() << "there is a petabyte";
@@ -85,7 +85,7 @@ TEST(SharedMemory, SaysHowMuchItCannotHave) {
   EXPECT_THROW(SharedMemory::create("arena", Bytes{0}), InputError);
 }
 
-TEST(SharedMemory, ARefusedOneLeavesNoName) {
+TEST(SharedMemory, AFailedCreationLeavesNoName) {
   const auto ours = [] {
     return SharedMemory::create("counter", Bytes{64}).name();  // …-<counter>-counter
   };
@@ -96,7 +96,7 @@ TEST(SharedMemory, ARefusedOneLeavesNoName) {
   EXPECT_FALSE(exists(fmt::format("{}-{}-petabyte", prefix.substr(0, prefix.rfind('-')), counter + 1)));
 }
 
-// A child that creates memory, tells its name and waits to be killed.
+// A child that creates memory, reports its name and waits to be killed.
 struct Child {
   pid_t pid = 0;
   std::string name;
@@ -119,7 +119,7 @@ Child child_with_memory() {
   return {pid, std::string(name.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0)))};
 }
 
-TEST(SharedMemory, TheNextStartRemovesWhatAKilledProcessLeft) {
+TEST(SharedMemory, TheNextStartRemovesSegmentsOfAKilledProcess) {
   const Child child = child_with_memory();
   ASSERT_TRUE(exists(child.name));
   const SharedMemory meanwhile = SharedMemory::create("test", Bytes{64});
@@ -132,7 +132,7 @@ TEST(SharedMemory, TheNextStartRemovesWhatAKilledProcessLeft) {
   EXPECT_TRUE(exists(meanwhile.name()));
 }
 
-TEST(SharedMemory, AProcessThatIsDeadAndNotWaitedForIsDead) {
+TEST(SharedMemory, AZombieCountsAsDead) {
   const Child child = child_with_memory();
   kill(child.pid, SIGKILL);
   siginfo_t info;
@@ -142,27 +142,27 @@ TEST(SharedMemory, AProcessThatIsDeadAndNotWaitedForIsDead) {
   waitpid(child.pid, nullptr, 0);
 }
 
-// An empty segment of that name.
+// Creates an empty segment with this name.
 void leave(const std::string& name) {
   const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
   ASSERT_GE(fd, 0);
   close(fd);
 }
 
-// "…-<namespace>-": what the name of a process's memory begins with.
+// The prefix "…-<namespace>-" of this process's names.
 std::string name_begins() {
   const std::string name = SharedMemory::create("test", Bytes{64}).name();
   return name.substr(0, name.find(fmt::format("-{}-", getpid()), name.find('-') + 1) + 1);
 }
 
-TEST(SharedMemory, AProcessIdUsedAgainDoesNotKeepTheMemoryOfTheFormer) {
-  const std::string name = fmt::format("{}{}-1-0-test", name_begins(), getpid());  // started at another time
+TEST(SharedMemory, AReusedProcessIdDoesNotKeepOldSegments) {
+  const std::string name = fmt::format("{}{}-1-0-test", name_begins(), getpid());  // with another start time
   leave(name);
   remove_stale_shared_memory();
   EXPECT_FALSE(exists(name));
 }
 
-TEST(SharedMemory, AnotherNamespacesProcessesAreNotTakenForDead) {
+TEST(SharedMemory, ProcessesOfAnotherNamespaceAreNotTreatedAsDead) {
   const std::string name = fmt::format("/foremoe-{}-1-{}-1-0-test", getuid(), getpid());
   leave(name);
   remove_stale_shared_memory();
@@ -170,7 +170,7 @@ TEST(SharedMemory, AnotherNamespacesProcessesAreNotTakenForDead) {
   shm_unlink(name.c_str());
 }
 
-TEST(SharedMemory, LeavesWhatIsNotOursAlone) {
+TEST(SharedMemory, KeepsSegmentsWithOtherNames) {
   const std::string name = fmt::format("/foremoe-{}-x", getuid());
   leave(name);
   remove_stale_shared_memory();
@@ -200,7 +200,7 @@ TEST(SharedMemoryThread, ThreadsOfOneProcessOpenByName) {
   for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(memory.bytes()[i], std::byte{1});
 }
 
-TEST(SharedMemory, IsNotCreatedOnceItsProcessEnds) {
+TEST(SharedMemory, CannotBeCreatedWhileTheProcessEnds) {
   const pid_t child = fork();
   if (child == 0) {
     remove_own_shared_memory();
@@ -216,7 +216,7 @@ TEST(SharedMemory, IsNotCreatedOnceItsProcessEnds) {
   EXPECT_EQ(status, 0);
 }
 
-TEST(SharedMemory, ThatThreadsCreateWhileASignalEndsTheirProcessLeavesNoName) {
+TEST(SharedMemory, CreatedByThreadsDuringASignalLeavesNoName) {
   for (int repeat = 0; repeat < 300; ++repeat) {
     int ready[2];
     ASSERT_EQ(pipe(ready), 0);
@@ -252,7 +252,7 @@ TEST(SharedMemory, ThatThreadsCreateWhileASignalEndsTheirProcessLeavesNoName) {
   }
 }
 
-TEST(SharedMemory, OfAProcessThatASignalEndsIsRemovedByItsHandler) {
+TEST(SharedMemory, IsRemovedByTheHandlerOfAnEndingSignal) {
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
   const pid_t child = fork();

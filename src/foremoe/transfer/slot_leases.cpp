@@ -10,7 +10,7 @@ namespace foremoe {
 
 namespace {
 
-// The slots of one rank in one layer as the events pass.
+// Tracks the slots of one rank in one layer over the events.
 class Slots {
  public:
   Slots(const StepPlan& plan, const TurnOrder& order, bool begins_with_last, LayerId layer, RankId rank)
@@ -63,10 +63,10 @@ class Slots {
  private:
   struct Slot {
     ExpertId home = kNoExpert;
-    ExpertId holds = kNoExpert;                  // at the last event
-    ExpertId contents = kNoExpert;               // last written there
+    ExpertId holds = kNoExpert;                  // at the previous event
+    ExpertId contents = kNoExpert;               // turn after its last reader
     TurnId free_from;                            // the turn after its last reader
-    std::vector<ScheduledCopy>* list = nullptr;  // that has its lease; null: never leased
+    std::vector<ScheduledCopy>* list = nullptr;  // contains its lease; null: never leased
     std::size_t at = 0;
 
     void begin(std::vector<ScheduledCopy>& leases, const ScheduledCopy& lease) {

@@ -1,12 +1,12 @@
 #pragma once
 
-// What must be brought into the slots of a plan, and which turns read it there. Every residency but `shared`, under
-// which nothing stays.
+// Computes the copies into a plan's slots and the turns that read them, for every residency except `shared`, where no
+// guest stays.
 //
-// An expert is brought where its slot did not hold it at the event before, and leased from the first turn that reads
-// it there to the last. The slot is free from the turn after the former lease's last reader. Under `free`, homes that
-// were overwritten are brought back after the last turn, unless the last placement is to stay; where it has stayed
-// from a former phase, an expert that is on the rank needs no copy.
+// An expert is copied if its slot did not contain it at the previous event. Its lease covers the first to the last turn
+// that reads it there. The slot is free from the turn after the last reader of the previous lease. Under `free`,
+// overwritten homes are restored after the last turn, unless the last placement is to stay. If a placement stayed from
+// a previous phase, experts that the rank still has need no copy.
 
 #include <vector>
 
@@ -16,10 +16,10 @@ namespace foremoe {
 
 struct SlotLeases {
   std::vector<ScheduledCopy> copies;       // by layer, rank; without path and source
-  std::vector<ScheduledCopy> from_before;  // likewise; what is there already
+  std::vector<ScheduledCopy> from_before;  // likewise; already in place
 };
 
-// Throws InputError, field `slot_expert`, where an expert changes its slot or displaces a pinned home.
+// Throws InputError, field `slot_expert`, if an expert changes its slot or replaces a pinned home.
 SlotLeases slot_leases(const StepPlan& plan, const TurnOrder& order, const ScheduleOptions& options);
 
 }  // namespace foremoe

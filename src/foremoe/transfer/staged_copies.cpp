@@ -11,7 +11,7 @@ namespace foremoe {
 
 namespace {
 
-// What the slots of one layer contain, on all ranks, as its turns pass.
+// Tracks the slot contents of one layer on all ranks over its turns.
 class LayerContents {
  public:
   LayerContents(const StepPlan& plan, const ScheduleOptions& options, LayerId layer)
@@ -29,7 +29,7 @@ class LayerContents {
     for (int e = 0; e < plan.num_experts(); ++e) slots_(plan.home(layer, e), home_slot[e]).expert = ExpertId{e};
   }
 
-  // Copies that arrive together read what was there before any of them.
+  // Copies that arrive together read the contents from before all of them.
   void find_sources(std::span<ScheduledCopy> copies, EventId event) const {
     if (copies.empty()) return;
     const Topology topology{.num_ranks = plan_.num_ranks(), .ranks_per_node = plan_.ranks_per_node};
@@ -69,7 +69,7 @@ class LayerContents {
  private:
   struct Slot {
     ExpertId expert = kNoExpert;
-    TurnId readable;  // by other ranks, from the beginning of this turn on
+    TurnId readable;  // first turn at which other ranks may read it
   };
 
   [[noreturn]] void refuse(EventId event, const ScheduledCopy& copy) const {
@@ -84,7 +84,7 @@ class LayerContents {
   Array<Slot, 2> slots_;  // [rank][slot]
 };
 
-// Homes that come back do so layer by layer; a copy may then wait for its set of buffers alone.
+// Gives each layer its own turn for returning homes, and opens copies when their set of buffers is free.
 void set_turns(const TurnOrder& order, int depth, std::span<ScheduledCopy> copies) {
   for (ScheduledCopy& copy : copies) {
     if (copy.arrives.value == order.size()) copy.arrives = copy.closes = TurnId{order.size() + copy.layer.value};
@@ -92,7 +92,7 @@ void set_turns(const TurnOrder& order, int depth, std::span<ScheduledCopy> copie
   }
 }
 
-// Each turn has its set, in which the copies of a rank count up from 0. Returns how many a rank has in all sets.
+// Numbers the copies of a rank from 0 in the set of their turn. Returns a rank's number of buffers in all sets.
 int number_buffers(int first, int sets, std::span<ScheduledCopy> copies) {
   int most = 0;
   const ScheduledCopy* before = nullptr;

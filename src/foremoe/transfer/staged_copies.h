@@ -1,27 +1,27 @@
 #pragma once
 
-// The copies of a plan of residency `free` that come from peers.
+// Copies from peers for a plan of residency `free`.
 //
-// Problem. Any slot may be overwritten, homes too. So an expert comes from whichever rank holds it, that rank must keep
-//   it until it has been read, and ranks that exchange experts read from each other what each is to overwrite.
-// Method. A copy arrives in a staging buffer. When all ranks have agreed that a turn's copies have arrived, nobody
-//   reads what they replace, and each rank moves its own from staging into their slots. Engines that place experts
-//   freely do the same with a buffer for each slot of one layer. Here there are `depth` + 1 sets of as many buffers as
-//   a rank has copies at any turn, so that copies may start `depth` turns ahead; turn t uses set t mod (depth + 1).
-//   After the order's last turn homes come back layer by layer, those of layer l at the l-th turn that follows, so that
-//   the same buffers serve them.
-// Sources. Among the ranks whose slots hold the expert: one on the same node first, then the one that sends fewest
-//   copies of the turn, then the lowest. A copy opens when its set is free and after the turn at which its source got
-//   the expert.
+// Problem. Any slot may be overwritten, including homes. A copy therefore reads from any rank that has the expert, and
+//   must do so before that rank overwrites it. Ranks may also exchange experts.
+// Method. A copy arrives in a staging buffer. Once all ranks agree that a turn's copies have arrived, no rank reads the
+//   slots that they replace, and each rank moves its copies from staging to these slots. Engines that place experts
+//   freely do the same with one buffer per slot of one layer. Here there are `depth` + 1 sets, each with as many
+//   buffers as a rank has copies at any turn, so that copies may start `depth` turns ahead. Turn t uses set t mod
+//   (depth + 1). After the order's last turn, homes return layer by layer, those of layer l at the l-th turn after it,
+//   and reuse the same buffers.
+// Sources. Among the ranks with the expert: the rank itself, then one on its node, then the one that sends the fewest
+//   copies of the turn, then the lowest. A copy opens once its set is free, after the turn at which its source got the
+//   expert.
 // Complexity. O(events · layers · ranks · slots).
 
 #include "foremoe/transfer/slot_leases.h"
 
 namespace foremoe {
 
-// Gives copies their sources, the path of peers and staging buffers, and puts them in order: by arrives, rank, slot.
-// Returns how many staging buffers a rank has, behind its slots. Throws InputError, field `slot_expert`, where no rank
-// holds an expert before an event.
+// Sets the copies' sources, path and staging buffers, and sorts them by arrives, rank, slot. Returns the number of
+// staging buffers per rank, which follow its slots. Throws InputError, field `slot_expert`, if an expert is on no rank
+// before an event.
 int stage_copies(const StepPlan& plan, const TurnOrder& order, const ScheduleOptions& options, SlotLeases& leases);
 
 }  // namespace foremoe

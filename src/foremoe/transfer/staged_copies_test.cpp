@@ -1,4 +1,4 @@
-// Ranks that exchange experts among themselves, each on a thread of its own, with nothing else left of the homes.
+// Ranks exchange experts, each on its own thread. No other copy of the weights exists.
 
 #include "foremoe/transfer/staged_copies.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Part of it is read by backward passes alone, so that only a whole copy can be the source of another.
+// Only backward passes read the second segment, so only a complete copy can be the source of another.
 ExpertLayout layout_with_a_backward() {
   return ExpertLayout({{.name = "both", .elements = 37}, {.name = "backward", .elements = 16, .in_forward = false}});
 }
@@ -41,7 +41,7 @@ class Exchange {
     }
   }
 
-  // Slots that did not hold what the plan has there, or in the end their homes.
+  // Number of slots without the plan's expert, and of homes not restored at the end.
   int wrong(const std::function<std::unique_ptr<CopyLink>(RankId)>& link_of) {
     std::atomic<int> wrong = 0;
     const auto run = [&](RankId rank) {
@@ -95,7 +95,7 @@ class Exchange {
   Cluster cluster_;
 };
 
-// Begins to copy some time after it was asked to, in its owner's next calls.
+// Starts each copy only after some of the owner's later calls.
 class LateLink final : public CopyLink {
  public:
   explicit LateLink(std::uint64_t seed) : random_(seed) {}
@@ -117,7 +117,7 @@ class LateLink final : public CopyLink {
   std::map<CopyId, std::pair<CopyRequest, int>> waiting_;
 };
 
-TEST(StagedCopiesThread, PutEveryExpertWhereThePlanHasItAndHomesBack) {
+TEST(StagedCopiesThread, PutEveryExpertIntoItsSlotAndRestoreHomes) {
   std::size_t copies = 0;
   for (std::uint64_t seed = 0; seed < 24; ++seed) {
     const int depth = 1 + static_cast<int>(seed % 3);
@@ -132,8 +132,8 @@ TEST(StagedCopiesThread, PutEveryExpertWhereThePlanHasItAndHomesBack) {
   EXPECT_GT(copies, 500U) << "the plans show nothing";
 }
 
-TEST(StagedCopies, BeginWithWhatAFormerPhaseHasLeft) {
-  // The last event has experts 0 and 2 exchanged, the first has not: both come back for it, from each other.
+TEST(StagedCopies, StartFromThePlacementOfAPreviousPhase) {
+  // Experts 0 and 2 are exchanged at the last event but not at the first, which therefore copies both back.
   const StepPlan plan = free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}});
   ScheduleOptions options{.phase = Phase::kPolicyUpdate, .path = PathChoice::kPeer, .leaves_last_placement = true};
   const auto copies_of = [&] {
@@ -151,8 +151,8 @@ TEST(StagedCopies, BeginWithWhatAFormerPhaseHasLeft) {
   EXPECT_EQ(copies[2].arrives, TurnId{2});
 }
 
-TEST(StagedCopies, AnExpertThatNoRankHoldsIsRefusedWithThePlace) {
-  StepPlan plan = free_plan({{1, 1, 2, 3}, {1, 1, 2, 3}, {0, 1, 2, 3}});  // expert 0 goes, and comes again
+TEST(StagedCopies, RejectAnExpertWithoutSourceWithItsIndex) {
+  StepPlan plan = free_plan({{1, 1, 2, 3}, {1, 1, 2, 3}, {0, 1, 2, 3}});  // expert 0 leaves and returns
   plan.slot_expert(0, 0, 0, 0) = plan.slot_expert(1, 0, 0, 0) = ExpertId{3};
   try {
     make_transfer_schedule(plan, layout_with_a_backward(), {.path = PathChoice::kPeer});

@@ -16,8 +16,8 @@ namespace foremoe {
 
 namespace {
 
-// How long the thread sleeps when nothing moves but something is under way: doubled each time, between these. Ranks may
-// be more than cores. While nobody waits for it, news may be late by more.
+// Sleep of the thread while nothing changes but copies or votes are open: doubles each time, within these limits, since
+// there may be more ranks than cores. The idle limit applies while the rank does not wait for the result.
 constexpr std::chrono::microseconds kShortestNap{50};
 constexpr std::chrono::microseconds kLongestNap{200};
 constexpr std::chrono::microseconds kLongestIdleNap{1000};
@@ -26,8 +26,8 @@ enum class Verdict : std::uint8_t { kOpen, kWhole, kMissing };
 
 }  // namespace
 
-// Two sides meet in the mailbox, under its mutex: the rank's calls say how far it has come, the thread tells what has
-// been decided. Links, ballot and the bookkeeping of copies are the thread's alone.
+// The rank and the thread communicate through fields guarded by the mutex: the rank reports its position, the thread
+// its decisions. Only the thread uses the links, the ballot and the state of the copies.
 struct ExpertTransferEngine::State {
   State(EngineParts engine_parts, const EngineOptions& engine_options);
   void run(const std::stop_token& stop);
@@ -36,7 +36,7 @@ struct ExpertTransferEngine::State {
   bool nap(const std::stop_token& stop, std::chrono::microseconds& length, std::uint64_t seen);
   bool wait(TurnId turn);
   void put_in_place(TurnId turn);
-  void move();  // tells the thread; under the mutex
+  void move();  // wakes the thread; requires the mutex
 
   EngineParts parts;
   const EngineOptions options;
@@ -44,15 +44,15 @@ struct ExpertTransferEngine::State {
   TurnVotes votes;
 
   mutable std::mutex mutex;
-  std::condition_variable_any moved;    // the rank has
-  std::condition_variable_any decided;  // or failed
+  std::condition_variable_any moved;    // signals a move of the rank
+  std::condition_variable_any decided;  // signals a decision or a failure
   EnginePosition position;
-  std::uint64_t moves = 0;        // of the rank
+  std::uint64_t moves = 0;        // number of moves of the rank
   std::vector<Verdict> verdicts;  // [num_turns()]
   std::exception_ptr failure;
   TransferFigures figures;
 
-  std::jthread thread;  // last: joined before the rest goes
+  std::jthread thread;  // last: joined before other members are destroyed
 };
 
 ExpertTransferEngine::State::State(EngineParts engine_parts, const EngineOptions& engine_options)
@@ -78,7 +78,7 @@ void ExpertTransferEngine::State::run(const std::stop_token& stop) {
   }
   try {
     fetcher.cancel_all();
-  } catch (...) {  // a link that fails even at this; the failure above is what the rank is told
+  } catch (...) {  // a link failed to cancel; an earlier failure takes precedence
     const std::lock_guard lock(mutex);
     if (!failure) failure = std::current_exception();
   }
@@ -112,7 +112,7 @@ bool ExpertTransferEngine::State::tell(std::span<const TurnVotes::Decided> news)
   return true;
 }
 
-// True when the rank has moved meanwhile.
+// Returns true if the rank has moved meanwhile.
 bool ExpertTransferEngine::State::nap(const std::stop_token& stop, std::chrono::microseconds& length,
                                       std::uint64_t seen) {
   const auto serves = [](const std::unique_ptr<CopyLink>& link) { return link != nullptr && link->serves_others(); };
@@ -154,7 +154,7 @@ bool ExpertTransferEngine::State::wait(TurnId turn) {
   return whole;
 }
 
-// Nobody reads any more what the turn's copies replace, and nobody reads them before this is done.
+// No rank still reads the slots that the turn's copies replace, and none reads the copies before this returns.
 void ExpertTransferEngine::State::put_in_place(TurnId turn) {
   for (const ScheduledCopy& copy : parts.schedule.arriving(turn)) {
     if (copy.rank != parts.rank || !copy.staged()) continue;
@@ -188,7 +188,7 @@ void ExpertTransferEngine::release(TurnId turn) {
   const std::lock_guard lock(state_->mutex);
   assert(turn.value == state_->position.released + 1);
   state_->position.released = turn.value;
-  if (turn.value < state_->position.submitted) state_->move();  // else submit() of the next turn will wake the thread
+  if (turn.value < state_->position.submitted) state_->move();  // otherwise submit() of the next turn wakes the thread
 }
 
 void ExpertTransferEngine::finish() {

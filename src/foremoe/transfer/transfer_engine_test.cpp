@@ -1,4 +1,4 @@
-// Engines of several ranks at once: experts arrive in time, and ranks agree on what did.
+// Engines of several ranks at once: experts arrive in time, and ranks agree on which ones did.
 
 #include "foremoe/transfer/transfer_engine.h"
 
@@ -22,7 +22,7 @@ std::vector<ClusterRank::Run> run_all(std::span<const std::unique_ptr<ClusterRan
   return runs;
 }
 
-TEST(TransferEngineThread, BringsEveryExpertByBothPathsInTime) {
+TEST(TransferEngineThread, DeliversEveryExpertInTimeOnBothPaths) {
   for (const bool backward : {false, true}) {
     const ClusterShape shape{.ranks = 4,
                              .ranks_per_node = 2,
@@ -55,7 +55,7 @@ TEST(TransferEngineThread, BringsEveryExpertByBothPathsInTime) {
   }
 }
 
-TEST(TransferEngineThread, AllRanksHearThatOneOfThemMissesAnExpert) {
+TEST(TransferEngineThread, AllRanksLearnThatOneRankMissesAnExpert) {
   const ClusterShape shape{.ranks = 3, .ranks_per_node = 3, .micro_steps = 4, .layers = 2, .experts = 6};
   Cluster cluster(shape, random_schedule(shape, 3));
   LinkLog host;
@@ -72,7 +72,7 @@ TEST(TransferEngineThread, AllRanksHearThatOneOfThemMissesAnExpert) {
   EXPECT_EQ(runs[2].whole, runs[1].whole);
 }
 
-TEST(TransferEngineThread, DoesNotWaitForeverForRanksThatNeverVote) {
+TEST(TransferEngineThread, FailsThePhaseIfOtherRanksNeverVote) {
   Cluster cluster = pair_with({one_copy()});
   ClusterRank rank(cluster, RankId{0}, {.timeout = 2ms});
   rank.engine().submit(TurnId{0});

@@ -1,5 +1,4 @@
-// Random schedules over random faults: whatever links do, a turn that is said to be whole is, all ranks are told the
-// same, and nobody waits for ever.
+// Random schedules with random faults: complete turns have correct experts, all ranks agree, and no rank waits forever.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +16,7 @@ constexpr int kSeeds = 300;
 
 struct Ending {
   ClusterRank::Run run;
-  std::string failure;  // of the phase; empty when it went through
+  std::string failure;  // of the phase; empty if it succeeded
 };
 
 Ending run_to_the_end(ClusterRank& rank) try { return {.run = rank.run()}; } catch (const PhaseFailed& error) {
@@ -87,17 +86,17 @@ void run_seed(std::uint64_t seed, Totals& totals) {
   }
 }
 
-TEST(TransferFaultsThread, NoFaultMakesAWholeTurnWrongOrRanksDisagreeOrHang) {
+TEST(TransferFaultsThread, FaultsNeverCauseWrongTurnsDisagreementOrHangs) {
   Totals totals;
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) run_seed(seed, totals);
-  // Else this test would have shown nothing.
+  // Otherwise the test would be vacuous.
   EXPECT_GT(totals.failed_attempts, kSeeds);
   EXPECT_GT(totals.refused_turns, kSeeds / 10);
   EXPECT_GT(totals.whole_turns, kSeeds);
   EXPECT_EQ(totals.phases_failed, 0) << "every missing copy has a home to fall back to";
 }
 
-TEST(TransferFaultsThread, ADamagedCopyFromTheArenaIsFetchedAgain) {
+TEST(TransferFaultsThread, RefetchesADamagedCopyFromTheArena) {
   const ClusterShape shape{.ranks = 2, .ranks_per_node = 2, .experts = 4};
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     Cluster cluster(

@@ -17,7 +17,7 @@ namespace {
 
 int home_slots(const StepPlan& plan) { return plan.num_slots() - plan.guest_slots; }
 
-// `shared`: each turn fetches its guests anew, into the set that the turn `depth` before it has left.
+// `shared`: each turn fetches its guests into the set of buffers last used by the turn `depth` before it.
 std::vector<ScheduledCopy> leases_of_turns(const StepPlan& plan, const TurnOrder& order, int depth, int first,
                                            int last) {
   std::vector<ScheduledCopy> copies;
@@ -42,11 +42,11 @@ std::vector<ScheduledCopy> leases_of_turns(const StepPlan& plan, const TurnOrder
   return copies;
 }
 
-// Copies that arrive where they are read, in order, with their paths.
+// Sorts the copies that arrive directly in their slots, and chooses their paths.
 void read_in_place(const StepPlan& plan, const TurnOrder& order, const ExpertLayout& layout,
                    const ScheduleOptions& options, std::vector<ScheduledCopy>& copies) {
   std::ranges::sort(copies, {}, [](const ScheduledCopy& c) {
-    return std::tuple(c.arrives, c.rank, c.slot, c.layer);  // layers differ among the homes that come back alone
+    return std::tuple(c.arrives, c.rank, c.slot, c.layer);  // only returning homes differ in layer alone
   });
   const ClusterLinks links = links_between(
       options.cluster, {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}, options.shares_uplink);
@@ -111,7 +111,7 @@ void lend_turns(const StepPlan& plan, TurnId end, TransferSchedule& schedule) {
     copy.path = Path::kPeer;
     copy.source = plan.home(copy.layer, copy.expert);
   }
-  schedule.copies.insert(schedule.copies.end(), copies.begin(), copies.end());  // by arrives, rank, slot
+  schedule.copies.insert(schedule.copies.end(), copies.begin(), copies.end());  // sorted by arrives, rank, slot
   schedule.lent_turns = end.value;
   index_copies(schedule);
 }
@@ -147,7 +147,7 @@ GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const
   GuestMemory memory;
   memory.weights = Bytes{(schedule.buffers_per_rank - homes) * layout.bytes().value};
   if (schedule.phase == Phase::kPolicyUpdate) {
-    // Under `shared` a turn's gradients go home with it, so that one set serves all layers.
+    // Under `shared`, gradients return home after each turn, so one set serves all layers.
     const std::int64_t layers = plan.residency == Residency::kShared ? 1 : plan.num_layers();
     memory.gradients = Bytes{layers * plan.guest_slots * layout.elements() * std::int64_t{sizeof(float)}};
   }

@@ -1,27 +1,26 @@
 #pragma once
 
-// A plan's copies as work to be done in time: for each, where it comes from, by which path, into which buffer, the
-// first turn at which that buffer is free and the turn that waits for it.
+// Transfer schedule of a plan: for each copy its source, path and buffer, the first turn at which the buffer is free,
+// and the turn that waits for it.
 //
-// Problem. A plan says what every slot holds at every event. Executing it means to start every copy early, but not
-//   before the buffer's former contents have been read for the last time, and to have it there when it is first read.
-// Leases. A buffer is leased to one expert for [arrives, closes]: from the turn that first reads it to the turn that
-//   last reads it. The next copy into that buffer may start at its `opens`, the turn after the former lease's
-//   `closes`. No two leases of a buffer overlap: that is how overwriting a slot that someone may still read is
-//   designed out. check_leases() proves it anew from the list alone.
-// Buffers. A rank's guest buffers are numbered: under `static` and `resident` layer·G + (slot − E/R); under `shared`
-//   there are `depth` sets of G which layers borrow in turn (turn t uses set t mod depth); under `free` every slot of
-//   a layer can be written: layer·(E/R + G) + slot, and after the last turn the homes that were overwritten are
-//   copied back. Copies of `free` from peers arrive in staging buffers behind the slots (staged_copies.h), and what
-//   they replace is leased until they arrive, not until they open.
+// Problem. A plan gives the contents of every slot at every event. To execute it, start every copy early, but not
+//   before the last read of the buffer's previous contents, and complete it before the first read.
+// Leases. A buffer is leased to one expert for [arrives, closes]: from the first to the last turn that reads it. The
+//   next copy into that buffer may start at its `opens`, the turn after the previous lease's `closes`. Leases of a
+//   buffer never overlap, so no slot is overwritten while a turn may read it. check_leases() verifies this
+//   independently.
+// Buffers. Guest buffers of a rank are numbered. Under `static` and `resident`: layer·G + (slot − E/R). Under `shared`,
+//   layers take turns with `depth` sets of G (turn t uses set t mod depth). Under `free`, every slot of a layer can be
+//   written: layer·(E/R + G) + slot, and overwritten homes are copied back after the last turn. Copies of `free` from
+//   peers arrive in staging buffers after the slots (staged_copies.h); the replaced lease ends when they arrive, not
+//   when they open.
 // Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
-//   straight from the expert's home, whose slot is pinned inside a step. Under `free`, where homes are not pinned, all
-//   copies take one path: the host's, whose arena keeps every home that is overwritten, or where peers are asked for,
-//   from whichever rank holds the expert.
-//   An expert can pay for its place in an arena when its node fetches it at least twice; the other copies, and as many
-//   of those as balance the two paths by bytes ÷ bandwidth, go to peers: copy_paths.h.
+//   directly from the expert's home, whose slot is pinned during the step. Under `free`, homes are not pinned and all
+//   copies take one path: the host's, whose arena contains every overwritten home, or on request that of peers, from
+//   any rank with the expert. An arena entry can pay off if its node fetches the expert at least twice. Peers serve the
+//   other copies, and as many of these as balance the two paths by bytes ÷ bandwidth: copy_paths.h.
 // Complexity. O(turns · ranks · slots).
-// Guarantee. Same plan, same schedule, on every rank.
+// Guarantee. The same plan produces the same schedule on every rank.
 
 #include <optional>
 #include <span>
@@ -39,30 +38,30 @@ namespace foremoe {
 struct Cluster;
 
 enum class Path : std::uint8_t { kHost, kPeer };
-enum class PathChoice : std::uint8_t { kAuto, kHost, kPeer };  // kHost, kPeer: that one alone
+enum class PathChoice : std::uint8_t { kAuto, kHost, kPeer };  // kHost, kPeer: this path alone
 std::string_view to_string(PathChoice choice);                 // "auto", "host", "peer"
 
 inline constexpr int kDefaultDepth = 2;
 inline constexpr int kMostDepth = 1 << 16;
 
 struct ScheduledCopy {
-  RankId rank;  // that receives it
+  RankId rank;  // receiver
   LayerId layer;
   ExpertId expert;
   SlotId slot;     // of the plan
-  int buffer = 0;  // of the rank, see above: where the expert is read
-  TurnId opens;    // at the beginning of this turn the buffer is free
-  TurnId arrives;  // the turn that first reads it; of homes that `free` copies back at the end, one that follows them
-  TurnId closes;   // the last turn that reads it
+  int buffer = 0;  // of the rank (see above), where the expert is read
+  TurnId opens;    // first turn at whose start the buffer is free
+  TurnId arrives;  // first turn that reads it; for homes that `free` restores, a turn after the order
+  TurnId closes;   // last turn that reads it
   Path path = Path::kHost;
-  RankId source;  // kPeer: the rank that is read; kHost: the expert's home, which fills the arena
-  // Of `free` from peers: the buffer of `rank` in which the expert waits until all that arrive with it are there, and
-  // the buffer of `source`, maybe the rank itself, that is read. −1: there is none.
+  RankId source;  // kPeer: rank that is read; kHost: the expert's home, which fills the arena
+  // `free` from peers: the buffer of `rank` in which the expert waits for all copies of the same turn, and the buffer
+  // of `source` (possibly the same rank) that is read. −1: none.
   int staging = -1;
   int source_buffer = -1;
 
   bool staged() const { return staging >= 0; }
-  int arrives_in() const { return staged() ? staging : buffer; }  // of the rank's buffers
+  int arrives_in() const { return staged() ? staging : buffer; }  // index of the rank's buffer
 
   friend bool operator==(const ScheduledCopy&, const ScheduledCopy&) = default;
 };
@@ -76,16 +75,16 @@ struct ArenaExpert {
 
 struct TransferSchedule {
   Phase phase = Phase::kRecompute;
-  int depth = kDefaultDepth;  // turns ahead of which copies are started; sets of buffers under `shared`
+  int depth = kDefaultDepth;  // turns by which copies may start ahead; sets of buffers under `shared`
   TurnOrder order;
   std::vector<ScheduledCopy> copies;            // by arrives, rank, slot
-  std::vector<ScheduledCopy> from_before;       // leases without a copy: what a former phase has left in slots
-  std::vector<std::size_t> first_of_turn;       // [num_turns() + 1], into copies: those that arrive at this turn
-  std::vector<std::vector<ArenaExpert>> arena;  // [node], ascending; what its arena holds
-  int buffers_per_rank = 0;                     // of guests (under `free`: all slots of all layers, and staging)
-  int lent_turns = 0;                           // by lend_turns() so far
+  std::vector<ScheduledCopy> from_before;       // leases without a copy: experts left in slots by the previous phase
+  std::vector<std::size_t> first_of_turn;       // [num_turns() + 1], into copies: the copies that arrive at this turn
+  std::vector<std::vector<ArenaExpert>> arena;  // [node], ascending; contents of its arena
+  int buffers_per_rank = 0;                     // guest buffers (under `free`: all slots of all layers, and staging)
+  int lent_turns = 0;                           // turns added by lend_turns() so far
 
-  // Those of the order and what follows: one turn at which homes are back, or under `free` from peers one per layer.
+  // Turns of the order, and those at which homes return: one, or one per layer under `free` from peers.
   int num_turns() const { return static_cast<int>(first_of_turn.size()) - 1; }
   std::span<const ScheduledCopy> arriving(TurnId t) const;  // of all ranks
   bool any_arrives(TurnId t) const { return !arriving(t).empty(); }
@@ -95,49 +94,50 @@ struct ScheduleOptions {
   Phase phase = Phase::kRecompute;
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;  // ≥ 1
-  // Whose links' bandwidths `auto` balances paths by, read during the call alone; null: as if all links were alike.
+  // Cluster whose bandwidths `auto` uses to balance paths, read only during the call. Null: uniform links.
   const Cluster* cluster = nullptr;
-  bool shares_uplink = true;  // host path and network cards meet at the switch
-  // Of `free`, for phases that follow each other by the same plan (the simulation's alone): slots begin with what its
-  // last event has there, not with homes; what they hold at the end stays.
+  bool shares_uplink = true;  // host path and network cards share the switch's uplink
+  // `free`, for consecutive phases of the same plan (simulation only): slots start with the contents of the plan's last
+  // event instead of homes, and keep their contents at the end.
   bool begins_with_last_placement = false;
   bool leaves_last_placement = false;
 };
 
-// The plan must be one that check_plan accepts. Throws InputError for a phase that the plan is not for. Expert sizes
-// and bandwidths decide paths.
+// The plan must pass check_plan. Throws InputError for a phase that the plan does not support. Expert sizes and
+// bandwidths determine the paths.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 
-// The same for turns that turns_of() gave, for simulation only.
+// As above, with turns from turns_of(); for simulation only.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 
-// Under `shared`, from peers alone: a schedule without copies yet, and the copies of its next turns up to `end`, whose
-// micro-steps the plan has by then. All turns together give the schedule of the whole plan.
+// Under `shared` with copies from peers: begin_lending() returns a schedule without copies, and lend_turns() adds the
+// copies of the next turns before `end`, whose micro-steps the plan then contains. Adding all turns gives the whole
+// plan's schedule.
 TransferSchedule begin_lending(const StepPlan& plan, const ScheduleOptions& options);
 void lend_turns(const StepPlan& plan, TurnId end, TransferSchedule& schedule);
 
-int num_buffers(const StepPlan& plan, int depth);  // of a rank, without staging
-void index_copies(TransferSchedule& schedule);     // fills in first_of_turn, of copies in order
+int num_buffers(const StepPlan& plan, int depth);  // per rank, without staging
+void index_copies(TransferSchedule& schedule);     // computes first_of_turn from the sorted copies
 
-// Guest memory of one rank, as predicted from the plan.
+// Guest memory of one rank, computed from the plan.
 struct GuestMemory {
-  Bytes weights;    // staging buffers included
-  Bytes gradients;  // float32; 0 for a phase without backward
+  Bytes weights;    // including staging buffers
+  Bytes gradients;  // float32; 0 for a forward-only phase
 };
 GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const TransferSchedule& schedule);
 
-// The turns of each layer, to ask what a lease is read by. A buffer leased for [arrives, closes] is read at every turn
-// of its layer in between.
+// The turns of each layer, to determine which turns read a lease. A buffer leased for [arrives, closes] is read at
+// every turn of its layer in this range.
 class LayerTurns {
  public:
   explicit LayerTurns(const TurnOrder& order);
 
-  // The first turn of the layer after this one; none when it was the last.
+  // Returns the first turn of the layer after this one, if any.
   std::optional<TurnId> next(LayerId layer, TurnId after) const;
-  // Does any reader of this copy need the segment? A copy that arrives after the last turn brings all of them, and so
-  // does a staged one, from which others may be made.
+  // Whether any reader of this copy needs the segment. True for copies that arrive after the order's last turn, and for
+  // staged copies, which may be the source of others.
   bool needs(const ScheduledCopy& copy, const Segment& segment) const;
 
  private:
@@ -145,10 +145,10 @@ class LayerTurns {
 
   int num_turns_ = 0;
   std::vector<std::vector<TurnId>> of_layer_;      // [layer], ascending
-  std::vector<std::vector<int>> forwards_before_;  // [layer][i]: of the layer's first i turns, how many are forward
+  std::vector<std::vector<int>> forwards_before_;  // [layer][i]: forward turns among the layer's first i
 };
 
-// Every violated lease in words; empty when the schedule is sound. Shares no code with what made it.
+// Returns a message for each violated lease; empty if the schedule is correct. Shares no code with its construction.
 std::vector<std::string> check_leases(const TransferSchedule& schedule, const StepPlan& plan);
 
 }  // namespace foremoe

@@ -1,4 +1,4 @@
-// What every schedule promises, on random plans of every residency, phase and number in flight.
+// Guarantees of every schedule, on random plans of every residency, phase and number of micro-steps in flight.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,10 +20,9 @@ using testing::IsEmpty;
 
 const ExpertLayout kLayout = swiglu_layout(8, 4);
 
-// What a rank's buffers hold while the copies of a schedule run, each as early as its lease permits or as late. No
-// buffer is ever written by two leases that are open together, so a buffer has one writer at a time. Copies of `free`
-// from peers read what their source's slots hold at that moment, and go from their staging buffer into their slot when
-// they arrive.
+// Contents of a rank's buffers, with each copy as early or as late as its lease permits. Open leases of a buffer never
+// overlap, so a buffer has one writer at a time. Copies of `free` from peers read the current contents of their
+// source's slots, and move from their staging buffer into their slot on arrival.
 class Replay {
  public:
   Replay(const StepPlan& plan, const TransferSchedule& schedule, bool early) : plan_(plan), schedule_(schedule) {
@@ -52,7 +51,7 @@ class Replay {
     return {copy.layer, slot < std::ssize(own) ? own[static_cast<std::size_t>(slot)] : kNoExpert};
   }
 
-  // [slot] of the rank's own experts
+  // [slot], experts at home on the rank
   std::vector<ExpertId> homes(LayerId layer, RankId rank) const {
     std::vector<ExpertId> result;
     for (int e = 0; e < plan_.num_experts(); ++e) {
@@ -116,20 +115,20 @@ class EveryPlan : public testing::Test {
   }
 };
 
-TEST_F(EveryPlan, HasItsExpertsWhereTheyAreReadHoweverEarlyOrLateCopiesRun) {
+TEST_F(EveryPlan, HasItsExpertsInPlaceWithTheEarliestAndLatestCopies) {
   for_each([](const StepPlan& plan, const TransferSchedule& schedule, const auto&) {
     EXPECT_THAT(Replay(plan, schedule, true).wrong(), IsEmpty());
     EXPECT_THAT(Replay(plan, schedule, false).wrong(), IsEmpty());
   });
 }
 
-TEST_F(EveryPlan, HasSoundLeases) {
+TEST_F(EveryPlan, PassesCheckLeases) {
   for_each([](const StepPlan& plan, const TransferSchedule& schedule, const auto&) {
     EXPECT_THAT(check_leases(schedule, plan), IsEmpty());
   });
 }
 
-TEST_F(EveryPlan, IsCopiedExactlyAsItSays) {
+TEST_F(EveryPlan, HasExactlyThePlannedCopies) {
   for_each([](const StepPlan& plan, const TransferSchedule& schedule, const test::ScheduleCase& c) {
     Array<std::int64_t, 2> copies({std::size_t(plan.num_events()), std::size_t(plan.num_layers())});
     for (const ScheduledCopy& copy : schedule.copies) {
@@ -148,7 +147,7 @@ TEST_F(EveryPlan, IsCopiedExactlyAsItSays) {
   });
 }
 
-TEST_F(EveryPlan, HasCopiesByTurnRankAndSlot) {
+TEST_F(EveryPlan, HasCopiesSortedByTurnRankAndSlot) {
   for_each([](const StepPlan&, const TransferSchedule& schedule, const auto&) {
     std::size_t seen = 0;
     for (int t = 0; t < schedule.num_turns(); ++t) {
@@ -166,7 +165,7 @@ TEST_F(EveryPlan, HasCopiesByTurnRankAndSlot) {
   });
 }
 
-TEST_F(EveryPlan, HasInItsArenasWhatTheHostPathFetchesAndNoMore) {
+TEST_F(EveryPlan, HasArenasWithExactlyTheExpertsOfTheHostPath) {
   for_each([](const StepPlan& plan, const TransferSchedule& schedule, const test::ScheduleCase& c) {
     const Topology topology{.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
     std::vector<std::set<std::pair<int, int>>> fetched(topology.num_nodes());

@@ -34,21 +34,21 @@ TransferSchedule schedule_of(const StepPlan& plan, Phase phase, PathChoice path 
   return make_transfer_schedule(plan, kLayout, {.phase = phase, .path = path, .depth = depth});
 }
 
-TEST(TransferSchedule, AGuestThatStaysIsCopiedOnceAndItsSlotIsFreeAfterItsLastReader) {
+TEST(TransferSchedule, AStayingGuestIsCopiedOnceAndFreesItsSlotAfterItsLastReader) {
   const StepPlan plan = test::plan_with_guests(Residency::kResident, 1, {{2}, {2}, {3}, {-1}, {3}, {2}});
   EXPECT_THAT(leases(schedule_of(plan, Phase::kRecompute)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 1}, Lease{0, 0, 3, 0, 2, 2, 2}, Lease{0, 0, 3, 0, 3, 4, 4},
                           Lease{0, 0, 2, 0, 5, 5, 5}));
 }
 
-TEST(TransferSchedule, WhereBothPassesShareAnEventTheLeaseEndsWithTheBackward) {
+TEST(TransferSchedule, ALeaseEndsWithTheBackwardIfBothPassesShareAnEvent) {
   const StepPlan plan = test::plan_with_guests(Residency::kResident, 1, {{2, 3}, {3, 3}});
-  // F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 B1.1 B1.0
+  // Turns: F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 B1.1 B1.0
   EXPECT_THAT(leases(schedule_of(plan, Phase::kPolicyUpdate)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 3}, Lease{0, 1, 3, 1, 0, 1, 6}, Lease{0, 0, 3, 0, 4, 4, 7}));
 }
 
-TEST(TransferSchedule, BetweenAForwardAndItsBackwardASlotMayBeLentAndRefilled) {
+TEST(TransferSchedule, ASlotMayBeLentBetweenAForwardAndItsBackward) {
   const StepPlan plan = test::plan_with_guests(Residency::kResident, 2, {{2}, {3}, {2}, {3}});  // F0 F1 B0 B1
   EXPECT_THAT(leases(schedule_of(plan, Phase::kPolicyUpdate)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 0}, Lease{0, 0, 3, 0, 1, 1, 1}, Lease{0, 0, 2, 0, 2, 2, 2},
@@ -70,7 +70,7 @@ TEST(TransferSchedule, ASharedGuestWithoutQuotaIsNotFetched) {
   EXPECT_THAT(leases(schedule_of(plan, Phase::kRecompute)), ElementsAre(Lease{0, 0, 2, 1, 0, 1, 1}));
 }
 
-TEST(TransferSchedule, UnderFreeDisplacedHomesComeBackAfterTheLastTurn) {
+TEST(TransferSchedule, UnderFreeOverwrittenHomesReturnAfterTheLastTurn) {
   const StepPlan plan = test::free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}, {2, 1, 0, 3}});
   const TransferSchedule schedule = schedule_of(plan, Phase::kRecompute);
   EXPECT_THAT(leases(schedule), ElementsAre(Lease{0, 0, 2, 0, 1, 1, 2}, Lease{1, 0, 0, 0, 1, 1, 2},
@@ -83,7 +83,7 @@ TEST(TransferSchedule, UnderFreeDisplacedHomesComeBackAfterTheLastTurn) {
   EXPECT_EQ(schedule.buffers_per_rank, 2);
 }
 
-// Buffers 0 and 1 are a rank's slots, 2, 3 and 4 its staging buffers, which turns take one after the other.
+// Buffers 0 and 1 are a rank's slots; 2, 3 and 4 are its staging buffers, which successive turns use in rotation.
 TEST(TransferSchedule, UnderFreeRanksExchangeExpertsThroughStagingBuffers) {
   const StepPlan plan = test::free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}, {2, 1, 0, 3}});
   const TransferSchedule schedule = schedule_of(plan, Phase::kRecompute, PathChoice::kPeer);
@@ -99,15 +99,15 @@ TEST(TransferSchedule, UnderFreeRanksExchangeExpertsThroughStagingBuffers) {
   EXPECT_THAT(schedule.arena, ElementsAre(IsEmpty()));
 }
 
-TEST(TransferSchedule, UnderFreeAPeerIsReadOnceItHasTheExpert) {
+TEST(TransferSchedule, UnderFreeAPeerIsReadOnlyAfterItHasTheExpert) {
   const StepPlan plan = test::free_plan({{2, 1, 0, 3}, {0, 1, 2, 3}});
   EXPECT_THAT(leases(schedule_of(plan, Phase::kRecompute, PathChoice::kPeer, 9)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 0}, Lease{1, 0, 0, 0, 0, 0, 0}, Lease{0, 0, 0, 0, 1, 1, 1},
                           Lease{1, 0, 2, 0, 1, 1, 1}));
 }
 
-TEST(TransferSchedule, UnderFreeThePeerOnTheSameNodeIsReadThenTheOneThatSendsLess) {
-  // Expert e is at home on rank e. Rank 0 has a replica of rank 2's, and later the ranks `later` need it too.
+TEST(TransferSchedule, UnderFreeSourcesPreferTheSameNodeThenTheRankThatSendsLess) {
+  // Expert e is at home on rank e. Rank 0 has a replica of expert 2, which the ranks `later` need at the next event.
   const auto sources = [](const std::vector<int>& later, int ranks_per_node) {
     const LoadTable load = test::random_load({.micro_steps = 2, .layers = 1, .ranks = 4, .experts = 4}, 1);
     StepPlan plan = test::random_plan(load, {.residency = Residency::kFree, .guest_slots = 1}, 1);
@@ -130,22 +130,22 @@ TEST(TransferSchedule, UnderFreeThePeerOnTheSameNodeIsReadThenTheOneThatSendsLes
   EXPECT_THAT(sources({1, 3}, 4), ElementsAre(2, 0, 2));
 }
 
-TEST(TransferSchedule, AHomeThatIsDisplacedFromTheStartGivesItsSlotAtOnce) {
+TEST(TransferSchedule, AHomeDisplacedFromTheStartFreesItsSlotAtOnce) {
   const StepPlan plan = test::free_plan({{2, 1, 0, 3}, {0, 1, 2, 3}});
   EXPECT_THAT(leases(schedule_of(plan, Phase::kRecompute)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 0}, Lease{1, 0, 0, 0, 0, 0, 0}, Lease{0, 0, 0, 0, 1, 1, 1},
                           Lease{1, 0, 2, 0, 1, 1, 1}));
 }
 
-TEST(TransferSchedule, AHomeThatNobodyOverwroteNeedNotComeBack) {
+TEST(TransferSchedule, AHomeThatWasNotOverwrittenIsNotRestored) {
   const StepPlan plan = test::free_plan({{0, 1, 0, 3}, {-1, 1, 0, 2}, {-1, 1, 0, 3}});
   const TransferSchedule schedule = schedule_of(plan, Phase::kRecompute);
   const auto back = schedule.arriving(TurnId{3});
   ASSERT_EQ(back.size(), 1U);
-  EXPECT_EQ(back[0].expert, ExpertId{2});  // whose slot expert 0 has; slot 0 of rank 0 was never written
+  EXPECT_EQ(back[0].expert, ExpertId{2});  // expert 0 is in its slot; slot 0 of rank 0 was never overwritten
 }
 
-TEST(GuestMemory, IsWhatEachResidencyKeeps) {
+TEST(GuestMemory, MatchesTheBuffersOfEachResidency) {
   const ExpertLayout layout(
       {{.name = "a", .elements = 100}, {.name = "b", .elements = 10, .type = DataType::kBfloat16}});
   ASSERT_EQ(layout.bytes(), Bytes{448 + 64});
@@ -165,8 +165,8 @@ TEST(GuestMemory, IsWhatEachResidencyKeeps) {
   EXPECT_EQ(memory(Residency::kFree, Phase::kRecompute), std::pair(3L * 5 * 512, 0L));
 }
 
-TEST(GuestMemory, UnderFreeFromPeersHasStagingForTheMostCopiesOfARankAtOnce) {
-  // Rank 0 gets two experts at once, at any other time at most one.
+TEST(GuestMemory, UnderFreeFromPeersIncludesStagingBuffers) {
+  // Rank 0 receives two experts at once at first, and at most one later.
   const StepPlan plan = test::free_plan({{2, 3, 0, 1}, {2, 1, 0, 3}});
   const ScheduleOptions options{.path = PathChoice::kPeer, .depth = 3};
   const GuestMemory m = guest_memory(plan, kLayout, make_transfer_schedule(plan, kLayout, options));
@@ -182,27 +182,27 @@ std::string refusal(const StepPlan& plan, const ScheduleOptions& options) {
   return "accepted";
 }
 
-TEST(TransferSchedule, APhaseThatThePlanIsNotForIsRefused) {
+TEST(TransferSchedule, RejectsAPhaseThatThePlanDoesNotSupport) {
   EXPECT_THAT(refusal(test::plan_with_guests(Residency::kResident, 2, {{2}, {2}}), {.phase = Phase::kRecompute}),
               HasSubstr("event_pass[1]"));
   EXPECT_THAT(refusal(test::free_plan({{0, 1, 2, 3}}), {.phase = Phase::kPolicyUpdate}), HasSubstr("residency"));
 }
 
-TEST(TransferSchedule, NoDepthIsRefused) {
+TEST(TransferSchedule, RejectsDepthZero) {
   EXPECT_THAT(refusal(test::plan_with_guests(Residency::kShared, 1, {{2}}), {.depth = 0}), HasSubstr("depth: 0"));
 }
 
-TEST(TransferSchedule, AnExpertThatChangesItsSlotIsRefusedWithThePlace) {
+TEST(TransferSchedule, RejectsAnExpertThatChangesItsSlotWithItsIndex) {
   EXPECT_THAT(refusal(test::free_plan({{0, 1, 2, 3}, {1, 0, 2, 3}}), {}), HasSubstr("slot_expert[1, 0, 0, 0]"));
 }
 
-TEST(TransferSchedule, AGuestInAPinnedHomeSlotIsRefusedWithThePlace) {
+TEST(TransferSchedule, RejectsAGuestInAPinnedHomeSlotWithItsIndex) {
   StepPlan plan = test::plan_with_guests(Residency::kResident, 1, {{-1}, {-1}});
   plan.slot_expert(1, 0, 0, 1) = ExpertId{3};
   EXPECT_THAT(refusal(plan, {}), HasSubstr("slot_expert[1, 0, 0, 1]"));
 }
 
-TEST(TransferSchedule, WithoutGuestsThereIsNothingToCopy) {
+TEST(TransferSchedule, HasNoCopiesWithoutGuests) {
   const LoadTable load = test::random_load({}, 1);
   const TransferSchedule schedule = schedule_of(test::random_plan(load, {.guest_slots = 0}, 1), Phase::kPolicyUpdate);
   EXPECT_THAT(schedule.copies, IsEmpty());
@@ -213,7 +213,7 @@ TEST(TransferSchedule, WithoutGuestsThereIsNothingToCopy) {
 // Two micro-steps of two layers: F0 F1 B1 B0 F0 F1 B1 B0.
 LayerTurns two_layers() { return LayerTurns(test::turn_order({.micro_steps = 2, .layers = 2, .backward = true})); }
 
-TEST(LayerTurns, FindsALayersNextTurn) {
+TEST(LayerTurns, FindsTheNextTurnOfALayer) {
   const LayerTurns turns = two_layers();
   EXPECT_EQ(turns.next(LayerId{0}, TurnId{0}), TurnId{3});
   EXPECT_EQ(turns.next(LayerId{0}, TurnId{3}), TurnId{4});

@@ -1,8 +1,8 @@
 #pragma once
 
-// The time axis of an execution: a rank's turns, one for each (pass, micro-step, layer), in the order in which it
-// takes them. Within an event a forward visits layers ascending, a backward descending. Where forward and backward
-// share an event (one micro-step in flight), its forward turns come first, then its backward turns.
+// Time axis of an execution: one rank's turns, one per (pass, micro-step, layer), in execution order. Within an event,
+// a forward pass visits layers in ascending order, a backward pass in descending order. If both share an event (one
+// micro-step in flight), the forward turns come first.
 
 #include <cstdint>
 #include <optional>
@@ -31,7 +31,7 @@ struct Turn {
 struct TurnOrder {
   std::vector<Turn> turns;
   Array<TurnId, 2> forward;   // [micro_step][layer]
-  Array<TurnId, 2> backward;  // [micro_step][layer]; empty when the phase is forward-only
+  Array<TurnId, 2> backward;  // [micro_step][layer]; empty for a forward-only phase
   Array<TurnId, 2> first;     // [event][layer], first turn that reads the slots of this event
   Array<TurnId, 2> last;      // [event][layer], last turn that reads them
 
@@ -39,11 +39,11 @@ struct TurnOrder {
   const Turn& operator[](TurnId t) const { return turns[t.index()]; }
 };
 
-// The turns of a phase under the plan's events. A plan with backward events is the policy update's alone: asking for
-// recompute then is an InputError, as is policy_update under residency `free`.
+// Turns of a phase for the plan's events. Throws InputError for recompute if the plan has backward events (it is then
+// for policy_update alone), and for policy_update under residency `free`.
 TurnOrder make_turn_order(const StepPlan& plan, Phase phase);
 
-// The same of any plan. Nobody executes the policy update of residency `free`; the simulation asks what it would cost.
+// As above, for any plan. Only the simulation uses policy_update under `free`, to estimate its cost; no executor does.
 TurnOrder turns_of(const StepPlan& plan, Phase phase);
 
 }  // namespace foremoe

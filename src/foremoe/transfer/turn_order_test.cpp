@@ -16,7 +16,7 @@ StepPlan plan_of(int micro_steps, int layers, int in_flight, Residency residency
   return test::random_plan(load, {.residency = residency, .in_flight = in_flight}, 1);
 }
 
-// "F0.1" is the forward of micro-step 0, layer 1.
+// "F0.1" is the forward pass of micro-step 0, layer 1.
 std::vector<std::string> words(const TurnOrder& order) {
   std::vector<std::string> result;
   for (const Turn& turn : order.turns) {
@@ -35,7 +35,7 @@ std::vector<int> numbers(const Array<TurnId, 2>& turns) {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TEST(TurnOrder, RecomputeTakesLayersUpwardsMicroStepByMicroStep) {
+TEST(TurnOrder, RecomputeVisitsLayersInAscendingOrder) {
   const TurnOrder order = make_turn_order(plan_of(2, 3, 1), Phase::kRecompute);
   EXPECT_THAT(words(order), ElementsAre("F0.0", "F0.1", "F0.2", "F1.0", "F1.1", "F1.2"));
   EXPECT_THAT(numbers(order.forward), ElementsAre(0, 1, 2, 3, 4, 5));
@@ -44,7 +44,7 @@ TEST(TurnOrder, RecomputeTakesLayersUpwardsMicroStepByMicroStep) {
   EXPECT_THAT(numbers(order.last), ElementsAre(0, 1, 2, 3, 4, 5));
 }
 
-TEST(TurnOrder, WithOneInFlightBackwardGoesDownAgainWithinTheEvent) {
+TEST(TurnOrder, WithOneInFlightForwardAndBackwardShareAnEvent) {
   const TurnOrder order = make_turn_order(plan_of(2, 2, 1), Phase::kPolicyUpdate);
   EXPECT_THAT(words(order), ElementsAre("F0.0", "F0.1", "B0.1", "B0.0", "F1.0", "F1.1", "B1.1", "B1.0"));
   EXPECT_THAT(numbers(order.forward), ElementsAre(0, 1, 4, 5));
@@ -54,7 +54,7 @@ TEST(TurnOrder, WithOneInFlightBackwardGoesDownAgainWithinTheEvent) {
   EXPECT_EQ(order[TurnId{6}], (Turn{EventId{1}, Pass::kBackward, MicroStepId{1}, LayerId{1}}));
 }
 
-TEST(TurnOrder, WithMoreInFlightEachPassIsAnEventOfItsOwn) {
+TEST(TurnOrder, WithMoreInFlightEachPassHasItsOwnEvent) {
   const TurnOrder order = make_turn_order(plan_of(3, 2, 2), Phase::kPolicyUpdate);
   EXPECT_THAT(words(order), ElementsAre("F0.0", "F0.1", "F1.0", "F1.1", "B0.1", "B0.0", "F2.0", "F2.1", "B1.1", "B1.0",
                                         "B2.1", "B2.0"));
@@ -65,7 +65,7 @@ TEST(TurnOrder, WithMoreInFlightEachPassIsAnEventOfItsOwn) {
   EXPECT_EQ(order[TurnId{5}].event, EventId{2});
 }
 
-TEST(TurnOrder, MoreInFlightThanMicroStepsStillGivesEveryPassItsEvent) {
+TEST(TurnOrder, WithMoreInFlightThanMicroStepsEachPassHasItsOwnEvent) {
   const TurnOrder order = make_turn_order(plan_of(1, 2, 4), Phase::kPolicyUpdate);
   EXPECT_THAT(words(order), ElementsAre("F0.0", "F0.1", "B0.1", "B0.0"));
   EXPECT_THAT(numbers(order.first), ElementsAre(0, 1, 3, 2));
@@ -81,14 +81,14 @@ std::string refusal(F&& f) {
   return "accepted";
 }
 
-TEST(TurnOrder, RecomputeUnderThePlanOfThePolicyUpdateIsRefusedWithTheEvent) {
+TEST(TurnOrder, RejectsRecomputeWithAPolicyUpdatePlanAndNamesTheEvent) {
   const StepPlan plan = plan_of(3, 2, 2);
   const std::string why = refusal([&] { make_turn_order(plan, Phase::kRecompute); });
   EXPECT_THAT(why, HasSubstr("event_pass[2]"));
   EXPECT_THAT(why, HasSubstr("2 micro-steps in flight"));
 }
 
-TEST(TurnOrder, FreelyMovingExpertsHaveNoPolicyUpdate) {
+TEST(TurnOrder, RejectsPolicyUpdateUnderFree) {
   const StepPlan plan = plan_of(2, 2, 1, Residency::kFree);
   EXPECT_THAT(refusal([&] { make_turn_order(plan, Phase::kPolicyUpdate); }), HasSubstr("residency"));
   EXPECT_EQ(make_turn_order(plan, Phase::kRecompute).size(), 4);

@@ -1,15 +1,15 @@
 #pragma once
 
-// What the ranks agree on, turn after turn: are all experts there that the turn's layer needs?
+// Votes of the ranks, turn by turn: whether all experts for the turn's layer have arrived on all ranks.
 //
-// Method. Turns are taken in order, on all ranks alike. A turn needs no vote when no copy arrives anywhere at it and
-//   its layer is whole: then everything is still there. Otherwise a rank votes as soon as its copies are settled,
-//   often before the turn begins; votes of several layers may be open at once. A refused turn breaks its layer, an
-//   agreed one makes it whole. What is missing at a refused turn is asked for again, for the layer's next turn.
-// Invariant. Which turns are voted on follows from the schedule and from former outcomes, both the same on all ranks:
-//   the layer's former vote is known before the next one's question is put.
-// Guarantee. A rank that waits for a turn and has voted knows the outcome within the ballot's timeout, by default as
-//   long as the others' own copies may take and one attempt more; or it gets PhaseFailed.
+// Method. All ranks process turns in the same order. A turn needs no vote if no rank has a copy arriving at it and its
+//   layer is whole, since then all experts are still present. Otherwise a rank votes as soon as its copies have ended,
+//   often before the turn begins; votes of several layers may be open at once. A negative outcome marks the layer as
+//   broken, a positive one as whole. Missing copies are requested again for the layer's next turn.
+// Invariant. The schedule and earlier outcomes determine which turns need a vote. Both are the same on all ranks: the
+//   outcome of a layer's vote is known before its next vote starts.
+// Guarantee. A rank that waits for a turn and has voted learns the outcome or throws PhaseFailed within the ballot's
+//   timeout: by default the time that other ranks' copies may take, plus one attempt.
 
 #include <cstdint>
 #include <deque>
@@ -28,7 +28,7 @@ class TurnVotes {
     TurnId turn;
     bool whole = false;
   };
-  // What has been decided until the next call. Turns behind the order's stand for the homes that are copied back.
+  // Returns the decisions since the last call. Turns after the order's last one represent returning homes.
   std::span<const Decided> step(const EnginePosition& position, EngineClock::time_point now);
   bool open() const { return !open_.empty(); }
   bool changed() const { return changed_; }  // in the last step
@@ -36,8 +36,8 @@ class TurnVotes {
  private:
   struct Layer {
     bool broken = false;
-    bool undecided = false;           // a vote of it is open
-    std::vector<std::size_t> leased;  // this rank's copies whose lease covers the turn at hand
+    bool undecided = false;           // has an open vote
+    std::vector<std::size_t> leased;  // this rank's copies whose lease covers the current turn
   };
   struct Open {
     std::uint64_t number = 0;
@@ -47,7 +47,7 @@ class TurnVotes {
 
   bool brings_homes_back(TurnId turn) const { return turn.value >= parts_.schedule.order.size(); }
   Layer& layer_of(TurnId turn) { return layers_[parts_.schedule.order[turn].layer.index()]; }
-  bool ask(EngineClock::time_point now);  // the next turn's question, when that can be done now
+  bool ask(EngineClock::time_point now);  // votes on the next turn if possible now
   void count(TurnId turn, bool whole);
   bool settled(std::span<const std::size_t> copies) const;
   void cast(TurnId turn, std::span<const std::size_t> copies, EngineClock::time_point now);
@@ -57,8 +57,8 @@ class TurnVotes {
   CopyFetcher& fetcher_;
   LayerTurns turns_;
   std::vector<Layer> layers_;
-  TurnId next_;           // the first turn that has not been asked about
-  bool entered_ = false;  // its layer's leases are up to date
+  TurnId next_;           // first turn without a vote or decision
+  bool entered_ = false;  // the leases of next_'s layer are up to date
   std::uint64_t next_number_ = 0;
   std::deque<Open> open_;
   std::vector<Decided> decided_;
