@@ -209,7 +209,7 @@ void expect_one_process(const Command& command, const Given& given) {
 }
 
 // Replaces field names of the library by the names of options.
-std::string in_words_of(const Command& command, const InputError& error) {
+std::string message_for_user(const Command& command, const InputError& error) {
   return message_of(error, [&](std::string_view field) -> std::string {
     for (const Option& option : command.options) {
       if (option.name == field) {
@@ -274,7 +274,7 @@ int run_command_line(int argc, char** argv) {
     return fail(name, names_none ? fmt::format("'{}' is not a subcommand", argv[1]) : error.what(), usage);
   } catch (const InputError& error) {
     if (called() == nullptr) return fail(name, error.what(), usage);
-    return fail("foremoe " + called()->name, in_words_of(*called(), error), usage);
+    return fail("foremoe " + called()->name, message_for_user(*called(), error), usage);
   } catch (const std::bad_alloc&) {
     return fail(name, "not enough memory for an input of this size", usage, kGaveUp);
   } catch (const std::system_error& error) {

@@ -53,7 +53,7 @@ int run(const RunArguments& arguments) {
       fmt::print("{}\n{}{}", execution.describe(), to_text(rows, settings), meaning_of_columns());
     }
     return ok ? kOk : kFoundWrong;
-  } catch (const ToldElsewhere&) {
+  } catch (const ReportedElsewhere&) {
     return kOk;  // mpirun ends a job at the first nonzero status, possibly before the reporting rank has printed
   } catch (const PeerFailed& failed) {
     fmt::print(stderr, "foremoe run: {}\n", printable(failed.what()));

@@ -59,7 +59,7 @@ struct RunInput {
 
 class Execution {
  public:
-  // Throws InputError, or ToldElsewhere, for everything that can be rejected before execution.
+  // Throws InputError, or ReportedElsewhere, for everything that can be rejected before execution.
   Execution(const RunArguments& arguments, RankGroup& group);
   std::vector<RunRow> run();
   std::string describe() const;  // a heading for the table

@@ -75,7 +75,7 @@ class Processes final : public RankGroup {
       all = gather(*everybody_, std::as_bytes(std::span(error)));
     });
     if (failed == 0) return;
-    if (!has_first()) throw ToldElsewhere(error);
+    if (!has_first()) throw ReportedElsewhere(error);
     if (mine) std::rethrow_exception(mine);
     const auto told = std::ranges::find_if(all, [](const auto& bytes) { return !bytes.empty(); });
     const std::string text(reinterpret_cast<const char*>(told->data()), told->size());
@@ -95,7 +95,7 @@ class Processes final : public RankGroup {
       differs = std::byte{difference.has_value()};
       everybody_->broadcast(std::span(&differs, 1), RankId{0});
     });
-    if (differs != std::byte{0} && !has_first()) throw ToldElsewhere("the processes differ");
+    if (differs != std::byte{0} && !has_first()) throw ReportedElsewhere("the processes differ");
     return difference;
   }
 

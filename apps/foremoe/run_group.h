@@ -16,7 +16,7 @@ namespace foremoe::cli {
 enum class Comm : std::uint8_t { kThreads, kMpi };
 
 // This process ends because of an error that another process reports.
-class ToldElsewhere : public std::runtime_error {
+class ReportedElsewhere : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
@@ -31,9 +31,10 @@ class RankGroup {
   virtual bool one_process() const = 0;
 
   // Collective over processes, before ranks exist. If f throws InputError on any process, throws on all: InputError on
-  // the one that reports it, ToldElsewhere on the others.
+  // the one that reports it, ReportedElsewhere on the others.
   virtual void prepare(const std::function<void()>& f) = 0;
-  // Collective over processes. Returns the first difference on rank 0's process; throws ToldElsewhere on the others.
+  // Collective over processes. Returns the first difference on rank 0's process; throws ReportedElsewhere on the
+  // others.
   virtual std::optional<Difference> difference(const Facts& facts) = 0;
   // The same for facts given by the user. Throws InputError on rank 0's process.
   void agree(const Facts& facts);

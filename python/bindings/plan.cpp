@@ -342,7 +342,7 @@ Raises InputError where parts are of different plans, or a layer is in none or i
       "_split_anew",
       [](const Plan& plan, const Load& load) {
         expect_whole(plan, "splitting anew");
-        Plan split = plan_of(split_anew(finished(plan), load.table()));
+        Plan split = plan_of(recompute_quotas(finished(plan), load.table()));
         split.times = plan.times;
         return split;
       },

@@ -45,7 +45,7 @@ void expect_complete(const ModelShape& model) {
   expect_groups_fit(model.groups, model.experts, model.top_k, model.name);
 }
 
-void expect_sensible(const CostOptions& options) {
+void check_cost_options(const CostOptions& options) {
   const auto expect = [](const char* field, int value, int least) {
     if (value >= least) return;
     throw InputError({.field = field}, fmt::format("{} is less than {}", value, least));
@@ -69,7 +69,7 @@ std::string_view to_string(Dispatch dispatch) { return dispatch == Dispatch::kRo
 CostModel::CostModel(Cluster cluster, ModelShape model, CostOptions options)
     : cluster_{std::move(cluster)}, model_{std::move(model)}, options_{options} {
   expect_complete(model_);
-  expect_sensible(options_);
+  check_cost_options(options_);
 }
 
 double CostModel::seconds(const Product& product, Pass direction) const {

@@ -79,10 +79,10 @@ void ThreadPool::for_each_index(std::size_t n, const std::function<void(std::siz
     done_.wait(lock, [&] { return active_ == 0; });
   }
   if (batch.error) std::rethrow_exception(batch.error);
-  expect_going_on();
+  throw_if_cancelled();
 }
 
-void ThreadPool::expect_going_on() const {
+void ThreadPool::throw_if_cancelled() const {
   if (cancelled_) throw Cancelled();
 }
 

@@ -38,7 +38,7 @@ class ThreadPool {
   // Permanently cancels the pool, from any thread: no further task begins, and calls that wait for tasks throw
   // Cancelled after the running tasks are done.
   void cancel() { cancelled_ = true; }
-  void expect_going_on() const;  // throws Cancelled if the pool was cancelled; for long work outside of tasks
+  void throw_if_cancelled() const;  // throws Cancelled if the pool was cancelled; for long work outside of tasks
 
  private:
   struct Batch;

@@ -8,7 +8,7 @@
 namespace foremoe {
 namespace {
 
-bool processor_has_them() {
+bool has_sha_extensions() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kShaBit = 1U << 29;  // in EBX of leaf 7
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & kShaBit) != 0 && __builtin_cpu_supports("sse4.1");
@@ -53,7 +53,7 @@ __attribute__((target("sha,sse4.1"))) void compress(Sha256State& state, const st
 
 }  // namespace
 
-Sha256Blocks sha256_blocks_extensions() { return processor_has_them() ? compress : nullptr; }
+Sha256Blocks sha256_blocks_extensions() { return has_sha_extensions() ? compress : nullptr; }
 
 }  // namespace foremoe
 

@@ -32,7 +32,7 @@ struct Case {
   EvaluationContext context;
 
   void progress(const char* what) const {
-    context.pool.expect_going_on();
+    context.pool.throw_if_cancelled();
     if (context.progress) context.progress(fmt::format("{} {}", what, policy.name()));
   }
   Planners planners() const {

@@ -96,7 +96,7 @@ void balance_and_traffic(const Subject& subject, PlanFigures& figures) {
   for (int m = 0; m < load.num_micro_steps(); ++m) {
     const EventId t = forward[m];
     for (int l = 0; l < load.num_layers(); ++l) {
-      subject.expect_going_on();
+      subject.throw_if_cancelled();
       std::int64_t total = 0;
       for (const Tokens count : load.load[m][l].flat()) total += count.value;
       if (total == 0) continue;

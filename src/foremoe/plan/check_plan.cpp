@@ -211,7 +211,7 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
   using Rule = void(const check::Subject&, check::Findings&);
   const auto hold = [&](std::initializer_list<Rule*> rules) {
     for (Rule* const rule : rules) {
-      subject.expect_going_on();
+      subject.throw_if_cancelled();
       rule(subject, findings);
     }
   };
@@ -231,7 +231,7 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
     return report;
   }
 
-  if (options.tokens && !check::trace_has_the_load(subject)) {
+  if (options.tokens && !check::trace_matches_load(subject)) {
     findings.not_checked("rows of tokens: the trace, so batched, does not have the rows that the load counts");
     options.tokens = nullptr;
   }

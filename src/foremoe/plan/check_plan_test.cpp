@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foremoe/testing/batched_traces.h"
-#include "foremoe/testing/good_plan.h"
+#include "foremoe/testing/valid_plan.h"
 
 namespace foremoe {
 namespace {
@@ -86,7 +86,7 @@ TEST(CheckPlan, ReportsATraceThatDoesNotMatchTheLoad) {
 }
 
 TEST(CheckPlan, AcceptsPlansWithinTheirBudgets) {
-  test::GoodPlan good(Residency::kResident, 1);
+  test::ValidPlan good(Residency::kResident, 1);
   for (const char* options : {R"({"max-copies-per-rank": 1, "max-copies-per-source": 4, "rehome": "free"})",
                               R"({"max-copies-per-rank": "none", "max-copies-per-source": "none", "rehome": 16})",
                               R"({"max-copies-per-source": 2147483647, "homes": "contiguous", "rehome": 0})"}) {
@@ -119,7 +119,7 @@ TEST(CheckPlan, TakesLinearTimeInTheMicroSteps) {
 }
 
 TEST(CheckPlan, ReportsThatHomeMovesAreNotCheckedIfInitialHomesAreUnknown) {
-  test::GoodPlan good(Residency::kResident, 1);
+  test::ValidPlan good(Residency::kResident, 1);
   good.record({{"homes", "last-step.safetensors"}});
   const CheckReport report = check_plan(good.plan, good.load);
   EXPECT_TRUE(report.ok());

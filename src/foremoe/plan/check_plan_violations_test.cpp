@@ -10,7 +10,7 @@
 
 #include "foremoe/plan/plan_json.h"
 #include "foremoe/testing/batched_traces.h"
-#include "foremoe/testing/good_plan.h"
+#include "foremoe/testing/valid_plan.h"
 
 namespace foremoe {
 namespace {
@@ -18,14 +18,14 @@ namespace {
 using enum ViolationKind;
 using test::count;
 using test::first_message;
-using test::GoodPlan;
+using test::ValidPlan;
 
 struct Mutation {
   const char* name;
   ViolationKind kind;
   Residency residency;
   int in_flight;
-  void (*spoil)(GoodPlan&);
+  void (*spoil)(ValidPlan&);
 };
 
 void PrintTo(const Mutation& mutation, std::ostream* out) { *out << mutation.name; }
@@ -33,61 +33,62 @@ void PrintTo(const Mutation& mutation, std::ostream* out) { *out << mutation.nam
 constexpr int kLayer = 1;
 constexpr int kRank = 2;
 
-ExpertId absent_expert(const GoodPlan& good, int t) {
+ExpertId absent_expert(const ValidPlan& good, int t) {
   for (int e = 0;; ++e) {
     if (std::ranges::count(good.plan.slot_expert.row(t, kLayer, kRank), ExpertId{e}) == 0) return ExpertId{e};
   }
 }
 
 const Mutation kMutations[] = {
-    {"WrongRankCount", kShape, Residency::kResident, 1, [](GoodPlan& g) { g.load = fold_ranks(g.load, 2); }},
+    {"WrongRankCount", kShape, Residency::kResident, 1, [](ValidPlan& g) { g.load = fold_ranks(g.load, 2); }},
     {"MissingBounds", kShape, Residency::kResident, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.plan.max_load = Array<Tokens, 2>({1, 2});
      }},
-    {"WrongGuestSlots", kShape, Residency::kResident, 1, [](GoodPlan& g) { g.plan.guest_slots = 2; }},
-    {"MissingEvent", kShape, Residency::kResident, 1, [](GoodPlan& g) { g.plan.event_pass.pop_back(); }},
-    {"NoNodes", kShape, Residency::kResident, 1, [](GoodPlan& g) { g.plan.ranks_per_node = 0; }},
+    {"WrongGuestSlots", kShape, Residency::kResident, 1, [](ValidPlan& g) { g.plan.guest_slots = 2; }},
+    {"MissingEvent", kShape, Residency::kResident, 1, [](ValidPlan& g) { g.plan.event_pass.pop_back(); }},
+    {"NoNodes", kShape, Residency::kResident, 1, [](ValidPlan& g) { g.plan.ranks_per_node = 0; }},
     {"SwappedEvents", kEvents, Residency::kResident, 1,
-     [](GoodPlan& g) { std::swap(g.plan.event_micro_step[0], g.plan.event_micro_step[1]); }},
-    {"PassesTurnedRound", kEvents, Residency::kResident, 2, [](GoodPlan& g) { g.plan.event_pass[2] = Pass::kForward; }},
-    {"OtherOrder", kEvents, Residency::kResident, 2, [](GoodPlan& g) { g.plan.in_flight = 3; }},
-    {"OtherNumberOfEvents", kEvents, Residency::kResident, 2, [](GoodPlan& g) { g.plan.in_flight = 1; }},
+     [](ValidPlan& g) { std::swap(g.plan.event_micro_step[0], g.plan.event_micro_step[1]); }},
+    {"PassesTurnedRound", kEvents, Residency::kResident, 2,
+     [](ValidPlan& g) { g.plan.event_pass[2] = Pass::kForward; }},
+    {"OtherOrder", kEvents, Residency::kResident, 2, [](ValidPlan& g) { g.plan.in_flight = 3; }},
+    {"OtherNumberOfEvents", kEvents, Residency::kResident, 2, [](ValidPlan& g) { g.plan.in_flight = 1; }},
     {"WrongDigest", kDigest, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.load_digest.front() = g.plan.load_digest.front() == '0' ? '1' : '0'; }},
-    {"OptionsThatAreNoObject", kOptions, Residency::kResident, 1, [](GoodPlan& g) { g.plan.options = "[1"; }},
-    {"NegativeOption", kOptions, Residency::kResident, 1, [](GoodPlan& g) { g.plan.options = R"({"rehome": -1})"; }},
-    {"NestedOption", kOptions, Residency::kResident, 1, [](GoodPlan& g) { g.plan.options = R"({"rehome": [[1]]})"; }},
-    {"HomeOutOfRange", kHomes, Residency::kResident, 1, [](GoodPlan& g) { g.plan.home(kLayer, 3) = RankId{4}; }},
-    {"TooManyHomesOnARank", kHomes, Residency::kResident, 1, [](GoodPlan& g) { g.plan.home(kLayer, 0) = RankId{3}; }},
+     [](ValidPlan& g) { g.plan.load_digest.front() = g.plan.load_digest.front() == '0' ? '1' : '0'; }},
+    {"OptionsThatAreNoObject", kOptions, Residency::kResident, 1, [](ValidPlan& g) { g.plan.options = "[1"; }},
+    {"NegativeOption", kOptions, Residency::kResident, 1, [](ValidPlan& g) { g.plan.options = R"({"rehome": -1})"; }},
+    {"NestedOption", kOptions, Residency::kResident, 1, [](ValidPlan& g) { g.plan.options = R"({"rehome": [[1]]})"; }},
+    {"HomeOutOfRange", kHomes, Residency::kResident, 1, [](ValidPlan& g) { g.plan.home(kLayer, 3) = RankId{4}; }},
+    {"TooManyHomesOnARank", kHomes, Residency::kResident, 1, [](ValidPlan& g) { g.plan.home(kLayer, 0) = RankId{3}; }},
     {"MovedHomes", kHomeMoves, Residency::kResident, 1,
-     [](GoodPlan& g) { std::swap(g.plan.home(kLayer, 0), g.plan.home(kLayer, 7)); }},
+     [](ValidPlan& g) { std::swap(g.plan.home(kLayer, 0), g.plan.home(kLayer, 7)); }},
     {"MovedHomesBeyondRehome", kHomeMoves, Residency::kFree, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.record({{"rehome", 1}});
        std::swap(g.plan.home(kLayer, 0), g.plan.home(kLayer, 7));
      }},
     {"UnknownExpert", kUnknownExpert, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, 0) = ExpertId{8}; }},
+     [](ValidPlan& g) { g.plan.slot_expert(2, kLayer, kRank, 0) = ExpertId{8}; }},
     {"NegativeExpert", kUnknownExpert, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, 0) = ExpertId{-2}; }},
+     [](ValidPlan& g) { g.plan.slot_expert(2, kLayer, kRank, 0) = ExpertId{-2}; }},
     {"SwappedHomeSlots", kHomeSlots, Residency::kResident, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        std::swap(g.plan.slot_expert(2, kLayer, kRank, 0), g.plan.slot_expert(2, kLayer, kRank, 1));
        std::swap(g.plan.slot_tokens(2, kLayer, kRank, 0), g.plan.slot_tokens(2, kLayer, kRank, 1));
      }},
     {"DroppedHome", kHomeSlots, Residency::kStatic, 1,
-     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, 0) = kNoExpert; }},
+     [](ValidPlan& g) { g.plan.slot_expert(2, kLayer, kRank, 0) = kNoExpert; }},
     {"HomeSwappedWithAGuest", kHomeSlots, Residency::kShared, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        std::swap(g.plan.slot_expert(2, kLayer, kRank, 0), g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()));
      }},
     {"ExpertTwiceOnARank", kDuplicate, Residency::kResident, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = g.plan.slot_expert(2, kLayer, kRank, 0);
      }},
     {"NoReplicaLeft", kUnheldExpert, Residency::kFree, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        for (int r = 0; r < 4; ++r) {
          for (ExpertId& e : g.plan.slot_expert.row(2, kLayer, r)) {
            if (e == ExpertId{5}) e = kNoExpert;
@@ -95,45 +96,45 @@ const Mutation kMutations[] = {
        }
      }},
     {"StayingExpertMoved", kMovedSlot, Residency::kFree, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        std::swap(g.plan.slot_expert(2, kLayer, 3, 0), g.plan.slot_expert(2, kLayer, 3, 1));
        std::swap(g.plan.slot_tokens(2, kLayer, 3, 0), g.plan.slot_tokens(2, kLayer, 3, 1));
      }},
     {"HomesOutOfOrderAtFirst", kMovedSlot, Residency::kFree, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        for (int t = 0; t < g.plan.num_events(); ++t) {
          std::swap(g.plan.slot_expert(t, kLayer, 3, 0), g.plan.slot_expert(t, kLayer, 3, 1));
          std::swap(g.plan.slot_tokens(t, kLayer, 3, 0), g.plan.slot_tokens(t, kLayer, 3, 1));
        }
      }},
     {"GuestChangedInTheStep", kChangedGuest, Residency::kStatic, 1,
-     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = absent_expert(g, 2); }},
+     [](ValidPlan& g) { g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = absent_expert(g, 2); }},
     {"GuestDroppedInTheStep", kChangedGuest, Residency::kStatic, 1,
-     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = kNoExpert; }},
+     [](ValidPlan& g) { g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = kNoExpert; }},
     {"GuestsThatChangeCalledStatic", kChangedGuest, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.residency = Residency::kStatic; }},
+     [](ValidPlan& g) { g.plan.residency = Residency::kStatic; }},
     {"BackwardOfExpertsThatLeftHome", kForwardOnly, Residency::kResident, 2,
-     [](GoodPlan& g) { g.plan.residency = Residency::kFree; }},
+     [](ValidPlan& g) { g.plan.residency = Residency::kFree; }},
     {"NegativeQuota", kQuota, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.slot_tokens(2, kLayer, kRank, 0) = Tokens{-1}; }},
+     [](ValidPlan& g) { g.plan.slot_tokens(2, kLayer, kRank, 0) = Tokens{-1}; }},
     {"QuotaTooLarge", kQuota, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.slot_tokens(2, kLayer, kRank, 0) += Tokens{1}; }},
+     [](ValidPlan& g) { g.plan.slot_tokens(2, kLayer, kRank, 0) += Tokens{1}; }},
     {"QuotaBeyondAllLoad", kQuota, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.slot_tokens(2, kLayer, kRank, 0) = Tokens{std::numeric_limits<std::int64_t>::max()}; }},
+     [](ValidPlan& g) { g.plan.slot_tokens(2, kLayer, kRank, 0) = Tokens{std::numeric_limits<std::int64_t>::max()}; }},
     {"QuotaMovedToAnotherExpert", kQuota, Residency::kResident, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.plan.slot_tokens(2, kLayer, kRank, g.guest_slot()) -= Tokens{1};
        g.plan.slot_tokens(2, kLayer, kRank, 0) += Tokens{1};
      }},
     {"DroppedReplica", kQuota, Residency::kResident, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.plan.slot_expert(3, kLayer, kRank, g.guest_slot()) = kNoExpert;
        g.plan.slot_tokens(3, kLayer, kRank, g.guest_slot()) = Tokens{0};
      }},
     {"QuotaOnAnEmptySlot", kQuota, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.slot_expert(3, kLayer, kRank, g.guest_slot()) = kNoExpert; }},
+     [](ValidPlan& g) { g.plan.slot_expert(3, kLayer, kRank, g.guest_slot()) = kNoExpert; }},
     {"PassesThatDiffer", kPasses, Residency::kStatic, 2,
-     [](GoodPlan& g) {  // moves a token between a guest and its home, in the last backward only
+     [](ValidPlan& g) {  // moves a token between a guest and its home, in the last backward only
        const int t = g.plan.num_events() - 1;
        const ExpertId guest = g.plan.slot_expert(t, kLayer, kRank, g.guest_slot());
        const RankId home = g.plan.home(kLayer, guest);
@@ -143,28 +144,28 @@ const Mutation kMutations[] = {
        (at_guest > Tokens{0} ? at_home : at_guest) += Tokens{1};
      }},
     {"CopiesIntoARank", kCopiesPerRank, Residency::kResident, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.record({{"max-copies-per-rank", 0}});
      }},
     {"CopiesIntoARankWhenFree", kCopiesPerRank, Residency::kFree, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.record({{"max-copies-per-rank", 0}});
      }},
     {"CopiesOfAShared", kCopiesPerRank, Residency::kShared, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.record({{"max-copies-per-rank", 0}});
      }},
     {"CopiesFromASource", kCopiesPerSource, Residency::kResident, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.record({{"max-copies-per-source", 0}});
      }},
     {"TokensPerGuest", kTokensPerGuest, Residency::kResident, 1,
-     [](GoodPlan& g) {
+     [](ValidPlan& g) {
        g.record({{"min-tokens-per-guest", 100000}});
      }},
-    {"WrongMaxLoad", kMaxLoad, Residency::kResident, 1, [](GoodPlan& g) { g.plan.max_load(2, kLayer) += Tokens{1}; }},
+    {"WrongMaxLoad", kMaxLoad, Residency::kResident, 1, [](ValidPlan& g) { g.plan.max_load(2, kLayer) += Tokens{1}; }},
     {"QuotaMovedBetweenReplicas", kMaxLoad, Residency::kResident, 1,
-     [](GoodPlan& g) {  // moves tokens from every guest to its home; the sums remain right
+     [](ValidPlan& g) {  // moves tokens from every guest to its home; the sums remain right
        for (int r = 0; r < 4; ++r) {
          const ExpertId guest = g.plan.slot_expert(2, kLayer, r, g.guest_slot());
          Tokens& at_guest = g.plan.slot_tokens(2, kLayer, r, g.guest_slot());
@@ -173,18 +174,18 @@ const Mutation kMutations[] = {
        }
      }},
     {"LowerBoundBelowTheMean", kLowerBound, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.lower_bound(2, kLayer) -= Tokens{1}; }},
+     [](ValidPlan& g) { g.plan.lower_bound(2, kLayer) -= Tokens{1}; }},
     {"LowerBoundAboveTheLoad", kLowerBound, Residency::kResident, 2,
-     [](GoodPlan& g) { g.plan.lower_bound(2, kLayer) = g.plan.max_load(2, kLayer) + Tokens{1}; }},
+     [](ValidPlan& g) { g.plan.lower_bound(2, kLayer) = g.plan.max_load(2, kLayer) + Tokens{1}; }},
     {"LowerBoundThatIsNotTheMean", kLowerBound, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.lower_bound(2, kLayer) = g.plan.max_load(2, kLayer); }},
+     [](ValidPlan& g) { g.plan.lower_bound(2, kLayer) = g.plan.max_load(2, kLayer); }},
 };
 
 class CheckSpoiledPlan : public testing::TestWithParam<Mutation> {};
 
 TEST_P(CheckSpoiledPlan, NamesTheBrokenRule) {
   const Mutation& mutation = GetParam();
-  GoodPlan good(mutation.residency, mutation.in_flight);
+  ValidPlan good(mutation.residency, mutation.in_flight);
   ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
   mutation.spoil(good);
   const CheckReport report = check_plan(good.plan, good.load);
@@ -197,8 +198,8 @@ INSTANTIATE_TEST_SUITE_P(With, CheckSpoiledPlan, testing::ValuesIn(kMutations), 
 // ---- recorded options ----
 
 // A plan with a guest on every rank that records every option a plan may record.
-GoodPlan with_recorded_options() {
-  GoodPlan good(Residency::kResident, 2);
+ValidPlan with_recorded_options() {
+  ValidPlan good(Residency::kResident, 2);
   good.plan.options = nlohmann::json{
       {"guest-slots", 1},
       {"residency", "resident"},
@@ -219,7 +220,7 @@ GoodPlan with_recorded_options() {
 }
 
 TEST(CheckPlan, RejectsRecordedOptionsOfAWrongTypeOrOutOfRange) {
-  GoodPlan good = with_recorded_options();
+  ValidPlan good = with_recorded_options();
   ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
   const nlohmann::json wrong[] = {nullptr,
@@ -248,7 +249,7 @@ TEST(CheckPlan, RejectsRecordedOptionsOfAWrongTypeOrOutOfRange) {
 }
 
 TEST(CheckPlan, ReportsMissingRecordedOptions) {
-  GoodPlan good(Residency::kResident, 2);
+  ValidPlan good(Residency::kResident, 2);
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
   for (const char* option : {"guest-slots", "residency", "in-flight"}) {
     nlohmann::json without = right;
@@ -261,7 +262,7 @@ TEST(CheckPlan, ReportsMissingRecordedOptions) {
 }
 
 TEST(CheckPlan, RejectsRecordedOptionsThatContradictThePlan) {
-  const GoodPlan good = with_recorded_options();
+  const ValidPlan good = with_recorded_options();
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
   // clang-format off
   const std::pair<const char*, nlohmann::json> contradictions[] = {
@@ -280,7 +281,7 @@ TEST(CheckPlan, RejectsRecordedOptionsThatContradictThePlan) {
 }
 
 TEST(CheckPlan, RejectsEveryLowerBoundExceptTheMean) {
-  const GoodPlan good(Residency::kResident, 1);
+  const ValidPlan good(Residency::kResident, 1);
   for (std::size_t i = 0; i < good.plan.lower_bound.size(); ++i) {
     const Tokens mean = good.plan.lower_bound.flat()[i];
     const Tokens largest = good.plan.max_load.flat()[i];
@@ -294,7 +295,7 @@ TEST(CheckPlan, RejectsEveryLowerBoundExceptTheMean) {
 }
 
 TEST(CheckPlan, DetectsEveryQuotaOrHomeChangedByOne) {
-  const GoodPlan good(Residency::kResident, 2);
+  const ValidPlan good(Residency::kResident, 2);
   for (std::size_t i = 0; i < good.plan.slot_tokens.size(); ++i) {
     for (const int change : {-1, 1}) {
       StepPlan plan = good.plan;
@@ -351,7 +352,7 @@ TEST(CheckPlan, RejectsEveryWronglyReportedFigure) {
 }
 
 TEST(CheckPlan, CountsHomeMovesFromTheGivenHomes) {
-  GoodPlan good(Residency::kResident, 1);
+  ValidPlan good(Residency::kResident, 1);
   Array<RankId, 2> initial = good.plan.home;
   std::swap(initial(0, 0), initial(0, 7));
   for (const auto& [rehome, is_ok] : {std::pair{0, false}, {1, false}, {2, true}}) {
@@ -363,7 +364,7 @@ TEST(CheckPlan, CountsHomeMovesFromTheGivenHomes) {
 }
 
 TEST(CheckPlan, LocatesTheViolation) {
-  GoodPlan good(Residency::kResident, 1);
+  ValidPlan good(Residency::kResident, 1);
   const ExpertId expert = good.plan.slot_expert(2, kLayer, kRank, 1);
   good.plan.slot_tokens(2, kLayer, kRank, 1) = Tokens{-7};
   const CheckReport report = check_plan(good.plan, good.load);
@@ -383,7 +384,7 @@ TEST(CheckPlan, LocatesTheViolation) {
 }
 
 TEST(CheckPlan, ListsAtMostMaxListedViolationsAndCountsAll) {
-  GoodPlan good(Residency::kResident, 1);
+  ValidPlan good(Residency::kResident, 1);
   for (Tokens& quota : good.plan.slot_tokens.flat()) quota = Tokens{-1};
   const CheckReport report = check_plan(good.plan, good.load, {.max_listed = 3});
   EXPECT_EQ(report.violations.size(), 3u);

@@ -16,8 +16,8 @@ struct Subject {
   const SourceTokens* tokens = nullptr;  // of the load; null if unknown
 
   // Throws Cancelled once the pool is cancelled. Called between rules, and in long rules between layers.
-  void expect_going_on() const {
-    if (options.pool != nullptr) options.pool->expect_going_on();
+  void throw_if_cancelled() const {
+    if (options.pool != nullptr) options.pool->throw_if_cancelled();
   }
 };
 
@@ -64,7 +64,7 @@ PlanFigures recompute_figures(const Subject&);
 void reported_figures(const PlanFigures& reported, const PlanFigures& recomputed, Findings&);
 
 // True if the trace and batching in the options have exactly the rows that the load counts.
-bool trace_has_the_load(const Subject&);
+bool trace_matches_load(const Subject&);
 
 // Rows of one expert that a source sends to a replica.
 struct Delivery {

@@ -236,7 +236,7 @@ std::vector<std::vector<Delivery>> deliveries(const Subject& subject, EventId t,
   return result;
 }
 
-bool trace_has_the_load(const Subject& subject) {
+bool trace_matches_load(const Subject& subject) {
   const LoadTable& load = subject.load;
   const auto& [trace, batching] = *subject.options.tokens;
   if (trace.num_layers != load.num_layers() || trace.num_experts != load.num_experts() ||
@@ -247,7 +247,7 @@ bool trace_has_the_load(const Subject& subject) {
   Array<Tokens, 4> counted(load.load.shape());
   std::vector<ExpertId> route(trace.top_k);
   for (int s = 0; s < trace.num_sequences(); ++s) {
-    subject.expect_going_on();
+    subject.throw_if_cancelled();
     for (std::int64_t token = trace.cu_seqlens[s]; token < trace.cu_seqlens[s + 1]; ++token) {
       for (int l = 0; l < trace.num_layers; ++l) {
         trace.route(token, LayerId{l}, route);
@@ -265,7 +265,7 @@ void routes(const Subject& subject, Findings& findings) {
   const Topology topology{.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
   for (int t = 0; t < plan.num_events(); ++t) {
     for (int l = 0; l < plan.num_layers(); ++l) {
-      subject.expect_going_on();
+      subject.throw_if_cancelled();
       const LayerQuotas quotas = layer_quotas(plan, EventId{t}, LayerId{l});
       const RoutedLayer routed = route_tokens({subject.load.load[plan.event_micro_step[t]][l], quotas, topology});
       shipped_rows(subject, EventId{t}, LayerId{l}, routed, findings);

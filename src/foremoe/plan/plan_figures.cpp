@@ -88,7 +88,7 @@ void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const 
     if (plan.in_flight > 1 && plan.event_pass[t] == Pass::kBackward) continue;  // its forward counts the pair
     const MicroStepId m = plan.event_micro_step[t];
     for (int l = 0; l < plan.num_layers(); ++l) {
-      if (options.pool != nullptr) options.pool->expect_going_on();
+      if (options.pool != nullptr) options.pool->throw_if_cancelled();
       const Pair pair{layer_quotas(plan, EventId{t}, LayerId{l}), load.load[m][l], topology};
       const RankLoads loads = rank_loads(pair, options.align);
       if (loads.total == 0) continue;
@@ -113,7 +113,7 @@ void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const 
 void add_copies_and_guests(const StepPlan& plan, const ThreadPool* pool, PlanFigures& figures) {
   std::int64_t guests = 0;  // with quota, over all events, layers and ranks
   for (int l = 0; l < plan.num_layers(); ++l) {
-    if (pool != nullptr) pool->expect_going_on();
+    if (pool != nullptr) pool->throw_if_cancelled();
     CopyFinder copies(plan, LayerId{l});
     for (int t = 0; t < plan.num_events(); ++t) {
       for (int r = 0; r < plan.num_ranks(); ++r) {

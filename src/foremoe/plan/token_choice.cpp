@@ -39,7 +39,7 @@ void multiply(Chances chances, std::span<const double> by) {
   }
 }
 
-void become_one(Chances chances) {
+void set_to_one(Chances chances) {
   std::ranges::fill(chances, 0);
   chances[0] = 1;
 }
@@ -57,7 +57,7 @@ void add_group(Array<double, 2>& used, std::span<const double> chances) {
   }
 }
 
-void become_one(Array<double, 2>& used) {
+void set_to_one(Array<double, 2>& used) {
   std::ranges::fill(used.flat(), 0);
   used(0, 0) = 1;
 }
@@ -122,15 +122,15 @@ void TokenChoice::fit(std::span<const Tokens> counts, int top_k, const ExpertGro
 }
 
 void TokenChoice::improve() {
-  each_apart_.resize(chance_.size());
-  std::iota(each_apart_.begin(), each_apart_.end(), std::size_t{0});
+  own_place_.resize(chance_.size());
+  std::iota(own_place_.begin(), own_place_.end(), std::size_t{0});
   excluded_.resize(chance_.size());
   std::vector<double> best = chance_;
   double least = std::numeric_limits<double>::infinity();
   double before = least;
   double step = 1;
   for (int i = 0; i < kMostIterations && least > kTolerance * static_cast<double>(k_); ++i) {
-    misses(each_apart_, excluded_);
+    misses(own_place_, excluded_);
     double wrong = 0;
     for (std::size_t e = 0; e < chance_.size(); ++e) wrong += std::abs(1 - excluded_[e] - frequency_[e]);
     if (wrong < least) {
@@ -206,20 +206,20 @@ void TokenChoice::multiply_group(std::size_t group, std::span<const std::size_t>
       part_group_.push_back(group);
       if (part_sets_.size() <= part) part_sets_.emplace_back();
       part_sets_[part].resize(k_ + 1);
-      become_one(part_sets_[part]);
+      set_to_one(part_sets_[part]);
     }
     multiply(part_sets_[part], chance_[e]);
   }
   const std::size_t num_parts = part_place_.size() - first;
   Polynomials behind({num_parts + 1, k_ + 1});
-  become_one(behind.row(num_parts));
+  set_to_one(behind.row(num_parts));
   for (std::size_t i = num_parts; i-- > 0;) {
     std::ranges::copy(behind.row(i + 1), behind.row(i).begin());
     multiply(behind.row(i), part_sets_[first + i]);
   }
   std::ranges::copy(behind.row(0), group_sets_.row(group).begin());
   std::vector<double> before(k_ + 1);
-  become_one(before);
+  set_to_one(before);
   for (std::size_t i = 0; i < num_parts; ++i) {
     std::vector<double>& sets = part_sets_[first + i];
     const std::vector<double> own = std::exchange(sets, before);
@@ -236,7 +236,7 @@ void TokenChoice::multiply_other_groups() {
   other_groups_ = Polynomials({num_groups, k_ + 1});
   used_ = Polynomials({per_token + 1, k_ + 1});
   for (std::size_t g = 0; g < num_groups; ++g) {
-    become_one(used_);
+    set_to_one(used_);
     for (std::size_t other = 0; other < num_groups; ++other) {
       if (other != g) add_group(used_, group_sets_.row(other));
     }
@@ -257,7 +257,7 @@ double TokenChoice::sets_without(std::span<const std::size_t> parts) {
     for (std::size_t i = 1; i <= k_; ++i) sum += sets[i] * fewer_groups_(g, k_ - i);
     return sum;
   }
-  become_one(used_);
+  set_to_one(used_);
   for (std::size_t g = 0; g < group_sets_.extent(0); ++g) {
     const auto part = std::ranges::find(parts, g, [&](std::size_t p) { return part_group_[p]; });
     add_group(used_, part == parts.end() ? group_sets_.row(g) : std::span(part_sets_[*part]));

@@ -54,7 +54,7 @@ class TokenChoice {
   // [expert]: the target fraction of tokens that choose it; weight ÷ (1 + weight); a place of its own; the modelled
   // fraction of tokens that do not choose it.
   std::vector<double> frequency_, chance_;
-  std::vector<std::size_t> each_apart_;
+  std::vector<std::size_t> own_place_;
   std::vector<double> excluded_;
 
   // Scratch memory of misses(). A part is the set of experts of one group at one place.

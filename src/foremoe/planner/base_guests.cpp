@@ -105,7 +105,7 @@ std::int64_t BaseGuests::relieve(const ReplicaGraph& graph, std::int64_t level, 
 // The cost that solve() would compute, from a closer starting point.
 float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& s) {
   scratch_ = s.assignment;
-  if (goal_ == BaseGoal::kBeginning) {
+  if (goal_ == BaseGoal::kReplaceable) {
     return static_cast<float>(search_.relieve(graph, s.level, scratch_)) * problem_.per_mean[m];
   }
   std::int64_t level = std::max(perfect_level(m), least_level_[m]);
@@ -123,7 +123,7 @@ float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& 
 
 // For kFinal: a lower bound on the cost of m for any expert placed on `rank`.
 float BaseGuests::least_cost(const ReplicaGraph& graph, int m, int rank, const MicroStep& s) {
-  if (goal_ == BaseGoal::kBeginning) return 0;
+  if (goal_ == BaseGoal::kReplaceable) return 0;
   reached_ = s.in_tight;
   reached_[rank] = 1;
   queue_.assign(s.tight.begin(), s.tight.end());

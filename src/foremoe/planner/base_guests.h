@@ -25,8 +25,8 @@
 namespace foremoe::planner {
 
 enum class BaseGoal : std::uint8_t {
-  kFinal,      // guests are final: Σ over micro-steps of the exact imbalance; large ones cost more
-  kBeginning,  // guests may be replaced: tokens above the target, weighed against copies
+  kFinal,        // guests are final: Σ over micro-steps of the exact imbalance; large ones cost more
+  kReplaceable,  // guests may be replaced: tokens above the target, weighed against copies
 };
 
 // Returns whether copies inside the step are expected to hide behind computation, so that additional ones hardly
@@ -58,7 +58,7 @@ class BaseGuests {
     float cost = 0;
     std::vector<int> tight;      // ranks of the closed set; empty if no gain is possible
     std::vector<char> in_tight;  // [rank]
-    std::int64_t level = 0;      // kFinal: largest rank load. kBeginning: target
+    std::int64_t level = 0;      // kFinal: largest rank load. kReplaceable: target
   };
 
   void solve(const ReplicaGraph& graph, int m, std::int64_t bound, MicroStep& state);

@@ -52,7 +52,7 @@ void put_random_guests(const LayerProblem& p, Random& random, ReplicaGraph& grap
   }
 }
 
-constexpr BaseGoal kGoals[] = {BaseGoal::kFinal, BaseGoal::kBeginning};
+constexpr BaseGoal kGoals[] = {BaseGoal::kFinal, BaseGoal::kReplaceable};
 
 // A load with a mean of `rows` rows per rank: twice as many in the first micro-step, `rows` in the second, and none in
 // the third.
@@ -79,9 +79,9 @@ TEST(BaseGuests, WithoutSweepsEqualTheGrownGuests) {
   }
   const LayerProblem p = test::problem_of(test::load_of(8, of_experts), {.guest_slots = 2});
   ReplicaGraph grown = homes_only(p);
-  BaseGuests(p, BaseGoal::kBeginning).choose(grown, false);
+  BaseGuests(p, BaseGoal::kReplaceable).choose(grown, false);
   expect_homes_in_place(p, grown);
-  BaseGuests in_parts(p, BaseGoal::kBeginning);
+  BaseGuests in_parts(p, BaseGoal::kReplaceable);
   ReplicaGraph swept = homes_only(p);
   in_parts.grow_all(swept);
   for (int s = 0; s < swept.num_slots(); ++s) EXPECT_EQ(grown.expert_in(s), swept.expert_in(s));
@@ -155,7 +155,7 @@ TEST(BaseGuests, AreFewerIfReplaceableThanIfFinal) {
   int final = 0;
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     const LayerProblem p = test::problem_of(test::bursty_load({.ranks = 8, .experts = 32}, seed), {.guest_slots = 2});
-    beginning += num_guests(p, chosen(p, BaseGoal::kBeginning));
+    beginning += num_guests(p, chosen(p, BaseGoal::kReplaceable));
     final += num_guests(p, chosen(p, BaseGoal::kFinal));
   }
   EXPECT_LT(beginning, final);

@@ -84,7 +84,8 @@ ReplicaGraph LayerPlanner::place_base(bool warm) {
   if (uses_base_guests(options_)) {
     if (warm) start_from_previous(graph);
     const bool is_final = options_.residency == Residency::kStatic;
-    BaseGuests(problem_, is_final ? BaseGoal::kFinal : BaseGoal::kBeginning).choose(graph, is_final || saves_copies());
+    BaseGuests(problem_, is_final ? BaseGoal::kFinal : BaseGoal::kReplaceable)
+        .choose(graph, is_final || saves_copies());
     if (options_.prefer == Prefer::kLinks) add_local_guests(problem_, graph);
   }
   base_cpu_seconds_ += thread_cpu_seconds() - begin;
@@ -173,7 +174,7 @@ GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
     balance(m, graph, assignment, replication);
     if (keep_local) renew_local_guests(problem_, m, assignment, graph);
     wanted_[m] = rival_ && busiest(assignment) > problem_.target[m]
-                     ? catch_up(m, found, graph, assignment, replication)
+                     ? search_alternatives(m, found, graph, assignment, replication)
                      : guests_in(graph, problem_, keep_local ? nullptr : &assignment);
   }
   GuestSlots guests = retain_guests(problem_, options_, order_, wanted_);
@@ -187,8 +188,8 @@ GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
 // P started from `found` and ended above the target of m. If static guests may do better, tries other variants from
 // `found`, then homes, then static guests. The result is for m alone: later micro-steps continue from `graph`. Returns
 // the guests that m wants.
-WantedGuests LayerPlanner::catch_up(int m, const ReplicaGraph& found, const ReplicaGraph& graph,
-                                    const Assignment& assignment, Replication& replication) {
+WantedGuests LayerPlanner::search_alternatives(int m, const ReplicaGraph& found, const ReplicaGraph& graph,
+                                               const Assignment& assignment, Replication& replication) {
   ReplicaGraph best = graph;
   Assignment best_quotas = assignment;
   if (!rival_->may_beat(m, busiest(assignment))) return guests_in(graph, problem_, &assignment);

@@ -17,7 +17,7 @@
 #include "foremoe/planner/planner.h"
 #include "foremoe/planner/quotas.h"
 #include "foremoe/planner/retention.h"
-#include "foremoe/planner/static_rival.h"
+#include "foremoe/planner/static_reference.h"
 
 namespace foremoe::planner {
 
@@ -52,8 +52,8 @@ class LayerPlanner {
   GuestSlots place_guests(ReplicaGraph base);
   GuestSlots place_static(const ReplicaGraph& base);
   GuestSlots place_resident(ReplicaGraph graph);
-  WantedGuests catch_up(int m, const ReplicaGraph& found, const ReplicaGraph& graph, const Assignment& assignment,
-                        Replication& replication);
+  WantedGuests search_alternatives(int m, const ReplicaGraph& found, const ReplicaGraph& graph,
+                                   const Assignment& assignment, Replication& replication);
   void take_warm_start(GuestSlots& guests);
   std::int64_t least_load(int m, const GuestSlots& guests) const;
   void place_freely(ReplicaGraph& graph, StepPlan& plan);
@@ -71,7 +71,7 @@ class LayerPlanner {
   LayerProblem problem_;
   std::vector<WantedGuests> wanted_;      // [micro_step]
   std::vector<std::vector<char>> rests_;  // [micro_step][expert], 1 if relocated (home is idle); empty: all 0
-  std::optional<StaticRival> rival_;      // only while place_resident() runs
+  std::optional<StaticReference> rival_;  // only while place_resident() runs
   std::unique_ptr<Replication> lending_;  // used by lend()
   double base_cpu_seconds_ = 0;
   double planning_cpu_seconds_ = 0;

@@ -122,7 +122,7 @@ PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options) {
   return plan_step({.load = load, .home = home, .options = options}, pool);
 }
 
-StepPlan split_anew(StepPlan plan, const LoadTable& load) {
+StepPlan recompute_quotas(StepPlan plan, const LoadTable& load) {
   const std::array<int, 4> of_plan{plan.num_micro_steps(), plan.num_layers(), plan.num_ranks(), plan.num_experts()};
   const std::array<int, 4> of_load{load.num_micro_steps(), load.num_layers(), load.num_ranks(), load.num_experts()};
   if (of_plan != of_load) {

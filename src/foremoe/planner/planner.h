@@ -63,6 +63,6 @@ PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options = {})
 // Stage T alone: keeps the slots of `plan` and computes quotas for `load`, which may differ from the load that the
 // slots were chosen for. Models systems that place experts by a forecast and split tokens at the router. Under
 // `shared`, removes guests without tokens. Throws InputError, field `load`, for another shape.
-StepPlan split_anew(StepPlan plan, const LoadTable& load);
+StepPlan recompute_quotas(StepPlan plan, const LoadTable& load);
 
 }  // namespace foremoe

@@ -289,21 +289,21 @@ TEST(SplitAnew, KeepsTheSlotsAndServesAnotherLoadExactly) {
   const LoadTable load = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 4);
   for (const Residency residency : test::kPinnedResidencies) {
     const StepPlan placed = plan_checked(expected, {.guest_slots = 2, .residency = residency}).plan;
-    const StepPlan plan = split_anew(placed, load);
+    const StepPlan plan = recompute_quotas(placed, load);
     const CheckReport report = check_plan(plan, load, {.initial_home = plan.home});
     for (const Violation& v : report.violations) ADD_FAILURE() << to_string(v.kind) << ": " << v.message;
     if (residency != Residency::kShared) {
       EXPECT_EQ(plan.slot_expert, placed.slot_expert);
     }
     expect_exact(plan, load);
-    EXPECT_EQ(split_anew(placed, expected).slot_tokens, placed.slot_tokens) << "not as it was split first";
+    EXPECT_EQ(recompute_quotas(placed, expected).slot_tokens, placed.slot_tokens) << "not as it was split first";
   }
 }
 
 TEST(SplitAnew, RejectsALoadOfAnotherShape) {
   const StepPlan plan = plan_checked(bursty_load({.micro_steps = 2}, 3), {}).plan;
   try {
-    split_anew(plan, bursty_load({.micro_steps = 3}, 3));
+    recompute_quotas(plan, bursty_load({.micro_steps = 3}, 3));
     ADD_FAILURE() << "nothing was refused";
   } catch (const InputError& error) {
     EXPECT_EQ(error.where().field, "load");

@@ -21,7 +21,7 @@ namespace {
 using testing::HasSubstr;
 
 // Counts one row at a time with route(): [layer][expert].
-std::vector<std::int64_t> counted_slowly(const RoutingTrace& trace) {
+std::vector<std::int64_t> count_one_by_one(const RoutingTrace& trace) {
   std::vector<std::int64_t> counts(static_cast<std::size_t>(trace.num_layers * trace.num_experts), 0);
   std::vector<ExpertId> row(static_cast<std::size_t>(trace.top_k));
   for (std::int64_t t = 0; t < trace.num_tokens; ++t) {
@@ -64,7 +64,7 @@ std::vector<RandomTrace> shapes() {
 
 void expect_every_kernel_right(const RandomTrace& shape) {
   const auto trace = make_random_trace(shape).first;
-  const std::vector<std::int64_t> expected = counted_slowly(trace);
+  const std::vector<std::int64_t> expected = count_one_by_one(trace);
   for (const RouteKernel kernel : kKernels) {
     std::vector<std::int64_t> counts;
     EXPECT_TRUE(count(trace, counts, kernel));
@@ -91,7 +91,7 @@ TEST(CountRoutes, AddsToExistingCountsWithTheCallersStride) {
   const auto trace = make_random_trace({.lengths = {9}, .num_layers = 2}).first;
   std::vector<std::int64_t> counts(2 * 20, 100);
   EXPECT_TRUE(RouteCounter(shape_of(trace)).count(trace.routes, trace.num_tokens, counts.data(), 20));
-  const std::vector<std::int64_t> expected = counted_slowly(trace);
+  const std::vector<std::int64_t> expected = count_one_by_one(trace);
   for (std::size_t l = 0; l < 2; ++l) {
     for (std::size_t e = 0; e < 20; ++e) EXPECT_EQ(counts[l * 20 + e], 100 + (e < 8 ? expected[l * 8 + e] : 0));
   }

@@ -75,7 +75,7 @@ void RolloutFollower::count(const std::string& name, ThreadPool& pool) {
   const double seen = seconds();
   const RoutingTrace trace = read_trace((std::filesystem::path(folder_) / name).string());
   if (collector_) {
-    expect_like_the_first(trace);
+    expect_same_shape(trace);
   } else {
     collector_.emplace(
         RolloutCollector::Shape{.num_layers = trace.num_layers, .top_k = trace.top_k, .num_experts = trace.num_experts},
@@ -97,7 +97,7 @@ void RolloutFollower::count(const std::string& name, ThreadPool& pool) {
   files_.emplace(name, File{.header = without_routes(trace), .first = first, .seen = seen, .counted = seconds()});
 }
 
-void RolloutFollower::expect_like_the_first(const RoutingTrace& trace) const {
+void RolloutFollower::expect_same_shape(const RoutingTrace& trace) const {
   const std::string& name = files_.begin()->first;
   const RoutingTrace& first = files_.begin()->second.header;
   const auto expect = [&](const char* field, int here, int there) {

@@ -50,7 +50,7 @@ class RolloutFollower {
  private:
   std::int64_t num_counted() const;  // sequences
   void count(const std::string& name, ThreadPool& pool);
-  void expect_like_the_first(const RoutingTrace& trace) const;
+  void expect_same_shape(const RoutingTrace& trace) const;
 
   std::string folder_;
   std::int64_t num_sequences_;

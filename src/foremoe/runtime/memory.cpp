@@ -13,7 +13,7 @@ namespace foremoe {
 namespace {
 
 constexpr std::align_val_t kAlignment{64};
-constexpr std::int64_t kAskedAbout = std::int64_t{16} << 20;  // smaller requests skip the check, which reads files
+constexpr std::int64_t kMinCheckedBytes = std::int64_t{16} << 20;  // smaller requests skip the check, which reads files
 
 std::optional<std::int64_t> number_in(const char* path) {
   std::ifstream file(path);
@@ -22,7 +22,7 @@ std::optional<std::int64_t> number_in(const char* path) {
   return {};
 }
 
-std::optional<std::int64_t> free_on_the_machine() {
+std::optional<std::int64_t> machine_available() {
   std::ifstream file("/proc/meminfo");
   for (std::string word; file >> word;) {
     std::int64_t kibibytes = 0;
@@ -31,7 +31,7 @@ std::optional<std::int64_t> free_on_the_machine() {
   return {};
 }
 
-std::optional<std::int64_t> free_in_the_control_group() {
+std::optional<std::int64_t> cgroup_available() {
   const auto most = number_in("/sys/fs/cgroup/memory.max");  // contains "max" if unlimited
   const auto taken = number_in("/sys/fs/cgroup/memory.current");
   if (!most || !taken) return {};
@@ -46,8 +46,8 @@ std::optional<std::int64_t> free_in_the_control_group() {
 }  // namespace
 
 std::optional<Bytes> available_memory() {
-  const auto machine = free_on_the_machine();
-  const auto group = free_in_the_control_group();
+  const auto machine = machine_available();
+  const auto group = cgroup_available();
   if (!machine && !group) return {};
   if (!machine || !group) return Bytes{machine ? *machine : *group};
   return Bytes{std::min(*machine, *group)};
@@ -57,7 +57,7 @@ void Memory::Free::operator()(std::byte* data) const { ::operator delete(data, k
 
 Memory allocate_memory(Bytes bytes) {
   if (bytes.value < 0) refuse(bytes, "fewer than none");
-  if (bytes.value >= kAskedAbout) {
+  if (bytes.value >= kMinCheckedBytes) {
     const auto available = available_memory();
     if (available && *available < bytes) refuse(bytes, std::to_string(available->value) + " are available");
   }

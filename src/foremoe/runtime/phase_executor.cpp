@@ -72,7 +72,7 @@ struct PhaseExecutor::State {
 
   void zero_home_gradients();
   void restore_homes();
-  void spoil_lent_homes();
+  void fill_lent_homes_with_nan();
 
   const PhaseParts parts;
   const HomeExperts& homes;
@@ -178,7 +178,7 @@ PhaseExecutor::State::~State() {
   peer_homes.stop_sharing();  // before modifying homes
   zero_home_gradients();
   restore_homes();
-  spoil_lent_homes();
+  fill_lent_homes_with_nan();
 }
 
 void PhaseExecutor::State::zero_home_gradients() {
@@ -205,7 +205,7 @@ void PhaseExecutor::State::restore_homes() {
 
 // Copies from peers leave no source to restore homes from. Overwrites every lent home with NaN, in any floating point
 // type, so that training cannot continue with the weights of another expert.
-void PhaseExecutor::State::spoil_lent_homes() {
+void PhaseExecutor::State::fill_lent_homes_with_nan() {
   for (const ScheduledCopy& copy : parts.schedule().copies) {
     if (copy.rank != rank || !copy.staged() || copy.slot.value >= pool.homes_per_rank()) continue;
     if (!peer_homes.in_place(rank, TurnId{copy.arrives.value + 1})) continue;

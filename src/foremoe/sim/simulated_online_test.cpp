@@ -10,8 +10,8 @@ namespace foremoe {
 namespace {
 
 using sim_test::homes_plan;
+using sim_test::imbalanced_load;
 using sim_test::kNear;
-using sim_test::lopsided;
 using sim_test::one_layer;
 using sim_test::OneCopy;
 using sim_test::round_cluster;
@@ -21,7 +21,7 @@ using sim_test::round_options;
 using sim_test::Simulated;
 
 TEST(SimulatedOnline, TheExchangeOfUnplannedRowsHidesPlanning) {
-  const LoadTable load = lopsided();
+  const LoadTable load = imbalanced_load();
   const StepPlan plan = homes_plan(load, 2);  // three slots on each of two ranks
   const auto parts = [&](double unplanned) {
     return Simulated{load, plan, round_cost(1, 2)}

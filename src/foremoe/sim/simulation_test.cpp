@@ -12,8 +12,8 @@ namespace foremoe {
 namespace {
 
 using sim_test::homes_plan;
+using sim_test::imbalanced_load;
 using sim_test::kNear;
-using sim_test::lopsided;
 using sim_test::one_layer;
 using sim_test::OneCopy;
 using sim_test::round_cluster;
@@ -23,7 +23,7 @@ using sim_test::round_options;
 using sim_test::Simulated;
 
 TEST(SimulationTest, EachPartOfAForwardTakesTheTimeOfItsSlowestRank) {
-  const LoadTable load = lopsided();
+  const LoadTable load = imbalanced_load();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
   const SimulatedPhase phase = Simulated{load, plan, cost}.phase(Phase::kRecompute);
@@ -48,7 +48,7 @@ TEST(SimulationTest, EachPartOfAForwardTakesTheTimeOfItsSlowestRank) {
 }
 
 TEST(SimulationTest, APolicyUpdateHasAForwardABackwardAndTheOptimizer) {
-  const LoadTable load = lopsided();
+  const LoadTable load = imbalanced_load();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
   const SimulatedPhase phase = Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate);
@@ -223,7 +223,7 @@ TEST(SimulationTest, ARepeatedLoadEqualsItsConcatenation) {
 }
 
 TEST(SimulationTest, AStepIsTheSumOfItsPhasesAndHomeMoves) {
-  const LoadTable load = lopsided();
+  const LoadTable load = imbalanced_load();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
   const SimulationInput input{.load = load, .plan = plan, .cost = cost};
@@ -238,7 +238,7 @@ TEST(SimulationTest, AStepIsTheSumOfItsPhasesAndHomeMoves) {
 }
 
 TEST(SimulationTest, PlacementIsChargedOnceBeyondTheRolloutsTail) {
-  const LoadTable load = lopsided();
+  const LoadTable load = imbalanced_load();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
   const SimulationInput input{.load = load, .plan = plan, .cost = cost};
@@ -255,7 +255,7 @@ TEST(SimulationTest, PlacementIsChargedOnceBeyondTheRolloutsTail) {
 }
 
 TEST(SimulationTest, RejectsPlansLoadsAndModelsThatDoNotFit) {
-  const LoadTable load = lopsided();
+  const LoadTable load = imbalanced_load();
   StepPlan plan = homes_plan(load, 0);
   const auto message = [&](const CostModel& cost) -> std::string {
     try {

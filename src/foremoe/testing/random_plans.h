@@ -76,7 +76,7 @@ inline Array<SlotId, 2> slots_of(const StepPlan& plan, int event, int layer) {
 
 // Splits every expert's load at random over the ranks that hold it in all passes of the micro-step. Records max_load
 // and lower_bound.
-inline void deal_quotas(StepPlan& plan, const LoadTable& load, Random& random) {
+inline void draw_random_quotas(StepPlan& plan, const LoadTable& load, Random& random) {
   for (int t = 0; t < plan.num_events(); ++t) {
     const std::vector<int> passes = passes_of(plan, t);
     if (passes.front() != t) continue;
@@ -161,7 +161,7 @@ inline StepPlan random_plan(const LoadTable& load, const PlanShape& shape, std::
       }
     }
   }
-  deal_quotas(plan, load, random);
+  draw_random_quotas(plan, load, random);
   return plan;
 }
 

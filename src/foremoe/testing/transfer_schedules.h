@@ -69,7 +69,7 @@ inline StepPlan random_plan_with_gaps(const LoadTable& load, const PlanShape& sh
     }
   }
   for (Tokens& quota : plan.slot_tokens.flat()) quota = Tokens{0};
-  deal_quotas(plan, load, random);
+  draw_random_quotas(plan, load, random);
   return plan;
 }
 

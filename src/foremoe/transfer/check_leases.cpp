@@ -34,7 +34,7 @@ class LeaseCheck {
     staging();
     readers();
     needed();
-    homes_come_back();
+    check_homes_restored();
     paths();
     return found_;
   }
@@ -52,7 +52,7 @@ class LeaseCheck {
 
   bool free() const { return plan_.residency == Residency::kFree; }
   bool shared() const { return plan_.residency == Residency::kShared; }
-  bool comes_back(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // a returning home
+  bool is_returning_home(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // a returning home
   // Arrives in a staging buffer, and moves to its slot when all copies of that turn have arrived.
   bool staged(const ScheduledCopy& c) const { return free() && c.path == Path::kPeer; }
   // First turn at which readers may no longer find the previous contents of the slot.
@@ -114,7 +114,7 @@ class LeaseCheck {
         continue;
       }
       if (c.opens > c.arrives) add("{}: its buffer is free from turn {} on only", name(c), c.opens.value);
-      if (c.closes < c.arrives || !in(c.closes, comes_back(c) ? c.arrives.value + 1 : turns_)) {
+      if (c.closes < c.arrives || !in(c.closes, is_returning_home(c) ? c.arrives.value + 1 : turns_)) {
         add("{}: closes at turn {}", name(c), c.closes.value);
       }
     }
@@ -236,7 +236,7 @@ class LeaseCheck {
   // Every copy is needed, and leased no longer than the plan keeps its expert in the slot.
   void needed() {
     for (const ScheduledCopy& c : schedule_.copies) {
-      if (comes_back(c)) continue;
+      if (is_returning_home(c)) continue;
       const EventId event = schedule_.order[c.arrives].event;
       for (const TurnId t : {c.arrives, c.closes}) {
         if (schedule_.order[t].layer != c.layer) add("{}: turn {} is another layer's", name(c), t.value);
@@ -259,7 +259,7 @@ class LeaseCheck {
   }
 
   // After the last turn, every home slot contains its own expert again.
-  void homes_come_back() {
+  void check_homes_restored() {
     if (!free()) return;
     for (const auto& [buffer, leases] : of_buffer_) {
       const LayerId layer{buffer.second / plan_.num_slots()};
@@ -270,7 +270,7 @@ class LeaseCheck {
             buffer.first.value);
       }
       for (std::size_t i = 0; i < leases.size(); ++i) {
-        if (!comes_back(leases[i])) continue;
+        if (!is_returning_home(leases[i])) continue;
         if (staged(leases[i]) && leases[i].arrives.value != turns_ + layer.value) {
           add("{}: its layer's homes come back at turn {}", name(leases[i]), turns_ + layer.value);
         }

@@ -43,8 +43,8 @@ std::vector<ScheduledCopy> leases_of_turns(const StepPlan& plan, const TurnOrder
 }
 
 // Sorts the copies that arrive directly in their slots, and chooses their paths.
-void read_in_place(const StepPlan& plan, const TurnOrder& order, const ExpertLayout& layout,
-                   const ScheduleOptions& options, std::vector<ScheduledCopy>& copies) {
+void sort_and_choose_paths(const StepPlan& plan, const TurnOrder& order, const ExpertLayout& layout,
+                           const ScheduleOptions& options, std::vector<ScheduledCopy>& copies) {
   std::ranges::sort(copies, {}, [](const ScheduledCopy& c) {
     return std::tuple(c.arrives, c.rank, c.slot, c.layer);  // only returning homes differ in layer alone
   });
@@ -85,7 +85,7 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, c
   if (plan.residency == Residency::kFree && options.path == PathChoice::kPeer) {
     schedule.buffers_per_rank += stage_copies(plan, schedule.order, options, leases);
   } else {
-    read_in_place(plan, schedule.order, layout, options, leases.copies);
+    sort_and_choose_paths(plan, schedule.order, layout, options, leases.copies);
   }
   schedule.copies = std::move(leases.copies);
   schedule.from_before = std::move(leases.from_before);

@@ -10,7 +10,7 @@ namespace foremoe {
 
 std::string_view to_string(Phase phase) { return phase == Phase::kRecompute ? "recompute" : "policy_update"; }
 
-static void refuse_what_the_plan_is_not_for(const StepPlan& plan, Phase phase) {
+static void check_phase_supported(const StepPlan& plan, Phase phase) {
   if (phase == Phase::kPolicyUpdate && plan.residency == Residency::kFree) {
     throw InputError({.field = "residency"},
                      "is free, where experts leave their homes: such a plan has no backward pass and cannot serve "
@@ -26,7 +26,7 @@ static void refuse_what_the_plan_is_not_for(const StepPlan& plan, Phase phase) {
 }
 
 TurnOrder make_turn_order(const StepPlan& plan, Phase phase) {
-  refuse_what_the_plan_is_not_for(plan, phase);
+  check_phase_supported(plan, phase);
   return turns_of(plan, phase);
 }
 

@@ -42,7 +42,7 @@ std::span<const TurnVotes::Decided> TurnVotes::step(const EnginePosition& positi
 
 bool TurnVotes::ask(EngineClock::time_point now) {
   const TurnId turn = next_;
-  if (brings_homes_back(turn)) {
+  if (restores_homes(turn)) {
     if (!settled(fetcher_.arriving(turn))) return false;
     cast(turn, fetcher_.arriving(turn), now);
     return true;
@@ -76,7 +76,7 @@ void TurnVotes::cast(TurnId turn, std::span<const std::size_t> copies, EngineClo
 
 void TurnVotes::count(TurnId turn, bool whole) {
   decided_.push_back({turn, whole});
-  if (brings_homes_back(turn)) return;
+  if (restores_homes(turn)) return;
   Layer& layer = layer_of(turn);
   layer.undecided = false;
   layer.broken = !whole;

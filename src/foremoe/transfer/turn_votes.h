@@ -45,7 +45,7 @@ class TurnVotes {
     EngineClock::time_point cast;
   };
 
-  bool brings_homes_back(TurnId turn) const { return turn.value >= parts_.schedule.order.size(); }
+  bool restores_homes(TurnId turn) const { return turn.value >= parts_.schedule.order.size(); }
   Layer& layer_of(TurnId turn) { return layers_[parts_.schedule.order[turn].layer.index()]; }
   bool ask(EngineClock::time_point now);  // votes on the next turn if possible now
   void count(TurnId turn, bool whole);

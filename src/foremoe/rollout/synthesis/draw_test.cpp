@@ -165,7 +165,7 @@ TEST(Draw, GroupedSamplingOfOneMatchesProbabilities) {
 }
 
 // Chooses three of nine experts from two of three groups: those with the largest sums of their two best scores.
-std::set<std::size_t> scored_by_the_letter(const std::vector<double>& p, Random& random) {
+std::set<std::size_t> select_by_definition(const std::vector<double>& p, Random& random) {
   std::vector<double> score;
   for (const double x : p) score.push_back(std::log(x) - std::log(-std::log(1 - random.uniform())));
   std::vector<double> sum;
@@ -191,7 +191,7 @@ TEST(Draw, GroupsAreSelectedByTheirBestScores) {
   for (int i = 0; i < kRows; ++i) {
     sampler.draw(row);
     drawn[{row.begin(), row.end()}] += 1.0 / kRows;
-    expected[scored_by_the_letter(p, other)] += 1.0 / kRows;
+    expected[select_by_definition(p, other)] += 1.0 / kRows;
   }
   double distance = 0;
   for (const auto& [experts, share] : expected) distance += std::abs(share - drawn[experts]);

@@ -40,7 +40,7 @@ class StressRouter : public TokenRouter {
         ranks_(options.num_ranks),
         homes_(options.num_experts / options.num_ranks) {}
 
-  bool without_chance() const override { return true; }
+  bool is_deterministic() const override { return true; }
 
   std::int64_t tokens_of(MicroStepId m, RankId rank, std::int64_t tokens_per_rank) const override {
     if (workload_ != StressWorkload::kRaggedSources) return tokens_per_rank;
@@ -62,7 +62,7 @@ class StressRouter : public TokenRouter {
       case StressWorkload::kSpreadHeat:
         return heat(weight, experts_spread(), rank_heat() / homes_);
       case StressWorkload::kZeroLoadRanks:
-        return freeze_last_ranks(weight);
+        return zero_last_ranks(weight);
       case StressWorkload::kRotatingHotSpot:
         return heat(weight, experts_of(m % ranks_), rank_heat() / homes_);
       case StressWorkload::kBursts:
@@ -113,7 +113,7 @@ class StressRouter : public TokenRouter {
     return {order.begin(), order.begin() + num_hot_experts()};
   }
 
-  void freeze_last_ranks(std::span<double> weight) const {
+  void zero_last_ranks(std::span<double> weight) const {
     const auto warm = static_cast<std::ptrdiff_t>((ranks_ - std::max(1, ranks_ / 4)) * homes_);
     std::fill(weight.begin(), weight.begin() + warm, 1.0);
     std::fill(weight.begin() + warm, weight.end(), 0.0);

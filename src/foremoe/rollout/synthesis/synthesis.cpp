@@ -121,7 +121,7 @@ class SequenceDraw {
   // Returns tokens per [expert].
   std::span<const std::int64_t> counts(const SyntheticSequence& sequence, LayerId layer) {
     weigh(sequence, layer);
-    if (router_.without_chance()) {
+    if (router_.is_deterministic()) {
       round_shares(sequence, layer);
     } else if (options_.groups.restrict_tokens(options_.top_k)) {
       std::fill(counts_.begin(), counts_.end(), 0);
@@ -138,7 +138,7 @@ class SequenceDraw {
   std::span<const std::int64_t> rows(const SyntheticSequence& sequence, LayerId layer) {
     const auto top_k = static_cast<std::size_t>(options_.top_k);
     rows_.resize(static_cast<std::size_t>(sequence.tokens) * top_k);
-    if (router_.without_chance()) {
+    if (router_.is_deterministic()) {
       deal(counts(sequence, layer), static_cast<std::size_t>(sequence.tokens));
     } else {
       weigh(sequence, layer);

@@ -30,7 +30,7 @@ class TokenRouter {
   virtual std::int64_t tokens_of(MicroStepId, RankId, std::int64_t tokens_per_rank) const { return tokens_per_rank; }
 
   // If true, counts are rounded shares, not draws, and weights are equal for all sequences of a micro-step.
-  virtual bool without_chance() const { return false; }
+  virtual bool is_deterministic() const { return false; }
 };
 
 // Routers keep a reference to the options (routing_models.cpp, stress.cpp).

@@ -21,7 +21,7 @@ std::vector<float> random_values(std::size_t n, Random& random) {
 }
 
 // Whether one row produces the same bits at every position, for any other rows.
-bool places_are_alike(int height, int columns, int depth) {
+bool is_position_independent(int height, int columns, int depth) {
   Random random(1);
   const auto at = [](int row, int width) { return static_cast<std::ptrdiff_t>(row) * width; };
   const Projection size{.rows = height, .columns = columns, .depth = depth};
@@ -59,7 +59,7 @@ int tile_height(int columns, int depth) {
   const auto [entry, is_new] = known.try_emplace({columns, depth}, 1);
   if (is_new) {
     const int* height = std::begin(kTileHeights);
-    while (*height > 1 && !places_are_alike(*height, columns, depth)) ++height;
+    while (*height > 1 && !is_position_independent(*height, columns, depth)) ++height;
     entry->second = *height;
   }
   return entry->second;

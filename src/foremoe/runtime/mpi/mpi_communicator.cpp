@@ -30,18 +30,18 @@ class MpiProcessGroup final : public ProcessGroup {
     try {
       return std::make_unique<MpiCommunicator>(session_, topology, MpiExchange::Options{.timeout = timeout});
     } catch (const PeerFailed&) {
-      somebody_is_missing_ = true;
+      peer_missing_ = true;
       throw;
     }
   }
   void give_up() noexcept override { MpiSession::end_job(); }
   ~MpiProcessGroup() override {
-    if (somebody_is_missing_) give_up();
+    if (peer_missing_) give_up();
   }
 
  private:
   MpiSession session_;
-  bool somebody_is_missing_ = false;
+  bool peer_missing_ = false;
 };
 
 using HostName = std::array<char, MPI_MAX_PROCESSOR_NAME>;
@@ -54,9 +54,9 @@ MpiBallot::MpiBallot(const MpiSession& session, MPI_Comm group, std::uint64_t nu
 MpiBallot::~MpiBallot() {
   constexpr std::chrono::milliseconds kLongest{1'000};
   try {
-    Patience patience(kLongest);
+    BoundedWait patience(kLongest);
     do {
-      forget_delivered();
+      drop_delivered_votes();
     } while (!sent_.empty() && patience.pause());
   } catch (const PeerFailed&) {  // the job has failed too
   }
@@ -76,12 +76,12 @@ void MpiBallot::cast(std::uint64_t number, bool ok) {
     MPI_Request& request = sent.requests.emplace_back(MPI_REQUEST_NULL);
     check_mpi(MPI_Isend(&sent.vote, sizeof(Vote), MPI_BYTE, r, tag_, group_, &request), "MPI_Isend");
   }
-  forget_delivered();
+  drop_delivered_votes();
 }
 
 std::optional<bool> MpiBallot::outcome(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
-  forget_delivered();
+  drop_delivered_votes();
   hear();
   return box_.outcome(number);
 }
@@ -99,7 +99,7 @@ void MpiBallot::hear() {
   }
 }
 
-void MpiBallot::forget_delivered() {
+void MpiBallot::drop_delivered_votes() {
   while (!sent_.empty()) {
     for (MPI_Request& request : sent_.front().requests) {
       if (!finished(request)) return;

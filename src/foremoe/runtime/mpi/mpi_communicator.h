@@ -40,7 +40,7 @@ class MpiBallot final : public Ballot {
     std::vector<MPI_Request> requests;
   };
   void hear();
-  void forget_delivered();
+  void drop_delivered_votes();
 
   const MpiSession& session_;
   MPI_Comm group_;

@@ -23,7 +23,7 @@ void MpiExchange::run(std::span<const SendBlock> send, std::span<const ReceiveBl
   tag_ = (tag_ + 1) % kMaxTag;
   post(send, receive, tag_);
 
-  Patience patience(options_.timeout);
+  BoundedWait patience(options_.timeout);
   while (!pieces_.empty()) {
     for (Piece& piece : pieces_) piece.settled = settle(piece);
     std::erase_if(pieces_, [](const Piece& piece) { return piece.settled; });
@@ -96,7 +96,7 @@ void MpiExchange::take_back() {
   }
   // A receive in progress cannot be cancelled: it completes, or the peer is dead and the launcher ends the job.
   constexpr std::chrono::milliseconds kLongest{500};
-  Patience patience(kLongest);
+  BoundedWait patience(kLongest);
   do {
     std::erase_if(pieces_, [](Piece& piece) { return finished(piece.request); });
   } while (!pieces_.empty() && patience.pause());

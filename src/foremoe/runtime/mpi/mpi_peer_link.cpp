@@ -110,7 +110,7 @@ MpiPeerLink::MpiPeerLink(Parts parts)
 MpiPeerLink::~MpiPeerLink() {
   // After a successful phase, nothing is in flight. After a failure, give messages in flight a moment to arrive.
   try {
-    Patience patience(std::min(timeout_, std::chrono::milliseconds{1'000}));
+    BoundedWait patience(std::min(timeout_, std::chrono::milliseconds{1'000}));
     while (!idle() && patience.pause()) server_.progress();
     for (Slot& slot : slots_) {
       if (slot.answer != MPI_REQUEST_NULL) MPI_Cancel(&slot.answer);

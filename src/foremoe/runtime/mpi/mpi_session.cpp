@@ -43,9 +43,9 @@ void MpiSession::end_job() noexcept {
   std::_Exit(kGaveUpExitStatus);  // if MPI_Abort() returns
 }
 
-Patience::Patience(std::chrono::milliseconds timeout) : end_(std::chrono::steady_clock::now() + timeout) {}
+BoundedWait::BoundedWait(std::chrono::milliseconds timeout) : end_(std::chrono::steady_clock::now() + timeout) {}
 
-bool Patience::pause() {
+bool BoundedWait::pause() {
   constexpr int kYields = 20;
   constexpr std::chrono::microseconds kLongest{200};
   if (pauses_ < kYields) {
@@ -61,7 +61,7 @@ bool Patience::pause() {
 MpiGroup::MpiGroup(std::chrono::milliseconds timeout) {
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, &comm_, &request), "MPI_Comm_idup");
-  Patience patience(timeout);
+  BoundedWait patience(timeout);
   while (!finished(request)) {
     if (!patience.pause())
       throw PeerFailed(fmt::format("waited {} ms for all processes to communicate", timeout.count()));

@@ -31,9 +31,9 @@ class MpiSession {
 };
 
 // Wait loop with a timeout. Ranks may outnumber cores, so it yields a few times, then sleeps.
-class Patience {
+class BoundedWait {
  public:
-  explicit Patience(std::chrono::milliseconds timeout);
+  explicit BoundedWait(std::chrono::milliseconds timeout);
   bool pause();  // false once the timeout has passed
 
  private:

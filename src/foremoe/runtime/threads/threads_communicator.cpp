@@ -127,7 +127,7 @@ std::vector<std::unique_ptr<Communicator>> make_threads_communicators(const Topo
 }
 
 void run_ranks(int n, const std::function<void(RankId)>& f) {
-  enum Start : int { kWait, kGo, kGoHome };
+  enum Start : int { kWait, kGo, kCancel };
   std::atomic<int> start = kWait;
   const auto let = [&start](Start what) {
     start = what;
@@ -145,7 +145,7 @@ void run_ranks(int n, const std::function<void(RankId)>& f) {
       for (int r = 0; r < n; ++r) {
         ranks.emplace_back([&f, &start, &outcome = outcomes[static_cast<std::size_t>(r)], r] {
           start.wait(kWait);
-          if (start == kGoHome) return;
+          if (start == kCancel) return;
           try {
             f(RankId{r});
           } catch (const PeerFailed&) {
@@ -156,7 +156,7 @@ void run_ranks(int n, const std::function<void(RankId)>& f) {
         });
       }
     } catch (const std::system_error& error) {
-      let(kGoHome);
+      let(kCancel);
       throw std::system_error(error.code(), fmt::format("cannot start a thread for each of {} ranks", n));
     }
     let(kGo);

@@ -145,7 +145,7 @@ CopyState settled(CopyLink& link, CopyId id) {
 }
 
 // Serves requests until every rank has finished.
-void serve_until_all_are_through(Communicator& communicator, CopyLink& link) {
+void serve_until_all_finished(Communicator& communicator, CopyLink& link) {
   const std::unique_ptr<Ballot> ballot = communicator.peers().make_ballot();
   ballot->cast(0, true);
   while (!ballot->outcome(0)) link.progress();
@@ -166,7 +166,7 @@ TEST(PeerMessages, DeliverEveryExpertIntact) {
       EXPECT_EQ(settled(link, asked.id), CopyState::kDone);
       EXPECT_TRUE(peers.holds(copy.buffer, copy.layer.value, copy.expert.value)) << asked.message;
     }
-    serve_until_all_are_through(communicator, link);
+    serve_until_all_finished(communicator, link);
   });
 }
 
@@ -179,7 +179,7 @@ TEST(PeerMessages, RefuseAnotherVersion) {
       EXPECT_EQ(settled(link, asked.id), stale ? CopyState::kFailed : CopyState::kDone);
       EXPECT_EQ(peers.untouched(copy.buffer), stale);
     }
-    serve_until_all_are_through(communicator, link);
+    serve_until_all_finished(communicator, link);
   });
 }
 
@@ -195,7 +195,7 @@ TEST(PeerMessages, LeaveTheBufferOfACancelledCopyUntouchedAndAllowARetry) {
       EXPECT_EQ(settled(link, asked.id), CopyState::kDone);
       EXPECT_TRUE(peers.holds(copy.buffer, copy.layer.value, copy.expert.value));
     }
-    serve_until_all_are_through(communicator, link);
+    serve_until_all_finished(communicator, link);
   });
 }
 

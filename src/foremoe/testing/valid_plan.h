@@ -23,11 +23,11 @@ inline std::int64_t count(const CheckReport& report, ViolationKind kind) {
 }
 
 // A load in which every expert has tokens from every source, and a plan with a guest on every rank at every event.
-struct GoodPlan {
+struct ValidPlan {
   LoadTable load;
   StepPlan plan;
 
-  GoodPlan(Residency residency, int in_flight) : load(random_load({.micro_steps = 4}, 11)) {
+  ValidPlan(Residency residency, int in_flight) : load(random_load({.micro_steps = 4}, 11)) {
     for (Tokens& tokens : load.load.flat()) tokens += Tokens{20};
     for (std::uint64_t seed = 1; plan.slot_expert.empty() || !has_all_guests(); ++seed) {
       plan = random_plan(load, {residency, 1, in_flight}, seed);

@@ -1,4 +1,4 @@
-#include "foremoe/planner/static_rival.h"
+#include "foremoe/planner/static_reference.h"
 
 #include <algorithm>
 
@@ -11,14 +11,14 @@ namespace {
 // Groups of up to this many ranks are swept to the end, so that their results are exact.
 constexpr int kCertainRanks = 16;
 // [sweeps made]: factor to which the remaining sweeps may lower a micro-step's load.
-constexpr double kMayFallTo[BaseGuests::kMostSweeps + 1] = {0.93, 0.97, 0.99, 1};
+constexpr double kRemainingSweepFactor[BaseGuests::kMostSweeps + 1] = {0.93, 0.97, 0.99, 1};
 // [sweeps made]: largest load ÷ target from which a micro-step can still reach the target.
 constexpr double kMayExceed[BaseGuests::kMostSweeps] = {1.1, 1.05, 1.02};
 // The same before any sweep if the search makes hardly more copies than there are static guests (similar micro-steps).
 constexpr double kMayExceedWhereAlike = 1.3;
 constexpr double kAlike = 1.15;  // copies of a search ÷ static guests
 // With more copies than this many times the guest slots, micro-steps differ too much for one set of guests.
-constexpr std::int64_t kHopeless = 3;
+constexpr std::int64_t kMaxCopiesPerSlot = 3;
 // Copies of a search ÷ static guests. Below this, sweeps cost more than the copies that they would save.
 constexpr double kWorthSweeps = 1.1;
 
@@ -30,13 +30,13 @@ int num_guests(const LayerProblem& problem, const ReplicaGraph& graph) {
 
 }  // namespace
 
-StaticRival::StaticRival(const LayerProblem& problem, const ReplicaGraph& beginning)
+StaticReference::StaticReference(const LayerProblem& problem, const ReplicaGraph& beginning)
     : problem_(problem),
-      num_begun_with_(num_guests(problem, beginning)),
+      num_initial_guests_(num_guests(problem, beginning)),
       chosen_(problem, BaseGoal::kFinal),
       graph_(homes_only(problem)) {}
 
-void StaticRival::begin() {
+void StaticReference::begin() {
   if (begun_) return;
   begun_ = true;
   const double begin = thread_cpu_seconds();
@@ -44,28 +44,29 @@ void StaticRival::begin() {
   cpu_seconds_ += thread_cpu_seconds() - begin;
 }
 
-void StaticRival::sweep() {
+void StaticReference::sweep() {
   const double begin = thread_cpu_seconds();
   chosen_.sweep(graph_);
   cpu_seconds_ += thread_cpu_seconds() - begin;
 }
 
-bool StaticRival::is_certain() const { return problem_.num_ranks() <= kCertainRanks; }
+bool StaticReference::is_certain() const { return problem_.num_ranks() <= kCertainRanks; }
 
-bool StaticRival::may_beat(int m, std::int64_t level) {
+bool StaticReference::may_beat(int m, std::int64_t level) {
   if (is_certain()) return beats(m, level);
   begin();
   if (!chosen_.may_change()) return chosen_.level(m) < level;
-  return kMayFallTo[chosen_.num_sweeps()] * static_cast<double>(chosen_.level(m)) < static_cast<double>(level);
+  return kRemainingSweepFactor[chosen_.num_sweeps()] * static_cast<double>(chosen_.level(m)) <
+         static_cast<double>(level);
 }
 
-bool StaticRival::beats(int m, std::int64_t level) {
+bool StaticReference::beats(int m, std::int64_t level) {
   begin();
   while (chosen_.may_change() && (is_certain() || may_beat(m, level))) sweep();
   return chosen_.level(m) < level;
 }
 
-double StaticRival::largest_excess() const {
+double StaticReference::largest_excess() const {
   double largest = 0;
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     if (chosen_.level(m) == 0) continue;
@@ -74,12 +75,12 @@ double StaticRival::largest_excess() const {
   return largest;
 }
 
-bool StaticRival::balances_with(std::int64_t copies) {
+bool StaticReference::balances_with(std::int64_t copies) {
   const auto is_worth = [&](int guests) {
     return is_certain() || static_cast<double>(copies) >= kWorthSweeps * guests;
   };
-  if (!is_certain() && copies > kHopeless * problem_.guest_slots * problem_.num_ranks()) return false;
-  if (!is_worth(num_begun_with_)) return false;
+  if (!is_certain() && copies > kMaxCopiesPerSlot * problem_.guest_slots * problem_.num_ranks()) return false;
+  if (!is_worth(num_initial_guests_)) return false;
   begin();
   const int guests = num_guests(problem_, graph_);
   if (guests > copies) return false;  // sweeps remove no guests

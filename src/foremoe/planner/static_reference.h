@@ -19,10 +19,10 @@
 
 namespace foremoe::planner {
 
-class StaticRival {
+class StaticReference {
  public:
   // `beginning` contains the initial guests of the search.
-  StaticRival(const LayerProblem& problem, const ReplicaGraph& beginning);
+  StaticReference(const LayerProblem& problem, const ReplicaGraph& beginning);
 
   // Returns whether static guests may bring m below a largest rank load of `level`. `level` is above m's target.
   bool may_beat(int m, std::int64_t level);
@@ -48,7 +48,7 @@ class StaticRival {
   double largest_excess() const;  // largest rank load ÷ target over all micro-steps
 
   const LayerProblem& problem_;
-  int num_begun_with_;  // initial guests of the search
+  int num_initial_guests_;  // initial guests of the search
   BaseGuests chosen_;
   ReplicaGraph graph_;
   bool begun_ = false;
