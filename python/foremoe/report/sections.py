@@ -11,8 +11,7 @@ from .facts import PolicyResult, Report, Skipped
 from .memory import memory_section
 from .numbers import bytes_text, count_text, counted, percent_text, ratio_text, seconds_text, times_text
 from .page import Section, Table, paragraph, table_html
-from .step_time import ablation_section, time_section
-from .timeline import timeline_section
+from .step import ablation_section, time_section, timeline_section
 from .traffic import traffic_section
 
 CANNOT_TRAIN = (
