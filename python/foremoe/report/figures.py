@@ -128,7 +128,7 @@ def stacked_bars(
     figure = row_figure(rows, x_title, rangemode="tozero", **xaxis)
     figure.update_layout(barmode="stack")
     for name, (colour, values) in parts.items():
-        names = [row.name if name in ("", row.name) else f"{row.name}, {name}" for row in rows]
+        names = [f"{row.name}, {name}" if name else row.name for row in rows]
         figure.add_bar(
             orientation="h",
             x=list(values),

@@ -44,6 +44,7 @@ def _phase(report: Report, parts: Sequence[str], phase: str) -> tuple[Plot, Tabl
     figure = stacked_bars(
         [Row("ideal", seconds_text(ideal)), *policies], bars, seconds_text, "critical path", **SECONDS
     )
+    figure.data[-1].hovertext = [f"ideal: {seconds_text(ideal)}"] * (len(times) + 1)
     _add_reference(figure, ideal)
     told = [f"{row.name}: {seconds_text(time.seconds)}." for row, time in zip(policies, times, strict=True)]
     plot = Plot(
