@@ -23,8 +23,8 @@
 // load of a rank that node-first routing fills.
 //
 // Inferred. A previous plan of `flexmoe` with the same shape gives the placement at the start of the step. Without one,
-// a rank's guest slots hold the first experts of the next ranks, so replica counts are as equal as possible, as in
-// Galvatron's default placement.
+// a rank's guest slots hold the homes of the next ranks, rank by rank, so replica counts are as equal as possible, as
+// in Galvatron's default placement.
 //
 // Not reproduced: Galvatron keeps a replica of every expert on each node and plans node by node, which needs E slots
 // per node. Here all ranks form one group, as for EPLB.
