@@ -24,7 +24,7 @@ using Shares = std::vector<Share>;
 
 Share share(int expert, int rank, int tokens) { return {ExpertId{expert}, RankId{rank}, tokens}; }
 
-// Two ranks, four experts, one layer; rank 1 alone sends, every expert 10 tokens.
+// Two ranks, four experts, one layer. Rank 1 is the only source; every expert has 10 tokens.
 LoadTable tens(std::size_t micro_steps) {
   LoadTable table;
   table.load = Array<Tokens, 4>({micro_steps, 1, 2, 4});
@@ -62,7 +62,7 @@ StepPlan planned(const Request& request) {
   return plan;
 }
 
-// Experts 0 and 3 on rank 1, 1 on rank 0, 2 on rank 2; what the vectors held before is gone.
+// Experts 0 and 3 are at home on rank 1, expert 1 on rank 0, expert 2 on rank 2. Old contents are overwritten.
 TEST(FetchedPlan, TellsWhatRanksHaveAtHome) {
   const std::vector<std::int64_t> of_expert{5, 6, 0, 7};
   const std::vector<RankId> home{RankId{1}, RankId{0}, RankId{2}, RankId{1}};
@@ -81,7 +81,7 @@ TEST(FetchedPlan, ServesAtHomeWhatNoGuestServes) {
   EXPECT_EQ(plan.residency, Residency::kShared);
   EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 1, 3, _));
   EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(0, 6, 1, 0));
-  EXPECT_THAT(experts(plan, 0, 1), ElementsAre(2, 3, 0, 1));  // in whatever order they were chosen
+  EXPECT_THAT(experts(plan, 0, 1), ElementsAre(2, 3, 0, 1));  // in ascending order, not in the order of choice
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(10, 9, 10, 4));
   EXPECT_EQ(plan.max_load(0, 0), Tokens{33});
   EXPECT_EQ(plan.lower_bound(0, 0), Tokens{20});
@@ -173,12 +173,12 @@ TEST(FetchedPlan, NamesTheOptionThatMakesNoSense) {
   EXPECT_THAT(message({.in_flight = 0}), HasSubstr("in_flight: 0 is less than 1"));
 }
 
-// Compiled without assertions nothing is promised for what a policy must not do.
+// The contract is checked by assertions only, so there is nothing to test with NDEBUG.
 #ifndef NDEBUG
 TEST(FetchedPlanDeathTest, HoldsPoliciesToTheirContractInDebugBuilds) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(planned({.shares = {{share(0, 1, 11)}}}), "shares_keep_the_contract");                 // too many
-  EXPECT_DEATH(planned({.shares = {{share(0, 1, 0)}}}), "shares_keep_the_contract");                  // none
+  EXPECT_DEATH(planned({.shares = {{share(0, 1, 0)}}}), "shares_keep_the_contract");                  // no tokens
   EXPECT_DEATH(planned({.shares = {{share(0, 0, 1)}}}), "shares_keep_the_contract");                  // at home
   EXPECT_DEATH(planned({.shares = {{share(0, 1, 1), share(0, 1, 1)}}}), "shares_keep_the_contract");  // twice
   EXPECT_DEATH(planned({.shares = {{share(0, 1, 1), share(1, 1, 1)}}, .guest_slots = 1}), "guest_slots");

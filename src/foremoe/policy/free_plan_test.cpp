@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 constexpr int _ = -1;  // an empty slot
 
-// Two ranks, four experts, one layer; rank 0 alone has tokens.
+// Two ranks, four experts, one layer. Only rank 0 has tokens.
 LoadTable load_of(const std::vector<std::vector<int>>& expert_loads) {
   LoadTable table;
   table.load = Array<Tokens, 4>({expert_loads.size(), 1, 2, 4});
@@ -89,7 +89,7 @@ TEST(FreePlan, KeepsTheSlotOfAnExpertThatStaysAndFillsFreeSlotsAscending) {
 TEST(FreePlan, MergesReplicasOfAnExpertOnOneRankAndAddsTheirParts) {
   const StepPlan plan = planned({.placements = {{{2, 1, 2}, {3, 0, 2}}}});
   EXPECT_THAT(experts(plan, 0, 0), ElementsAre(2, 1, _));
-  EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(14, 7, 0));  // 20 in three parts: 7, 7 and 6
+  EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(14, 7, 0));  // 20 tokens in parts of 7, 7 and 6
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(6, 3, 10));
   EXPECT_EQ(plan.max_load(0, 0), Tokens{21});
   EXPECT_EQ(plan.lower_bound(0, 0), Tokens{20});

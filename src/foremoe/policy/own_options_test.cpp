@@ -1,4 +1,4 @@
-// Options beside their systems: set on copies, whole, in any order.
+// Options of single systems: set on copies, all or none of them, in any order.
 
 #include "foremoe/policy/own_options.h"
 

@@ -30,7 +30,7 @@ void expect_right(const StepPlan& plan, const LoadTable& load) {
   EXPECT_TRUE(report.ok()) << plan.policy << ": " << report.violations.front().message;
 }
 
-// Checks the plan, or expects a reason why there is none. Whether there is a plan.
+// Checks the plan, or that a skipped policy gives a reason. Returns whether there is a plan.
 bool expect_right_or_skipped(std::string_view policy, const PlanRun& run) {
   const PolicyResult result = result_of(policy, run);
   if (const auto* skipped = std::get_if<Skipped>(&result)) {
@@ -41,7 +41,7 @@ bool expect_right_or_skipped(std::string_view policy, const PlanRun& run) {
   return true;
 }
 
-// Those that need as many guest slots as d − 1 times the experts per rank.
+// Policies that need (d − 1)·E/R guest slots for an integer d ≥ 2.
 const std::set<std::string_view> kSymmetric = {"finemoe-random", "finemoe-symmetric"};
 
 TEST(Policies, HaveNamesOfTheirOwnByWhichTheyAreFound) {
@@ -79,9 +79,9 @@ TEST(Policies, SignTheirPlans) {
 
 LoadTable without_load_here_and_there() {
   LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 5);
-  for (Tokens& t : load.load.view()[2].flat()) t = Tokens{0};  // a micro-step
+  for (Tokens& t : load.load.view()[2].flat()) t = Tokens{0};  // an empty micro-step
   for (int m = 0; m < load.num_micro_steps(); ++m) {
-    for (Tokens& t : load.load.view()[m][1].flat()) t = Tokens{0};  // a layer
+    for (Tokens& t : load.load.view()[m][1].flat()) t = Tokens{0};  // an empty layer
   }
   return load;
 }
@@ -188,7 +188,7 @@ TEST(PlacedPlan, TellsWhatIsDoneOncePerStepApart) {
   }
 }
 
-// Reference figures of the load tables that come with the project: one guest slot, three digits.
+// Reference figures for the project's load tables with one guest slot, to three decimal places.
 struct Reference {
   const char* table;
   Spread vanilla;    // mean and max of ρ
@@ -220,8 +220,8 @@ TEST_P(PolicyOnTable, EplbReachesThePublishedImbalance) {
   EXPECT_NEAR(figures.rho.mean, GetParam().eplb_mean, kHalfDigit);
 }
 
-// Some policies take seconds per layer of 64 ranks in a debug build. The first micro-steps of one layer stand for the
-// rest of those tables, unless FOREMOE_EVERY_TABLE is set (scripts/check dev).
+// Some policies take seconds per layer of 64 ranks in a debug build. Of such tables, the test uses the first
+// micro-steps of one layer, unless FOREMOE_EVERY_TABLE is set (scripts/check dev).
 TEST_P(PolicyOnTable, EveryPolicyPlansRight) {
   const bool whole = load_.num_ranks() < 64 || std::getenv("FOREMOE_EVERY_TABLE") != nullptr;
   const LoadTable load = whole ? load_ : take_first(load_, 4, 1);

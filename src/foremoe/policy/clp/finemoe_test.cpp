@@ -1,4 +1,4 @@
-// FineMoE as policies: what §7.3 says of its balance, and what its options do.
+// FineMoE's policies: the balance reported in §7.3, and the options.
 
 #include "foremoe/policy/systems/finemoe.h"
 
@@ -17,7 +17,7 @@ using test::plan_of;
 using test::result_of;
 using testing::HasSubstr;
 
-// Figure 8: 8 ranks, 32 experts; every layer a popularity order of its own.
+// Figure 8: 8 ranks, 32 experts, and a separate popularity order per layer.
 LoadTable figure_8(double s, int num_orders) {
   LoadTable table{.top_k = 2, .ranks_per_node = 8};
   table.load = Array<Tokens, 4>({1, static_cast<std::size_t>(num_orders), 8, 32});
@@ -47,7 +47,7 @@ TEST(FineMoe, BalancesLikeFigure8) {
   }
 }
 
-// "uniform replica counts are insufficient for severe imbalances": the two ranks of an expert serve it all.
+// "uniform replica counts are insufficient for severe imbalances": two ranks must serve the most popular expert.
 TEST(FineMoe, IsBoundByEquation3UnderSevereSkew) {
   const LoadTable load = figure_8(2.0, 5);
   const StepPlan plan = plan_of(*make_finemoe_symmetric(), {.load = load, .guest_slots = 4});
