@@ -16,7 +16,7 @@ using test::plan_of;
 using test::tokens;
 using testing::ElementsAre;
 
-// Mean 60. Rank 0 keeps its smallest, 10 and 30, and 20 of e2, which spills 30; rank 1 has room for 30.
+// The mean is 60. Rank 0 serves its smallest experts, 10 and 30, and 20 of e2, which spills 30. Rank 1 has room for 30.
 TEST(Echo, SpillsTheLargestExpertsOfARankAboveTheMeanAsWorkedByHand) {
   const LoadTable load = load_of(2, {{10, 30, 50, 10, 10, 10}});
   const StepPlan plan = plan_of(*make_echo(), {.load = load});
@@ -26,8 +26,8 @@ TEST(Echo, SpillsTheLargestExpertsOfARankAboveTheMeanAsWorkedByHand) {
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(10, 10, 10, 30));
 }
 
-// Mean 700, buckets of width 100; e0 spills 396, e1 308, both in bucket 4 (400 to 301); eight ranks have room for 88.
-// e0 goes first and comes back with 308, behind e1: so e1 is next, then e0 again.
+// The mean is 700, the bucket width 100. e0 spills 396 and e1 308, both in bucket 4 (400 to 301); eight ranks have room
+// for 88. e0 is packed first and rejoins the bucket with 308, behind e1. So e1 is next, then e0 again.
 TEST(Echo, PacksTheLargestBucketFirstAndInsideABucketFirstComeFirstServed) {
   const LoadTable load = load_of(10, {{1096, 1008, 612, 612, 612, 612, 612, 612, 612, 612}});
   const StepPlan plan = plan_of(*make_echo(), {.load = load});
@@ -36,7 +36,7 @@ TEST(Echo, PacksTheLargestBucketFirstAndInsideABucketFirstComeFirstServed) {
     guests.push_back(experts(plan, 0, r).back());
     EXPECT_LE(tokens(plan, 0, r).back(), 88);
   }
-  // Left of e0 and e1: 396 308, 308 308, 308 220, 220 220, where e1 entered bucket 5 before e0, and so on.
+  // Remaining e0 and e1: 396 308, 308 308, 308 220, 220 220, where e1 entered bucket 5 before e0, and so on.
   EXPECT_THAT(guests, ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
 }
 

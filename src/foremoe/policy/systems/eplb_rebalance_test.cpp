@@ -18,7 +18,7 @@ Array<std::int64_t, 2> array_of(const Table& rows) {
   return array;
 }
 
-// [layer][replica], rank by rank, as the reference writes it.
+// Returns [layer][replica], rank by rank, as the reference does.
 Table map_of(const EplbPlacement& placement) {
   Table map(placement.slot_expert.extent(0));
   for (std::size_t l = 0; l < map.size(); ++l) {

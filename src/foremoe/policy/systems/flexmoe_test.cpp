@@ -1,4 +1,4 @@
-// FlexMoE's rounds, by hand, and what they become as a plan.
+// Tests FlexMoE's rounds by hand, and the resulting plans.
 
 #include "foremoe/policy/systems/flexmoe.h"
 
@@ -18,7 +18,7 @@ using test::result_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Two ranks with three slots: experts 0 1 2, and 2 3 0.
+// Two ranks with three slots each: experts 0 1 2, and 2 3 0.
 FlexMoePlacement two_ranks() {
   Array<ExpertId, 2> placement({2, 3});
   const int experts[2][3] = {{0, 1, 2}, {2, 3, 0}};
@@ -38,10 +38,10 @@ std::vector<int> experts(const FlexMoePlacement& placement, int rank) {
 
 const std::vector<std::int64_t> kLoad = {10, 60, 8, 12};
 
-// Ranks serve 5 + 60 + 4 = 69 and 4 + 12 + 5 = 21. Per replica the experts have 5, 60, 4 and 12: expert 1 gets the
-// replica that expert 2 loses, on rank 1: 5 + 30 + 8 = 43 and 5 + 30 + 12 = 47, which is kept. Then they have 5, 30, 8
-// and 12: expert 0 would lose its replica on rank 0, 2/3·60 + 8 = 48 and 20 + 12 + 10 = 42: neither 48 nor 48 ÷ 42 is
-// less than 47 and 47 ÷ 43, the end.
+// Ranks serve 5 + 60 + 4 = 69 and 4 + 12 + 5 = 21. The experts' loads per replica are 5, 60, 4 and 12. Expert 1 gets
+// the replica that expert 2 loses on rank 1: 5 + 30 + 8 = 43 and 5 + 30 + 12 = 47, which is kept. Loads per replica are
+// now 5, 30, 8 and 12. Expert 0 would lose its replica on rank 0: 2/3·60 + 8 = 48 and 20 + 12 + 10 = 42. Neither 48 <
+// 47 nor 48 ÷ 42 < 47 ÷ 43, so rounds end.
 TEST(FlexMoe, MovesReplicasFromTheColdestToTheHottestWhileTheLargestLoadFalls) {
   FlexMoePlacement placement = two_ranks();
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(69, 21));
@@ -54,9 +54,9 @@ TEST(FlexMoe, MovesReplicasFromTheColdestToTheHottestWhileTheLargestLoadFalls) {
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(48, 42));
 }
 
-// Packed, expert 1 stays on rank 0, whose expert 0 (5 per replica, 4 the other) goes to the slot of expert 2 on rank 1:
-// 60 + 8 = 68 and 10 + 12 = 22. Next expert 0 loses one of its two on rank 1 and expert 2 (8) goes there: 60 and 30.
-// Then only expert 1 has replicas to lose.
+// Packed: expert 1 stays on rank 0, whose expert 0 (5 per replica, the other has 4) moves to expert 2's slot on rank 1:
+// 60 + 8 = 68 and 10 + 12 = 22. Next, expert 0 loses one of its two replicas on rank 1, and expert 2 (8) moves there:
+// 60 and 30. Then only expert 1 has replicas to lose.
 TEST(FlexMoe, PacksReplicasOnOneRankAsGalvatronDoes) {
   FlexMoePlacement placement = two_ranks();
   EXPECT_TRUE(placement.move_replica(kLoad, true));
@@ -68,8 +68,8 @@ TEST(FlexMoe, PacksReplicasOnOneRankAsGalvatronDoes) {
   EXPECT_FALSE(placement.move_replica(kLoad, true));
 }
 
-// Expert 0 has most tokens, expert 1 most per replica, 30 and 40, and gets the replica of expert 2 on rank 1: from
-// 30 + 40 + 2 and 2 + 0 + 30 to 30 + 20 + 4 and 30 + 20 + 0.
+// Expert 0 has the most tokens, but expert 1 has the most per replica (30 and 40) and gets expert 2's replica on rank
+// 1. Loads change from 30 + 40 + 2 and 2 + 0 + 30 to 30 + 20 + 4 and 30 + 20 + 0.
 TEST(FlexMoe, CallsTheExpertHottestThatHasMostTokensPerReplica) {
   FlexMoePlacement placement = two_ranks();
   const std::vector<std::int64_t> load = {60, 40, 4, 0};
@@ -106,7 +106,7 @@ StepPlan planned(const test::PolicyRun& run, const FlexMoeOptions& options = {})
   return test::plan_of(*make_flexmoe(options), run);
 }
 
-// The experts of rank 1 have most tokens, another half of them in every micro-step.
+// Rank 1's experts have the most tokens, alternating between two halves of them from micro-step to micro-step.
 LoadTable skewed() {
   LoadTable load = test::random_load({.micro_steps = 6, .layers = 1, .ranks = 4, .experts = 16}, 3, 40);
   for (int m = 0; m < 6; ++m) {
@@ -130,7 +130,7 @@ TEST(FlexMoe, FollowsTheMicroStepsBefore) {
   const LoadTable former = load;
   const StepPlan before = planned({.load = load, .guest_slots = 2, .previous_load = &former});
   EXPECT_FALSE(std::ranges::equal(before.slot_expert.view()[0].flat(), before.slot_expert.view()[1].flat()));
-  for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(5, 0, r));  // the last, which none follows
+  for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(5, 0, r));  // the last, which no micro-step follows
   EXPECT_EQ(before.slot_expert, planned({.load = load, .guest_slots = 2, .previous_load = &former}).slot_expert);
   for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(2, 0, r));
   EXPECT_NE(before.slot_expert, planned({.load = load, .guest_slots = 2, .previous_load = &former}).slot_expert);
@@ -178,7 +178,7 @@ TEST(FlexMoe, FollowsTheFormerStepAtFirst) {
   EXPECT_TRUE(std::ranges::equal(oracle.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
 }
 
-// The first micro-step of a step goes by the last five of the former one: their sum, in any order.
+// The first micro-step is planned by the sum of the previous step's last five, in any order.
 TEST(FlexMoe, SumsTheFiveMicroStepsBeforeAcrossSteps) {
   const LoadTable load = test::random_load({.micro_steps = 5, .layers = 1, .ranks = 4, .experts = 16}, 3, 400);
   const auto planned_after = [&](const LoadTable& former) {
@@ -186,7 +186,7 @@ TEST(FlexMoe, SumsTheFiveMicroStepsBeforeAcrossSteps) {
   };
   LoadTable former = test::random_load({.micro_steps = 7, .layers = 1, .ranks = 4, .experts = 16}, 4, 400);
   const StepPlan plan = planned_after(former);
-  LoadTable older = former;  // the first two of seven do not matter, the third does
+  LoadTable older = former;  // the first two of seven do not count, the third does
   std::ranges::reverse(older.load.row(1, 0, 0));
   EXPECT_EQ(planned_after(older).slot_expert, plan.slot_expert);
   LoadTable in_other_order = former;
@@ -199,7 +199,7 @@ TEST(FlexMoe, SumsTheFiveMicroStepsBeforeAcrossSteps) {
       std::ranges::equal(planned_after(former).slot_expert.view()[0].flat(), plan.slot_expert.view()[0].flat()));
 }
 
-// Two nodes of two ranks, and four experts at home on ranks 0 to 3. Rank r has expert r + 1 in its guest slot, so that
+// Two nodes of two ranks, and four experts at home on ranks 0 to 3. Rank r has expert r + 1 in its guest slot, so
 // expert 2 has a replica in each node, on ranks 1 and 2. Rank 0 sends it 12 tokens.
 TEST(FlexMoe, ServesTokensInsideTheirNodeFirst) {
   LoadTable load = test::random_load({.micro_steps = 1, .layers = 1, .ranks = 4, .experts = 4}, 3, 1);

@@ -16,8 +16,8 @@ using test::plan_of;
 using test::tokens;
 using testing::ElementsAre;
 
-// Homes {0, 1} and {2, 3} with 120 and 40 tokens, capacity 80. First e0 (100): e1 (20) is yet to come, so home takes
-// 60; rank 1 has 40 of its own to come and takes the other 40. Then e2, e1 and e3 fit at home.
+// Homes {0, 1} and {2, 3} have 120 and 40 tokens; the capacity is 80. e0 (100) is first. As e1 (20) is still to come,
+// the home serves 60. Rank 1, with 40 of its own still to come, serves the other 40. Then e2, e1 and e3 fit at home.
 TEST(Llep, FillsTheHomeAndSpillsToTheLeastLoadedAsWorkedByHand) {
   const LoadTable load = load_of(2, {{100, 20, 30, 10}});
   const StepPlan plan = plan_of(*make_llep(), {.load = load});
@@ -28,8 +28,8 @@ TEST(Llep, FillsTheHomeAndSpillsToTheLeastLoadedAsWorkedByHand) {
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(30, 10, 40));
 }
 
-// Capacity 1200, e0 has 1800 too many. Rank 2 has room for 1100, more than a smallest chunk; what is left, 700, is
-// less, but it is all that is left.
+// The capacity is 1200, so e0 spills 1800. Rank 2 has room for 1100, which is above the minimum chunk. The remaining
+// 700 are below it, but allowed as the whole rest.
 TEST(Llep, GivesASmallChunkOnlyWhenItIsAllThatIsLeft) {
   const LoadTable load = load_of(3, {{3000, 500, 100}});
   const StepPlan plan = plan_of(*make_llep(), {.load = load});
@@ -38,8 +38,8 @@ TEST(Llep, GivesASmallChunkOnlyWhenItIsAllThatIsLeft) {
   EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(100, 1100));
 }
 
-// Here both have room for 900 only: too small a chunk of 1800, so all of it goes to the least loaded, which then has no
-// capacity for its own 300.
+// Both ranks have room for only 900 of 1800, below the minimum chunk. All of it goes to the least loaded, which then
+// has no capacity for its own 300.
 TEST(Llep, GivesTheRestToTheLeastLoadedWhereAllRoomsAreTooSmall) {
   const LoadTable load = load_of(3, {{3000, 300, 300}});
   const StepPlan plan = plan_of(*make_llep(), {.load = load});
@@ -57,7 +57,7 @@ TEST(Llep, LeavesHomesAloneWhileTheImbalanceIsWithinTheThreshold) {
 }
 
 TEST(Llep, PassesOverRanksWithoutASlotLeft) {
-  // Capacity ⌈130 / 3⌉ = 44: e0 has 26 too many, e1 16, and rank 2 is the least loaded for both.
+  // The capacity is ⌈130 / 3⌉ = 44: e0 spills 26, e1 spills 16, and rank 2 is the least loaded for both.
   const LoadTable load = load_of(3, {{70, 60, 0}});
   const StepPlan plan = plan_of(*make_llep({.min_chunk = 1}), {.load = load});
   EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 26));
@@ -80,7 +80,7 @@ TEST(Llep, ReachesItsCapacityWhereSlotsAndChunksAllow) {
   }
 }
 
-// Capacity ⌈130 / 3⌉ = 44, as above: rank 2 takes 26 of e0 and 16 of e1, which are two guests.
+// The capacity is ⌈130 / 3⌉ = 44, as above. Rank 2 serves 26 of e0 and 16 of e1, as two guests.
 TEST(Llep, HasAsManySlotsAsItNeedsWithoutALimit) {
   const LoadTable load = load_of(3, {{70, 60, 0}, {130, 0, 0}});
   const auto policy = make_llep({.min_chunk = 1, .slot_limit = false});

@@ -1,4 +1,4 @@
-// ReLibra as a policy.
+// Tests ReLibra as a policy.
 
 #include "foremoe/policy/systems/relibra.h"
 
