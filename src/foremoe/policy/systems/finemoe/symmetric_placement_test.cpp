@@ -1,4 +1,4 @@
-// The examples of FineMoE's appendix B, and what holds for every shape.
+// Tests the examples of FineMoE's appendix B, and properties of every shape.
 
 #include "foremoe/policy/systems/finemoe/symmetric_placement.h"
 
@@ -15,7 +15,7 @@
 namespace foremoe::finemoe {
 namespace {
 
-using Edges = std::map<std::pair<int, int>, int>;  // pairs of ranks, lower first, and how many experts join them
+using Edges = std::map<std::pair<int, int>, int>;  // (lower rank, higher rank) → number of experts on both
 
 Edges edges_of(const SymmetricShape& shape) {
   Edges edges;
@@ -23,7 +23,7 @@ Edges edges_of(const SymmetricShape& shape) {
   return edges;
 }
 
-// [i] = the most edges inside any set of i ranks.
+// Returns [i]: the largest number of edges inside any set of i ranks.
 std::vector<int> most_edges_inside(const Edges& edges, int num_ranks) {
   std::vector<int> most(num_ranks + 1);
   for (unsigned set = 0; set < 1U << num_ranks; ++set) {
@@ -61,7 +61,7 @@ TEST(SymmetricPlacement, IsCompleteBipartiteOfEightRanksWithSixteenExperts) {
   }
   const Edges edges = edges_of({.num_ranks = 8, .homes_per_rank = 2});
   EXPECT_EQ(edges, bipartite);
-  // "the maximum edge counts among all induced subgraphs with exactly i vertices is minimal": no random one has less
+  // "the maximum edge counts among all induced subgraphs with exactly i vertices is minimal": random ones are no better
   const std::vector<int> ours = most_edges_inside(edges, 8);
   EXPECT_THAT(ours, testing::ElementsAre(0, 0, 1, 2, 4, 6, 9, 12, 16));
   Random random(1);
@@ -84,7 +84,7 @@ TEST(SymmetricPlacement, IsACompleteGraphAndFourMoreEdgesOfEightRanksWithThirtyT
 }
 
 TEST(SymmetricPlacement, RepeatsTheCompleteGraphAndPlacesTheRestAsAlone) {
-  // 128 experts on 8 ranks have degree 32: four complete graphs of degree 7, and K4,4 of degree 4.
+  // 128 experts on 8 ranks have degree 32: four complete graphs of degree 7, and K4,4 with degree 4.
   const Edges rest = edges_of({.num_ranks = 8, .homes_per_rank = 2});
   for (const auto& [ends, count] : edges_of({.num_ranks = 8, .homes_per_rank = 16})) {
     EXPECT_EQ(count, 4 + (rest.contains(ends) ? 1 : 0));
@@ -114,7 +114,7 @@ TEST(SymmetricPlacement, GivesEveryRankItsHomesAndAsManyReplicasForAllPowersOfTw
   }
 }
 
-// Not only for powers of two: 6 ranks with 5 homes have two complete graphs, 7 with 3 have one, 12 with 9 one and more.
+// Other numbers than powers of two: 6 ranks with 5 homes have two complete graphs, 7 with 3 have 1, 12 with 9 have 1.
 TEST(SymmetricPlacement, JoinsAllRanksEquallyWhereTheCompleteGraphFits) {
   for (const auto& [ranks, homes, copies] : {std::tuple{6, 5, 2}, {7, 3, 1}, {5, 4, 2}, {12, 9, 1}, {2, 3, 6}}) {
     const Edges edges = edges_of({.num_ranks = ranks, .homes_per_rank = homes});
@@ -145,7 +145,7 @@ TEST(SymmetricPlacement, PermitsLowerRankLoadsThanARandomOneInTheMean) {
       of_symmetric += static_cast<double>(test::densest_set(symmetric, load, ranks));
       of_random +=
           static_cast<double>(test::densest_set(test::holders_of(random_placement(shape, random)), load, ranks));
-      if (ranks == 16 && n == 9) break;  // 2^16 sets each
+      if (ranks == 16 && n == 9) break;  // each has 2^16 sets
     }
     EXPECT_LT(of_symmetric, of_random) << ranks << " ranks, " << homes << " homes";
   }

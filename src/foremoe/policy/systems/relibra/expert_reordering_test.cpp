@@ -1,4 +1,4 @@
-// ReLibra's reordering, by hand and against all ways to divide a few experts among two nodes.
+// Tests ReLibra's reordering by hand and against all divisions of a few experts among two nodes.
 
 #include "foremoe/policy/systems/relibra/expert_reordering.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 using testing::ElementsAre;
 
-// Two nodes of one rank. Experts have 12, 2, 6 and 4 tokens.
+// Two nodes of one rank each. Experts have 12, 2, 6 and 4 tokens.
 LoadTable two_nodes() {
   LoadTable table;
   table.load = Array<Tokens, 4>({1, 1, 2, 4});
@@ -26,8 +26,8 @@ LoadTable two_nodes() {
   return table;
 }
 
-// Experts 0 and 1 on node 0: it serves 14, receives 4 and sends 6; the other serves 10. 14 + 6 = 20.
-// Experts 0 and 2: serves 18, receives 4 and sends 2: 18 + 4. Experts 2 and 1: the other serves 16, and receives 8.
+// Node 0 has experts 0 and 1: it serves 14, receives 4 and sends 6; node 1 serves 10. Cost 14 + 6 = 20.
+// With experts 0 and 2 it serves 18, receives 4, sends 2: 18 + 4. With 2 and 1, node 1 serves 16, receives 8: 16 + 8.
 TEST(ExpertReordering, CostsWhatTheSlowestNodeServesAndTheBusiestLinkCarries) {
   const ReorderingCost cost(two_nodes(), LayerId{0}, {0, 0, 1, 1}, {});
   EXPECT_DOUBLE_EQ(cost.cost(), 20);
@@ -42,7 +42,7 @@ TEST(ExpertReordering, CostsWhatTheSlowestNodeServesAndTheBusiestLinkCarries) {
 TEST(ExpertReordering, CountsBatchTotalsWhereAskedTo) {
   LoadTable load;
   load.load = Array<Tokens, 4>({2, 1, 2, 2});
-  load.load(0, 0, 0, 0) = Tokens{10};  // served at home, by node 0 first and then by node 1
+  load.load(0, 0, 0, 0) = Tokens{10};  // served locally: by node 0, then by node 1
   load.load(1, 0, 1, 1) = Tokens{10};
   EXPECT_DOUBLE_EQ(ReorderingCost(load, LayerId{0}, {0, 1}, {}).cost(), 20);
   EXPECT_DOUBLE_EQ(ReorderingCost(load, LayerId{0}, {0, 1}, {.batch_totals = true}).cost(), 10);
@@ -91,7 +91,7 @@ TEST(ExpertReordering, FindsTheBestDivisionOfFewExperts) {
   }
 }
 
-// Node 0's ranks use the odd experts alone, node 1's the even ones: nothing need be sent.
+// Node 0's ranks use only odd experts, node 1's only even ones, so no token needs to leave its node.
 TEST(ExpertReordering, BringsExpertsToTheNodeThatUsesThem) {
   LoadTable load;
   load.ranks_per_node = 2;
@@ -103,7 +103,7 @@ TEST(ExpertReordering, BringsExpertsToTheNodeThatUsesThem) {
   for (int e = 0; e < 8; ++e) home[e] = RankId{e / 2};
   const std::vector<RankId> reordered = reorder_experts(load, LayerId{0}, home, {}, 0);
   EXPECT_THAT(nodes_of(reordered, load.topology()), ElementsAre(1, 0, 1, 0, 1, 0, 1, 0));
-  for (const int e : {1, 3, 4, 6}) EXPECT_EQ(reordered[e], home[e]);  // were there already
+  for (const int e : {1, 3, 4, 6}) EXPECT_EQ(reordered[e], home[e]);  // already on their node
   for (int r = 0; r < 4; ++r) EXPECT_EQ(std::ranges::count(reordered, RankId{r}), 2);
 }
 
