@@ -63,7 +63,7 @@ StepPlan planned(const Request& request) {
 }
 
 // Experts 0 and 3 are at home on rank 1, expert 1 on rank 0, expert 2 on rank 2. Old contents are overwritten.
-TEST(FetchedPlan, TellsWhatRanksHaveAtHome) {
+TEST(FetchedPlan, CountsAndListsTheHomeExpertsOfRanks) {
   const std::vector<std::int64_t> of_expert{5, 6, 0, 7};
   const std::vector<RankId> home{RankId{1}, RankId{0}, RankId{2}, RankId{1}};
   const LayerLoad load{.of_expert = of_expert, .home = home, .topology = {.num_ranks = 3, .ranks_per_node = 3}};
@@ -76,7 +76,7 @@ TEST(FetchedPlan, TellsWhatRanksHaveAtHome) {
               ElementsAre(ElementsAre(ExpertId{1}), ElementsAre(ExpertId{0}, ExpertId{3}), ElementsAre(ExpertId{2})));
 }
 
-TEST(FetchedPlan, ServesAtHomeWhatNoGuestServes) {
+TEST(FetchedPlan, ServesRemainingTokensAtHome) {
   const StepPlan plan = planned({.shares = {{share(1, 1, 4), share(0, 1, 10), share(3, 0, 1)}}});
   EXPECT_EQ(plan.residency, Residency::kShared);
   EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 1, 3, _));
@@ -87,7 +87,7 @@ TEST(FetchedPlan, ServesAtHomeWhatNoGuestServes) {
   EXPECT_EQ(plan.lower_bound(0, 0), Tokens{20});
 }
 
-TEST(FetchedPlan, LeavesAGuestThatIsFetchedAgainInItsSlot) {
+TEST(FetchedPlan, KeepsTheSlotOfAGuestThatIsFetchedAgain) {
   const StepPlan plan = planned({.shares = {{share(0, 1, 1), share(1, 1, 1)},
                                             {share(1, 1, 2)},
                                             {share(0, 1, 3), share(1, 1, 3)},
@@ -112,7 +112,7 @@ TEST(FetchedPlan, GivesBothPassesOfAMicroStepTheSameGuests) {
   }
 }
 
-TEST(FetchedPlan, ServesFromTheHomesThatThePolicyGives) {
+TEST(FetchedPlan, UsesThePolicysHomes) {
   Array<RankId, 2> home({1, 4}, RankId{0});
   home(0, 1) = home(0, 2) = RankId{1};
   const StepPlan plan = planned({.shares = {{share(3, 1, 4)}}, .home = home});
@@ -122,7 +122,7 @@ TEST(FetchedPlan, ServesFromTheHomesThatThePolicyGives) {
   EXPECT_EQ(plan_figures(plan, tens(1), {.initial_home = contiguous_homes(1, 4, 2)}).home_moves, 2);
 }
 
-TEST(FetchedPlan, ShowsThePolicyEveryLayerAndMicroStepOnce) {
+TEST(FetchedPlan, CallsThePolicyOncePerLayerAndMicroStep) {
   const LoadTable load = test::random_load({.micro_steps = 3, .layers = 2}, 1);
   const Array<RankId, 2> home = contiguous_homes(2, 8, 4);
   std::vector<std::pair<int, int>> seen;
@@ -147,7 +147,7 @@ TEST(FetchedPlan, ShowsThePolicyEveryLayerAndMicroStepOnce) {
                                 std::pair{1, 2}));
 }
 
-TEST(FetchedPlan, IsSkippedWhereExpertsCannotBeSpreadEvenly) {
+TEST(FetchedPlan, IsSkippedIfRanksDoNotDivideExperts) {
   ThreadPool pool(1);
   const LoadTable load = test::random_load({.ranks = 3, .experts = 8}, 1);
   const Array<RankId, 2> home({2, 8});
@@ -157,7 +157,7 @@ TEST(FetchedPlan, IsSkippedWhereExpertsCannotBeSpreadEvenly) {
             "8 experts cannot be spread evenly over 3 ranks: their number must be a multiple");
 }
 
-TEST(FetchedPlan, NamesTheOptionThatMakesNoSense) {
+TEST(FetchedPlan, NamesTheInvalidOption) {
   const auto message = [](PlannerOptions options) -> std::string {
     ThreadPool pool(1);
     const LoadTable load = tens(1);
@@ -175,7 +175,7 @@ TEST(FetchedPlan, NamesTheOptionThatMakesNoSense) {
 
 // The contract is checked by assertions only, so there is nothing to test with NDEBUG.
 #ifndef NDEBUG
-TEST(FetchedPlanDeathTest, HoldsPoliciesToTheirContractInDebugBuilds) {
+TEST(FetchedPlanDeathTest, ChecksTheContractOfPoliciesInDebugBuilds) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(planned({.shares = {{share(0, 1, 11)}}}), "shares_keep_the_contract");                 // too many
   EXPECT_DEATH(planned({.shares = {{share(0, 1, 0)}}}), "shares_keep_the_contract");                  // no tokens

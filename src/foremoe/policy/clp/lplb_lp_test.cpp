@@ -35,7 +35,7 @@ void expect_as_clp(const StepPlan& plan, const LoadTable& load) {
   }
 }
 
-TEST(Lplb, HasTheOptimumOfItsLinearProgram) {
+TEST(Lplb, ReachesTheOptimumOfItsLinearProgram) {
   for (const auto& [edges, ranks, guest_slots] : {std::tuple{Edges::kRing, 8, 1},
                                                   {Edges::kCube, 8, 2},
                                                   {Edges::kCube, 16, 4},

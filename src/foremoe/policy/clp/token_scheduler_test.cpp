@@ -108,7 +108,7 @@ TEST(ReplicaLoads, HaveOurExactOptimumRoundedUpOnEveryInstance) {
   }
 }
 
-TEST(ReplicaLoads, HaveOurExactOptimumForLoadsNearTwoToThe31) {
+TEST(ReplicaLoads, MatchOurExactOptimumForLoadsNearTwoToThe31) {
   Random random(2);
   for (int n = 0; n < 100; ++n) {
     Instance i = random_instance(random, 6, 12, 9);
@@ -145,7 +145,7 @@ TEST(ReplicaLoads, StayOptimalWarmWhileLoadsAndPlacementsChange) {
   }
 }
 
-TEST(ReplicaLoads, OfTheExactSolverAreAsBalanced) {
+TEST(ReplicaLoads, AreEquallyBalancedByTheExactSolver) {
   Random random(4);
   for (int n = 0; n < 100; ++n) {
     const Instance i = random_instance(random, 12, 24, 400);
@@ -155,14 +155,14 @@ TEST(ReplicaLoads, OfTheExactSolverAreAsBalanced) {
   }
 }
 
-TEST(ReplicaLoads, ServeNothingWhereThereIsNothing) {
+TEST(ReplicaLoads, AreZeroWithoutTokens) {
   const ReplicaGraph graph = test::graph_of(4, kFigure3c);
   EXPECT_THAT(schedule(graph, Array<std::int64_t, 2>({4, 4})).rank_load, testing::Each(0));
 }
 
 // One expert on two ranks, 6 tokens from rank 0 and 2 from rank 1. Each token above 4 that rank 0 serves itself adds
 // one to computation and saves one of communication.
-TEST(CommunicationAware, TradesBalanceForLocalityByItsWeight) {
+TEST(CommunicationAware, KeepsMoreTokensLocalWithALargerWeight) {
   const ReplicaGraph graph = test::graph_of(2, {{0, 1}});
   Array<std::int64_t, 2> input({2, 1});
   input(0, 0) = 6;
@@ -233,7 +233,7 @@ TEST(CommunicationAware, CostsWhatTheRoutedTokensCostAndNeverMoreThanLp1) {
 }
 
 // Two ranks. Experts 0 and 1 are on both, expert 2 only on rank 0. Half of the tokens are split equally beforehand.
-TEST(Pipelining, SchedulesTheRestAroundWhatWasDealtEqually) {
+TEST(Pipelining, SchedulesTheRestOnTopOfEqualParts) {
   const ReplicaGraph graph = test::graph_of(2, {{0, 1}, {0, 1}, {0}});
   const Loads load{8, 4, 6};
   const auto input = test::spread_over_sources(load, 2);

@@ -31,22 +31,22 @@ std::vector<RankId> in_blocks(int num_experts, int num_ranks) {
 }
 
 // 17 | 3. Exchanging 9 with 2 or 8 with 1 gives 10 | 10; the first has the lower ids. 9 with 1 gives 9 | 11.
-TEST(GreedyRelocation, ExchangesThePairThatLeavesTheLeastLoad) {
+TEST(GreedyRelocation, ExchangesThePairThatMinimisesTheLargerLoad) {
   EXPECT_THAT(relocated({9, 8, 2, 1}, in_blocks(4, 2), 2), ElementsAre(1, 0, 0, 1));
 }
 
 // 20 | 12 | 4. Exchanging 10 with 2 gives 12 | 12 | 12. A move without exchange would leave a rank one expert short.
-TEST(GreedyRelocation, TakesThePartnerFromAnyRank) {
+TEST(GreedyRelocation, ExchangesWithAnyRank) {
   EXPECT_THAT(relocated({10, 10, 6, 6, 2, 2}, in_blocks(6, 3), 3), ElementsAre(2, 0, 1, 1, 0, 2));
 }
 
-TEST(GreedyRelocation, LeavesWhatNoExchangeImproves) {
+TEST(GreedyRelocation, KeepsHomesThatNoExchangeImproves) {
   EXPECT_THAT(relocated({9, 0, 1, 1}, in_blocks(4, 2), 2), ElementsAre(0, 0, 1, 1));  // 9 | 2; 9 with 1: 1 | 10
   EXPECT_THAT(relocated({0, 0, 0, 0}, in_blocks(4, 2), 2), ElementsAre(0, 0, 1, 1));
 }
 
 // In the result, no exchange of an expert of the busiest rank helps, and ranks hold as many experts as before.
-TEST(GreedyRelocation, EndsWhereNoPairHelps) {
+TEST(GreedyRelocation, EndsWhenNoExchangeHelps) {
   Random random(7);
   for (int run = 0; run < 200; ++run) {
     const int num_ranks = 2 + static_cast<int>(random.below(7));
@@ -88,7 +88,7 @@ TEST(Ema, RelocatesHomesOncePerStepByTheFormerStepsMean) {
   EXPECT_EQ(plan.max_load(0, 0), Tokens{10});
 }
 
-TEST(Ema, ExpectsThisStepsMeanWhereNoStepIsBeforeIt) {
+TEST(Ema, UsesThisStepsMeanWithoutAPreviousStep) {
   const LoadTable load = load_of(2, {{9, 8, 2, 1}, {9, 8, 2, 1}});
   const StepPlan plan = plan_of(*make_ema(), {.load = load, .guest_slots = 0, .in_flight = 2});
   EXPECT_EQ(plan.max_load(0, 0), Tokens{10});

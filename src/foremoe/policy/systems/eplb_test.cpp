@@ -28,7 +28,7 @@ std::string reason_of(const Policy& policy, const test::PolicyRun& run) {
 }
 
 // Compares each layer's experts, rank by rank, with the recorded cases of the reference.
-TEST(EplbPolicies, HoldWhatThePublicReferencePlacesHierarchicallyAndGlobally) {
+TEST(EplbPolicies, MatchThePublicReferenceHierarchicallyAndGlobally) {
   std::ifstream file("data/eplb-golden.json");
   ASSERT_TRUE(file.is_open());
   const nlohmann::json recorded = nlohmann::json::parse(file);
@@ -71,7 +71,7 @@ TEST(EplbPolicies, HoldWhatThePublicReferencePlacesHierarchicallyAndGlobally) {
 // Two nodes of two ranks, two groups of four experts, no guest slots. Group loads are 12 + 1 + 1 + 1 and 3·4.
 // Hierarchical: group 0, the heavier with 15, is packed into node 0, whose ranks get 12 + 1 and 1 + 1. Global: 12
 // shares its rank with a 1, and the 3s go to the lightest ranks.
-TEST(EplbPolicies, KeepGroupsOnNodesOnlyWhereTheyAreHierarchical) {
+TEST(EplbPolicies, KeepGroupsOnNodesOnlyIfHierarchical) {
   const LoadTable load = load_of(4, {{12, 1, 1, 1, 3, 3, 3, 3}}, 2);
   const auto node_of_group_0 = [&](const EplbOptions& options) {
     const StepPlan plan = plan_of(*make_eplb(options), {.load = load, .guest_slots = 0});
@@ -89,7 +89,7 @@ TEST(EplbPolicies, KeepGroupsOnNodesOnlyWhereTheyAreHierarchical) {
   EXPECT_THAT(node_of_group_0({}), ElementsAre(0, 1));  // one group by default
 }
 
-TEST(EplbPolicies, SayWhyTheyCannotBeHierarchical) {
+TEST(EplbPolicies, ReportWhyAHierarchicalPlacementIsImpossible) {
   const LoadTable load = test::random_load({.ranks = 4, .experts = 8, .ranks_per_node = 2}, 1);
   EXPECT_THAT(reason_of(*make_eplb({.mode = EplbMode::kHierarchical, .num_groups = 1}), {.load = load}),
               HasSubstr("1 expert groups cannot be divided among 2 nodes"));
@@ -122,7 +122,7 @@ TEST(EplbEma, PlacesEveryPeriodByTheMovingAverage) {
 
 // The previous step's mean 0 0 8 8 starts the average and places {3 1} {2 0}. After two micro-steps, 6, 4.5, 2.75, 2.75
 // place {0 2} {1 3}. Starting from its sum, 0 0 16 16, 6, 4.5, 4.75, 4.75 would place {0 1} {3 2}.
-TEST(EplbEma, BeginsWithTheFormerStepsMean) {
+TEST(EplbEma, StartsFromThePreviousStepsMean) {
   const LoadTable load = load_of(2, {{8, 6, 1, 1}, {8, 6, 1, 1}, {8, 6, 1, 1}});
   const LoadTable former = load_of(2, {{0, 0, 12, 4}, {0, 0, 4, 12}});
   const StepPlan plan =
@@ -146,7 +146,7 @@ TEST(EplbEma, NeverLooksAhead) {
   EXPECT_NE(before.slot_expert, after.slot_expert);
 }
 
-TEST(EplbEma, RefusesAFormerStepOfAnotherModel) {
+TEST(EplbEma, RejectsAPreviousLoadOfAnotherModel) {
   const LoadTable load = test::random_load({.experts = 8}, 1);
   const LoadTable former = test::random_load({.experts = 16}, 1);
   EXPECT_THROW(result_of(*make_eplb_ema(), {.load = load, .previous_load = &former}), InputError);

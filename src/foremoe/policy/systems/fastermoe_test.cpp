@@ -88,7 +88,7 @@ std::vector<int> shadows(int num_ranks, const std::vector<std::int64_t>& loads, 
 }
 
 // 2·2·2048·4096 flop ÷ 11.5e12 = 2.918 µs, 2048·4 bytes ÷ 6.25e9 = 1.311 µs, 2·2048·4096·4 bytes ÷ 6.25e9 = 10,737 µs.
-TEST(FasterMoe, ModelsTheTimeAsItsCodeDoes) {
+TEST(FasterMoe, EstimatesTimesLikeThePublishedCode) {
   const FasterMoeSeconds seconds = fastermoe_seconds(kOfTheCode, {.num_ranks = 8, .ranks_per_node = 8});
   EXPECT_NEAR(seconds.compute * 1e6, 2.918, 0.001);
   EXPECT_NEAR(seconds.send * 1e6, 1.311, 0.001);
@@ -96,7 +96,7 @@ TEST(FasterMoe, ModelsTheTimeAsItsCodeDoes) {
 }
 
 // An expert has 3·2048·768 values of 2 bytes: 9.44 MB at 450 GB/s or 50 GB/s.
-TEST(FasterMoe, ExpectsNvlinkWhereTheGroupIsOneNode) {
+TEST(FasterMoe, AssumesNvlinkIfTheGroupIsOneNode) {
   EXPECT_NEAR(fastermoe_seconds({}, {.num_ranks = 8, .ranks_per_node = 8}).broadcast * 1e6, 20.97, 0.01);
   EXPECT_NEAR(fastermoe_seconds({}, {.num_ranks = 16, .ranks_per_node = 8}).broadcast * 1e6, 188.7, 0.1);
 }
@@ -111,14 +111,14 @@ TEST(FasterMoe, ShadowsTheMostLoadedExpertOfTheMostLoadedRank) {
 
 // Rank 0 has 800 tokens, 2403 s. With e0, rank 1 has 900, 2750 s, worse than no shadow. With e2 too, rank 0 has 750,
 // 2350 s, or 2410 s if a shadow costs 2·40 s instead of 2·25 s.
-TEST(FasterMoe, ComparesWithNoShadowsWhenTheSearchHasEnded) {
+TEST(FasterMoe, ComparesWithNoShadowsOnlyAfterTheSearch) {
   EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0, 2));
   EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 40)), IsEmpty());
 }
 
 // Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. With e0, a third of it on each rank: 500, 500, 400. Next is e1 of
 // rank 0, the lower of two equal ranks: 300, 600, 500, a rise.
-TEST(FasterMoe, GoesOnWithTheRankThatIsBusiestThen) {
+TEST(FasterMoe, ContinuesWithTheBusiestRankAfterEachShadow) {
   EXPECT_THAT(shadows(3, {600, 300, 300, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
   // Rank 1 has 420 tokens, and 620 with e0. Shadowing its e2 leaves 340 there, but 640 and 540 elsewhere, a rise.
   EXPECT_THAT(shadows(3, {600, 300, 420, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
@@ -126,13 +126,13 @@ TEST(FasterMoe, GoesOnWithTheRankThatIsBusiestThen) {
   EXPECT_THAT(shadows(3, {600, 300, 300, 300, 0, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0, 2));
 }
 
-TEST(FasterMoe, ShadowsNothingWhereABroadcastTakesLonger) {
+TEST(FasterMoe, ShadowsNothingIfABroadcastTakesLonger) {
   EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 426)), ElementsAre(0));  // 2952 s
   EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 453)), IsEmpty());       // 3006 s
 }
 
 // Regression: ρ is 1.875, and the hot rank's 16 experts are equally hot. Rule `expert` shadows nothing.
-TEST(FasterMoe, RelievesARankOfWhichAllExpertsAreEquallyHot) {
+TEST(FasterMoe, RelievesARankWhoseExpertsAreEquallyHot) {
   std::vector<std::int64_t> loads(128, 5600);
   std::fill_n(loads.begin(), 16, 12000);  // rank 0: 192,000 tokens, the others 89,600
   EXPECT_THAT(shadows(8, loads, 4, {.rule = FasterMoeRule::kExpert}), IsEmpty());
@@ -148,7 +148,7 @@ TEST(FasterMoe, RelievesARankOfWhichAllExpertsAreEquallyHot) {
 }
 
 // A shadow pays if the next expert has at least 10,737 / 13.996 = 767.2 fewer tokens.
-TEST(FasterMoe, ByExpertsShadowsWhileItsModelSaysSo) {
+TEST(FasterMoe, RuleExpertShadowsWhileTheEstimateFalls) {
   FasterMoeOptions options = kOfTheCode;
   options.rule = FasterMoeRule::kExpert;
   EXPECT_THAT(shadows(2, {2000, 4000, 100, 3000}, 8, options), ElementsAre(1, 3, 0));
@@ -188,7 +188,7 @@ std::vector<int> ranks_by_the_artifact(const std::vector<std::vector<std::int64_
   return order;
 }
 
-TEST(FasterMoe, ByWholeRanksShadowsThoseOfTheArtifact) {
+TEST(FasterMoe, RuleWholeMatchesTheArtifact) {
   int num_shadowed = 0;
   int num_none = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
@@ -215,7 +215,7 @@ TEST(FasterMoe, ByWholeRanksShadowsThoseOfTheArtifact) {
 }
 
 // Three experts per rank. With four slots, one is left for the second rank's most loaded expert.
-TEST(FasterMoe, ByWholeRanksFillsWhatSlotsThereAre) {
+TEST(FasterMoe, RuleWholeFillsFreeSlotsWithTheMostLoadedExperts) {
   const std::vector<std::int64_t> loads = {400, 400, 400, 200, 300, 250, 0, 0, 0};
   EXPECT_THAT(shadows(3, loads, 4, seconds_of(FasterMoeRule::kWhole, 0.1)), ElementsAre(0, 1, 2, 4));
   EXPECT_THAT(shadows(3, loads, 2, seconds_of(FasterMoeRule::kWhole, 0.1)), ElementsAre(0, 1));
@@ -247,7 +247,7 @@ void expect_own_tokens(const StepPlan& plan, const LoadTable& load, const Faster
 
 constexpr FasterMoeOptions kSmallExperts{.hidden = 64, .intermediate = 8, .bytes_per_second = 1e14};
 
-TEST(FasterMoe, LetsEveryRankServeItsOwnTokensOfShadows) {
+TEST(FasterMoe, ServesShadowedTokensOnTheirSourceRank) {
   const LoadTable load = test::random_load({.micro_steps = 4, .layers = 2, .ranks = 4, .experts = 12}, 1);
   for (const FasterMoeRule rule : {FasterMoeRule::kWorker, FasterMoeRule::kWhole, FasterMoeRule::kExpert}) {
     FasterMoeOptions options = kSmallExperts;
@@ -269,7 +269,7 @@ TEST(FasterMoe, PlansWithSeveralMicroStepsInFlight) {
 }
 
 // Expects that no shadow raises the model's estimate, and that fewer slots only truncate the list of shadows.
-TEST(FasterMoe, StopsWhereItsModelSaysSoOnATable) {
+TEST(FasterMoe, StopsBeforeItsEstimateRisesOnATable) {
   const LoadTable load = take_first(read_load("data/load-q30-ep8.safetensors"), 6, 2);
   const FasterMoeSeconds seconds = fastermoe_seconds({}, load.topology());
   for (int m = 0; m < load.num_micro_steps(); ++m) {
@@ -292,7 +292,7 @@ TEST(FasterMoe, StopsWhereItsModelSaysSoOnATable) {
   expect_own_tokens(test::plan_of(*make_fastermoe(), {.load = load, .guest_slots = 2}), load, {});
 }
 
-TEST(FasterMoe, TakesAllItsOptionsByName) {
+TEST(FasterMoe, SetsItsOptionsByName) {
   const std::unique_ptr<Policy> policy = make_fastermoe();
   std::vector<Option> options = policy->options();
   option_named(options, "rule").set("expert");

@@ -63,32 +63,32 @@ const LoadTable& example() {
 // (15), moves to rank 1, as 95 < 160; its guest cannot move again. 120, 95, 145: expert 9, as 110 < 145. 120, 110, 130:
 // expert 10, as 125 < 130. 120, 125, 115: rank 1 is now the most loaded, but expert 4 (60) would raise rank 2 to 175.
 // The search ends.
-TEST(Feplb, MovesTheBusiestExpertOfTheMostLoadedRankToTheLeastLoadedWhileItHelps) {
+TEST(Feplb, MovesTheBusiestExpertToTheLeastLoadedRankWhileItHelps) {
   const StepPlan plan = plan_of({}, example(), 4);
   EXPECT_THAT(moves(plan, example()), ElementsAre(Move{8, 1}, Move{9, 1}, Move{10, 1}, Move{0, 2}));
   EXPECT_EQ(plan.max_load(0, 0), Tokens{125});
 }
 
-TEST(Feplb, GoesOnWithSmallerExpertsWhenAskedTo) {
+TEST(Feplb, TriesSmallerExpertsOnRequest) {
   const LoadTable load = test::load_of(2, {{90, 8, 40, 0}});  // 98, 40: rank 1 would have 130 with e0, 48 with e1
   EXPECT_THAT(moves(plan_of({}, load, 2), load), ElementsAre());
   EXPECT_THAT(moves(plan_of({.try_smaller = true}, load, 2), load), ElementsAre(Move{1, 1}));
 }
 
 // After expert 0 has moved to rank 2, the most loaded rank has no expert with more than 15 tokens to move.
-TEST(Feplb, LeavesExpertsOfTooFewTokensWhereTheyAre) {
+TEST(Feplb, MovesNoExpertWithTooFewTokens) {
   EXPECT_THAT(moves(plan_of({.min_tokens = 15}, example(), 4), example()), ElementsAre(Move{0, 2}));
   EXPECT_THAT(moves(plan_of({.min_tokens = 14}, example(), 4), example()).size(), 4);
 }
 
-TEST(Feplb, MovesNoMoreExpertsOfARankThanAreDynamic) {
+TEST(Feplb, MovesOnlyDynamicExperts) {
   EXPECT_THAT(moves(plan_of({.dyn = 2}, example(), 4), example()), ElementsAre(Move{8, 1}, Move{9, 1}, Move{0, 2}));
   EXPECT_THAT(moves(plan_of({.dyn = 1}, example(), 4), example()), ElementsAre(Move{8, 1}, Move{0, 2}));
   EXPECT_THAT(moves(plan_of({.dyn = 0}, example(), 4), example()), ElementsAre());
 }
 
 // Rank 0's first two experts have 10 and 30 tokens. Both move to rank 1, the larger first.
-TEST(Feplb, TakesTheFirstExpertsAsDynamicWhenAskedTo) {
+TEST(Feplb, TreatsTheFirstExpertsAsDynamicOnRequest) {
   const LoadTable load = test::load_of(2, {{10, 30, 50, 0, 0, 0}});
   EXPECT_THAT(moves(plan_of({.dyn = 2}, load, 2), load), ElementsAre(Move{2, 1}));  // 40, 50
   EXPECT_THAT(moves(plan_of({.dyn = 2, .first_experts = true}, load, 2), load),
@@ -97,7 +97,7 @@ TEST(Feplb, TakesTheFirstExpertsAsDynamicWhenAskedTo) {
 
 // Expert 0 fills rank 2's buffer: 120, 80, 160. Expert 8 fills rank 1's: 120, 95, 145. Only rank 0 has a buffer left,
 // for expert 9: 135 < 145. Then no buffer is left.
-TEST(Feplb, FillsNoMoreBuffersThanThereAre) {
+TEST(Feplb, UsesNoMoreBuffersThanARankHas) {
   for (const auto& [max_num_dyn, guest_slots] : {std::pair{1, 4}, {8, 1}}) {
     const StepPlan plan = plan_of({.max_num_dyn = max_num_dyn}, example(), guest_slots);
     EXPECT_THAT(moves(plan, example()), ElementsAre(Move{9, 0}, Move{8, 1}, Move{0, 2}));
@@ -111,7 +111,7 @@ TEST(Feplb, MovesNothingBetweenNodes) {
   EXPECT_THAT(moves(plan_of({}, load, 2), load), ElementsAre(Move{2, 0}, Move{3, 0}, Move{0, 1}));
 }
 
-TEST(Feplb, IsNeverWorseThanBeforeInAnyNodeOfAnyMicroStep) {
+TEST(Feplb, NeverRaisesTheLargestLoadOfANode) {
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     const LoadTable load = test::bursty_load({.layers = 2, .ranks = 6, .experts = 24, .ranks_per_node = 4}, seed);
     for (const FeplbOptions& options :
@@ -147,14 +147,14 @@ TEST(Feplb, PlansEveryTimeTheSameForAnyNumberOfThreads) {
   }
 }
 
-TEST(Feplb, CopiesAfterTheRouterWhileItsOwnExpertsCompute) {
+TEST(Feplb, PlansAndCopiesWhileOwnExpertsCompute) {
   EXPECT_TRUE(make_feplb()->online().copies_after_router);
   EXPECT_TRUE(make_feplb()->online().own_experts_first);
   EXPECT_TRUE(make_feplb()->online().plans_after_dispatch);
   EXPECT_EQ(make_feplb()->online().planning_seconds, 50e-6);
 }
 
-TEST(Feplb, PaysForTheWayBackOfResultsUnlessToldOtherwise) {
+TEST(Feplb, ChargesTheReturnOfResultsByDefault) {
   EXPECT_TRUE(make_feplb()->online().results_return);
   PolicyWithOptions feplb = policy_with_options(policy_named("feplb"));
   option_named(feplb.options, "charge_return").set("0");
@@ -211,7 +211,7 @@ TEST_F(FeplbStraggler, ShrinksMoreThanPublishedWithTwoRanks) {
 }
 
 // The other readings of the greedy and of dynamic experts, which do not match the published results.
-TEST_F(FeplbStraggler, ShrinksOtherwiseWhereDynIsReadOtherwise) {
+TEST_F(FeplbStraggler, DiffersFromThePublishedResultsUnderOtherReadings) {
   const LoadTable table = load(8);
   const double before = straggler({.dyn = 0}, table);
   const auto removed = [&](FeplbOptions options) { return 1 - straggler(options, table) / before; };

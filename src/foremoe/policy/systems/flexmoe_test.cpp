@@ -57,7 +57,7 @@ TEST(FlexMoe, MovesReplicasFromTheColdestToTheHottestWhileTheLargestLoadFalls) {
 // Packed: expert 1 stays on rank 0, whose expert 0 (5 per replica, the other has 4) moves to expert 2's slot on rank 1:
 // 60 + 8 = 68 and 10 + 12 = 22. Next, expert 0 loses one of its two replicas on rank 1, and expert 2 (8) moves there:
 // 60 and 30. Then only expert 1 has replicas to lose.
-TEST(FlexMoe, PacksReplicasOnOneRankAsGalvatronDoes) {
+TEST(FlexMoe, PacksReplicasOnOneRankLikeGalvatron) {
   FlexMoePlacement placement = two_ranks();
   EXPECT_TRUE(placement.move_replica(kLoad, true));
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(68, 22));
@@ -70,7 +70,7 @@ TEST(FlexMoe, PacksReplicasOnOneRankAsGalvatronDoes) {
 
 // Expert 0 has the most tokens, but expert 1 has the most per replica (30 and 40) and gets expert 2's replica on rank
 // 1. Loads change from 30 + 40 + 2 and 2 + 0 + 30 to 30 + 20 + 4 and 30 + 20 + 0.
-TEST(FlexMoe, CallsTheExpertHottestThatHasMostTokensPerReplica) {
+TEST(FlexMoe, ReplicatesTheExpertWithTheMostTokensPerReplica) {
   FlexMoePlacement placement = two_ranks();
   const std::vector<std::int64_t> load = {60, 40, 4, 0};
   EXPECT_THAT(placement.rank_loads(load), ElementsAre(72, 32));
@@ -78,7 +78,7 @@ TEST(FlexMoe, CallsTheExpertHottestThatHasMostTokensPerReplica) {
   EXPECT_THAT(placement.rank_loads(load), ElementsAre(54, 50));
 }
 
-TEST(FlexMoe, EndsAfterItsRounds) {
+TEST(FlexMoe, MakesAtMostTheGivenRounds) {
   FlexMoePlacement placement = two_ranks();
   flexmoe_adapt(placement, kLoad, {.rounds = 0});
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(69, 21));
@@ -86,7 +86,7 @@ TEST(FlexMoe, EndsAfterItsRounds) {
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(68, 22));
 }
 
-TEST(FlexMoe, KeepsAReplicaOfEveryExpertAndNeverRaisesTheLargestLoadWithoutLessUnevenness) {
+TEST(FlexMoe, KeepsAReplicaOfEveryExpertAndNeverWidensTheLoadGap) {
   Random random(1);
   for (int i = 0; i < 50; ++i) {
     std::vector<std::int64_t> load(4);
@@ -117,7 +117,7 @@ LoadTable skewed() {
   return load;
 }
 
-TEST(FlexMoe, BeginsWithHomesAndTheNextRanksFirst) {
+TEST(FlexMoe, StartsWithHomesAndTheHomesOfTheNextRanks) {
   const LoadTable load = skewed();
   const StepPlan plan = planned({.load = load, .guest_slots = 5}, {.rounds = 0});
   EXPECT_EQ(plan.residency, Residency::kFree);
@@ -125,7 +125,7 @@ TEST(FlexMoe, BeginsWithHomesAndTheNextRanksFirst) {
   EXPECT_THAT(experts(plan, 0, 3), ElementsAre(12, 13, 14, 15, 0, 1, 2, 3, 4));
 }
 
-TEST(FlexMoe, FollowsTheMicroStepsBefore) {
+TEST(FlexMoe, PlansByPreviousMicroStepsOnly) {
   LoadTable load = skewed();
   const LoadTable former = load;
   const StepPlan before = planned({.load = load, .guest_slots = 2, .previous_load = &former});
@@ -136,7 +136,7 @@ TEST(FlexMoe, FollowsTheMicroStepsBefore) {
   EXPECT_NE(before.slot_expert, planned({.load = load, .guest_slots = 2, .previous_load = &former}).slot_expert);
 }
 
-TEST(FlexMoe, BalancesBetterByTheLoadItWillServe) {
+TEST(FlexMoe, BalancesBetterWithTheMicroStepsOwnLoad) {
   const LoadTable load = skewed();
   const double followed = plan_figures(planned({.load = load, .guest_slots = 2}), load).rho.mean;
   const double oracle = plan_figures(planned({.load = load, .guest_slots = 2}, {.history = 0}), load).rho.mean;
@@ -156,7 +156,7 @@ TEST(FlexMoe, MovesAtMostTenReplicasAtATime) {
   }
 }
 
-TEST(FlexMoe, GoesOnFromTheFormerStep) {
+TEST(FlexMoe, StartsFromThePreviousPlan) {
   const LoadTable load = skewed();
   const StepPlan former = planned({.load = load, .guest_slots = 2});
   const StepPlan next = planned({.load = load, .guest_slots = 2, .previous = &former}, {.rounds = 0});
@@ -168,7 +168,7 @@ TEST(FlexMoe, GoesOnFromTheFormerStep) {
   for (int r = 0; r < 4; ++r) EXPECT_EQ(holds(next, 0, r), holds(former, 5, r));
 }
 
-TEST(FlexMoe, FollowsTheFormerStepAtFirst) {
+TEST(FlexMoe, PlansTheFirstMicroStepByThePreviousLoad) {
   const LoadTable load = skewed();
   const LoadTable other = take_first(load, 1, 1);
   const StepPlan by_sum = planned({.load = load, .guest_slots = 2});
@@ -179,7 +179,7 @@ TEST(FlexMoe, FollowsTheFormerStepAtFirst) {
 }
 
 // The first micro-step is planned by the sum of the previous step's last five, in any order.
-TEST(FlexMoe, SumsTheFiveMicroStepsBeforeAcrossSteps) {
+TEST(FlexMoe, SumsTheLastFiveMicroStepsAcrossSteps) {
   const LoadTable load = test::random_load({.micro_steps = 5, .layers = 1, .ranks = 4, .experts = 16}, 3, 400);
   const auto planned_after = [&](const LoadTable& former) {
     return planned({.load = load, .guest_slots = 2, .previous_load = &former});
@@ -201,7 +201,7 @@ TEST(FlexMoe, SumsTheFiveMicroStepsBeforeAcrossSteps) {
 
 // Two nodes of two ranks, and four experts at home on ranks 0 to 3. Rank r has expert r + 1 in its guest slot, so
 // expert 2 has a replica in each node, on ranks 1 and 2. Rank 0 sends it 12 tokens.
-TEST(FlexMoe, ServesTokensInsideTheirNodeFirst) {
+TEST(FlexMoe, RoutesTokensInsideTheirNodeFirst) {
   LoadTable load = test::random_load({.micro_steps = 1, .layers = 1, .ranks = 4, .experts = 4}, 3, 1);
   load.ranks_per_node = 2;
   for (int r = 0; r < 4; ++r) std::ranges::fill(load.load.row(0, 0, r), Tokens{0});
@@ -220,7 +220,7 @@ TEST(FlexMoe, ServesTokensInsideTheirNodeFirst) {
   EXPECT_THAT(served({.rounds = 0, .inside_first = false}), ElementsAre(0, 6, 6, 0));
 }
 
-TEST(FlexMoe, SaysWhatItCannotPlan) {
+TEST(FlexMoe, ReportsUnsupportedInput) {
   const LoadTable load = skewed();
   EXPECT_THAT(std::get<Skipped>(result_of(*make_flexmoe(), {.load = load, .guest_slots = 2, .in_flight = 2})).reason,
               HasSubstr("one micro-step in flight"));

@@ -44,7 +44,7 @@ TEST(ForeMoeReview, PlacesByMeansAndMovesByMicroStep) {
   EXPECT_EQ(plan.max_load(2, 0), Tokens{13});
 }
 
-TEST(ForeMoeReview, HasItsAblationsUnderNamesOfTheirOwn) {
+TEST(ForeMoeReview, NamesItsAblationsSeparately) {
   const LoadTable load = load_of(2, {{20, 4, 2, 2}, {0, 8, 6, 6}, {10, 6, 2, 2}});
   const StepPlan bpo = plan_of(*bpo_only(), {.load = load});
   EXPECT_EQ(bpo.policy, "foremoe-review-bpo");

@@ -24,7 +24,7 @@ std::vector<int> counts(const std::vector<std::int64_t>& load, int num_slots) {
   return symi_replica_counts(load, num_slots);
 }
 
-TEST(SymiReplicaCounts, AreInProportionToTheLoad) {
+TEST(SymiReplicaCounts, AreProportionalToTheLoad) {
   EXPECT_THAT(counts({50, 25, 25, 100}, 8), ElementsAre(2, 1, 1, 4));
   EXPECT_THAT(counts({40, 40, 20}, 4), ElementsAre(2, 1, 1));       // 1.6, 1.6, 0.8: the first of two deficits of 0.6
   EXPECT_THAT(counts({97, 1, 1, 1}, 6), ElementsAre(3, 1, 1, 1));   // 5.82, less the minimum of the others
@@ -54,7 +54,7 @@ TEST(SymiReplicaCounts, FillAllSlotsAndLeaveOutNoExpert) {
 
 // Two ranks with three slots, experts in consecutive slots. Before the first micro-step, counts are 2 2 1 1: {0 0 1} {1
 // 2 3}, with loads 50 + 15 and 15 + 15 + 5. Then loads 50 : 30 : 15 : 5 give counts 3 1 1 1: {0 0 0} {1 2 3}, balanced.
-TEST(Symi, FollowsTheFormerMicroStep) {
+TEST(Symi, FollowsThePreviousMicroStep) {
   const LoadTable load = load_of(2, {{50, 30, 15, 5}, {50, 30, 15, 5}});
   const StepPlan plan = plan_of(*make_symi(), {.load = load});
   EXPECT_EQ(plan.residency, Residency::kFree);
@@ -66,7 +66,7 @@ TEST(Symi, FollowsTheFormerMicroStep) {
   EXPECT_EQ(plan.max_load(1, 0), Tokens{50});
 }
 
-TEST(Symi, BeginsWithTheEndOfTheFormerStep) {
+TEST(Symi, StartsFromTheEndOfThePreviousStep) {
   const LoadTable load = load_of(2, {{50, 30, 15, 5}});
   const LoadTable former = load_of(2, {{5, 5, 45, 45}, {50, 30, 15, 5}});
   EXPECT_EQ(plan_of(*make_symi(), {.load = load, .previous_load = &former}).max_load(0, 0), Tokens{50});
@@ -75,7 +75,7 @@ TEST(Symi, BeginsWithTheEndOfTheFormerStep) {
   EXPECT_EQ(plan.max_load(0, 0), Tokens{80});
 }
 
-TEST(Symi, KeepsPlacesForAnIterationAndNeverLooksAhead) {
+TEST(Symi, KeepsItsPlacementForAnIterationAndNeverLooksAhead) {
   LoadTable load = test::random_load({.micro_steps = 7, .ranks = 4, .experts = 16}, 1);
   const StepPlan before = plan_of(*make_symi({.micro_steps_per_iteration = 3}), {.load = load, .guest_slots = 3});
   for (Tokens& t : load.load.view()[3].flat()) t = Tokens{1000 - t.value};

@@ -70,7 +70,7 @@ TEST(UltraEp, ExportsTheLargestExpertsOfOverloadedRanksToTheRankWithMostRoom) {
 
 // Rank 0 has all 90 tokens in three equal experts; rank 1 has one slot. At most 29 tokens of one expert can leave, so
 // no target below 61 is feasible, including the first, 46 = ⌈1.01 · 45⌉. With an empty home, 30 can leave.
-TEST(UltraEp, SearchesForTheLeastTargetWhereOnePercentAboveTheMeanCannotBeMet) {
+TEST(UltraEp, SearchesForTheLeastTargetIfOnePercentAboveTheMeanFails) {
   const LoadTable load = test::load_of(2, {{30, 30, 30, 0, 0, 0}});
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 1)), ElementsAre(Guest{0, 1, 29}));
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 1, .keep_a_token_at_home = false}, load, 1)),
@@ -86,21 +86,21 @@ TEST(UltraEp, ExportsNoFewerTokensThanTheMinimum) {
 
 // With a minimum of 25, target 60 would succeed, but 70, where the search begins, leaves 20 tokens and fails. Feasible
 // targets are not all those above the smallest, and the search ends without guests.
-TEST(UltraEp, MayFindNothingWithAMinimum) {
+TEST(UltraEp, MayFindNoGuestsWithAMinimum) {
   const LoadTable load = test::load_of(3, {{60, 30, 20, 10, 20, 10}});
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 25}, load, 1)), ElementsAre());
 }
 
 // Rank 0 has 9,000 tokens. The target 4,545 fails, as at most 4,349 tokens of one expert can leave; the smallest
 // feasible target is 4,651. Raised by 90, 1 % of 9,000, it is 4,635 and fails, then 4,725: 4,275 leave.
-TEST(UltraEp, RaisesTheFirstTargetInsteadOfSearchingWhenAskedTo) {
+TEST(UltraEp, RaisesTheFirstTargetBeforeSearchingOnRequest) {
   const LoadTable load = test::load_of(2, {{4350, 4350, 300, 0, 0, 0}});
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 1)), ElementsAre(Guest{0, 1, 4349}));
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 1, .retries_before_search = 2}, load, 1)),
               ElementsAre(Guest{0, 1, 4275}));
 }
 
-TEST(UltraEp, StaysInsideNodesWhenAskedTo) {
+TEST(UltraEp, ExportsOnlyInsideNodesOnRequest) {
   const LoadTable load = test::load_of(4, {{40, 0, 90, 70}}, 2);  // one expert per rank, two ranks per node
   // The mean is 50, the target 51: 39 of expert 2 go to rank 1; of expert 3, 12 to rank 1, then 7 to rank 0.
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 2)),
@@ -110,7 +110,7 @@ TEST(UltraEp, StaysInsideNodesWhenAskedTo) {
               UnorderedElementsAre(Guest{0, 1, 19}, Guest{2, 3, 9}));
 }
 
-TEST(UltraEp, TakesTheNodeAsItsDomainByName) {
+TEST(UltraEp, SetsItsDomainByName) {
   const std::unique_ptr<Policy> policy = make_ultraep(kNoMinimum);
   std::vector<Option> options = policy->options();
   option_named(options, "inside_nodes").set("1");
@@ -119,7 +119,7 @@ TEST(UltraEp, TakesTheNodeAsItsDomainByName) {
               UnorderedElementsAre(Guest{0, 1, 19}, Guest{2, 3, 9}));
 }
 
-TEST(UltraEp, PlansForTheTimeThatItIsGiven) {
+TEST(UltraEp, ChargesTheGivenPlanningTime) {
   const std::unique_ptr<Policy> policy = make_ultraep(kNoMinimum);
   EXPECT_DOUBLE_EQ(policy->online().planning_seconds, 72e-6);
   std::vector<Option> options = policy->options();
@@ -127,7 +127,7 @@ TEST(UltraEp, PlansForTheTimeThatItIsGiven) {
   EXPECT_DOUBLE_EQ(policy->online().planning_seconds, 2.5e-6);
 }
 
-TEST(UltraEp, CopiesNothingWhereRanksAreBalanced) {
+TEST(UltraEp, CopiesNothingIfRanksAreBalanced) {
   EXPECT_THAT(guests(plan_of(kNoMinimum, test::load_of(2, {{50, 50, 51, 50}}), 2)), ElementsAre());
 }
 
@@ -142,7 +142,7 @@ TEST(UltraEp, IsNeverWorseThanWithoutGuests) {
   }
 }
 
-TEST(UltraEp, CopiesAfterTheRouterSoThatItsTimeIsOnTheWayToTheExperts) {
+TEST(UltraEp, CopiesAfterTheRouterAndChargesThePublishedPlanningTime) {
   const OnlineWork work = make_ultraep()->online();
   EXPECT_TRUE(work.copies_after_router);
   EXPECT_GE(work.planning_seconds, 67e-6);

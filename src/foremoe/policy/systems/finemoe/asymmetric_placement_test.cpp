@@ -14,7 +14,7 @@ using Loads = std::vector<std::int64_t>;
 using testing::Each;
 using testing::ElementsAre;
 
-TEST(ReplicaCounts, GoAgainAndAgainToTheExpertWithTheMostTokensPerReplica) {
+TEST(ReplicaCounts, GoToTheExpertWithTheMostTokensPerReplica) {
   // Expert 0 falls to 6 and 4 tokens per replica, expert 1 from 5 to 2.5. Then expert 0 (4) is before expert 2 (3).
   EXPECT_THAT(replica_counts(Loads{12, 5, 3, 1}, {.num_ranks = 4, .slots_per_rank = 2}), ElementsAre(4, 2, 1, 1));
   EXPECT_THAT(replica_counts(Loads{12, 5, 3, 1}, {.num_ranks = 2, .slots_per_rank = 3}), ElementsAre(2, 2, 1, 1));
@@ -26,7 +26,7 @@ TEST(ReplicaCounts, AreAtMostOnePerRank) {
   EXPECT_THAT(replica_counts(Loads{5, 0, 0, 0}, {.num_ranks = 3, .slots_per_rank = 2}), ElementsAre(3, 1, 1, 1));
 }
 
-TEST(ReplicaCounts, GoToTheLowestIdAmongEquals) {
+TEST(ReplicaCounts, GoToTheLowestIdOnTies) {
   EXPECT_THAT(replica_counts(Loads{4, 4, 4}, {.num_ranks = 2, .slots_per_rank = 2}), ElementsAre(2, 1, 1));
 }
 
@@ -59,7 +59,7 @@ TEST(DrawPlacement, GivesAllReplicasOfAnExpertTheSameLocalIndex) {
   }
 }
 
-TEST(DrawPlacement, KeepsTheCountsWhereTheyFitAndElseGivesTheRestToTheDensestOfTheIndex) {
+TEST(DrawPlacement, KeepsCountsThatFitAndGivesOtherCellsToTheDensestExpert) {
   Random random(1);
   const Loads load{9, 6, 5};
   // Two indices of three ranks hold 2 + 1 and 3 replicas.
@@ -122,7 +122,7 @@ Array<ExpertId, 2> two_ranks() {
   return placement;
 }
 
-TEST(AdaptiveReplacement, AsksWhetherThePlacementPermitsTheThreshold) {
+TEST(AdaptiveReplacement, ReplacesOnlyIfThePlacementExceedsTheThreshold) {
   EXPECT_FALSE(needs_replacement(two_ranks(), Loads{10, 5, 5, 10}, 1.0));
   EXPECT_TRUE(needs_replacement(two_ranks(), Loads{30, 0, 0, 10}, 1.4));
   EXPECT_FALSE(needs_replacement(two_ranks(), Loads{30, 0, 0, 10}, 1.5));
@@ -161,13 +161,13 @@ TEST_F(Replacing, KeepsAPlacementThatIsGoodEnough) {
   EXPECT_TRUE(same(placements, 0, 3));
 }
 
-TEST_F(Replacing, ReplacesBeforeTheFirstMicroStepWhenThePredictionSaysSo) {
+TEST_F(Replacing, ReplacesBeforeTheFirstMicroStepIfThePredictionRequiresIt) {
   const auto placements = replace({even, even}, skewed, true, {});
   EXPECT_FALSE(std::ranges::equal(placements.view()[0].flat(), two_ranks().flat()));
   EXPECT_FALSE(needs_replacement(placements.view()[0], skewed, 1.0));
 }
 
-TEST_F(Replacing, PlacesWhereNothingIsPlaced) {
+TEST_F(Replacing, PlacesWithoutAnInitialPlacement) {
   const auto placements = replace({even}, even, false, {});
   EXPECT_FALSE(needs_replacement(placements.view()[0], even, 1.0));
 }

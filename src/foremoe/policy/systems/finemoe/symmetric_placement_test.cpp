@@ -83,7 +83,7 @@ TEST(SymmetricPlacement, IsACompleteGraphAndFourMoreEdgesOfEightRanksWithThirtyT
   EXPECT_EQ(edges_of({.num_ranks = 8, .homes_per_rank = 4}), complete);
 }
 
-TEST(SymmetricPlacement, RepeatsTheCompleteGraphAndPlacesTheRestAsAlone) {
+TEST(SymmetricPlacement, RepeatsTheCompleteGraphAndAddsTheGraphOfTheRest) {
   // 128 experts on 8 ranks have degree 32: four complete graphs of degree 7, and K4,4 with degree 4.
   const Edges rest = edges_of({.num_ranks = 8, .homes_per_rank = 2});
   for (const auto& [ends, count] : edges_of({.num_ranks = 8, .homes_per_rank = 16})) {
@@ -91,7 +91,7 @@ TEST(SymmetricPlacement, RepeatsTheCompleteGraphAndPlacesTheRestAsAlone) {
   }
 }
 
-TEST(SymmetricPlacement, GivesEveryRankItsHomesAndAsManyReplicasForAllPowersOfTwo) {
+TEST(SymmetricPlacement, GivesEveryRankEquallyManyReplicasForAllPowersOfTwo) {
   for (int ranks = 2; ranks <= 64; ranks *= 2) {
     for (int homes = 1; homes <= 32; homes *= 2) {
       for (const int replicas : {2, 3, 4}) {
@@ -115,7 +115,7 @@ TEST(SymmetricPlacement, GivesEveryRankItsHomesAndAsManyReplicasForAllPowersOfTw
 }
 
 // Other numbers than powers of two: 6 ranks with 5 homes have two complete graphs, 7 with 3 have 1, 12 with 9 have 1.
-TEST(SymmetricPlacement, JoinsAllRanksEquallyWhereTheCompleteGraphFits) {
+TEST(SymmetricPlacement, ConnectsAllPairsOfRanksIfTheCompleteGraphFits) {
   for (const auto& [ranks, homes, copies] : {std::tuple{6, 5, 2}, {7, 3, 1}, {5, 4, 2}, {12, 9, 1}, {2, 3, 6}}) {
     const Edges edges = edges_of({.num_ranks = ranks, .homes_per_rank = homes});
     EXPECT_EQ(std::ssize(edges), ranks * (ranks - 1) / 2);
@@ -123,7 +123,7 @@ TEST(SymmetricPlacement, JoinsAllRanksEquallyWhereTheCompleteGraphFits) {
   }
 }
 
-TEST(SymmetricPlacement, SaysWhichGuestSlotsItNeeds) {
+TEST(SymmetricPlacement, ReportsTheGuestSlotsThatItNeeds) {
   EXPECT_EQ(symmetric_obstacle(8, 4, 4), std::nullopt);
   EXPECT_EQ(symmetric_obstacle(8, 4, 28), std::nullopt);
   EXPECT_THAT(*symmetric_obstacle(8, 4, 0), testing::HasSubstr("d ≥ 2: 4, not 0"));
@@ -133,7 +133,7 @@ TEST(SymmetricPlacement, SaysWhichGuestSlotsItNeeds) {
 }
 
 // §7.3: random placement is "slightly worse" than symmetric.
-TEST(SymmetricPlacement, PermitsLowerRankLoadsThanARandomOneInTheMean) {
+TEST(SymmetricPlacement, PermitsLowerRankLoadsThanRandomPlacementOnAverage) {
   Random random(1);
   for (const auto& [ranks, homes] : {std::pair{8, 1}, {8, 2}, {8, 4}, {16, 2}}) {
     const SymmetricShape shape{.num_ranks = ranks, .homes_per_rank = homes};
@@ -151,7 +151,7 @@ TEST(SymmetricPlacement, PermitsLowerRankLoadsThanARandomOneInTheMean) {
   }
 }
 
-TEST(RandomPlacement, GivesEveryRankAsManyReplicasAndNoneTwice) {
+TEST(RandomPlacement, GivesEveryRankEquallyManyDistinctReplicas) {
   Random random(1);
   for (const auto& [ranks, homes, replicas] :
        {std::tuple{2, 1, 2}, {3, 1, 3}, {3, 2, 2}, {6, 2, 5}, {8, 16, 2}, {8, 4, 8}, {64, 2, 3}}) {
@@ -167,7 +167,7 @@ TEST(RandomPlacement, GivesEveryRankAsManyReplicasAndNoneTwice) {
   }
 }
 
-TEST(RandomPlacement, DiffersFromDrawToDraw) {
+TEST(RandomPlacement, DiffersBetweenDraws) {
   Random random(1);
   const SymmetricShape shape{.num_ranks = 8, .homes_per_rank = 4};
   EXPECT_NE(random_placement(shape, random), random_placement(shape, random));

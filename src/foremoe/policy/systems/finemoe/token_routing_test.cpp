@@ -45,7 +45,7 @@ TEST(Algorithm1, RoutesLocalTokensToLocalReplicasFirst) {
                           shipment(0, 2, 0, 1), shipment(0, 2, 3, 2)));
 }
 
-TEST(CommunicationVolume, IsWhatTheBusiestRankAndNodeSendOrReceive) {
+TEST(CommunicationVolume, CountsTheBusiestRankAndNode) {
   const OneExpert one;
   const Topology topology = one.problem.topology;
   // Without locality, rank 1 sends 4 tokens, rank 0 receives 4, and one token of rank 2 leaves its node.
@@ -57,7 +57,7 @@ TEST(CommunicationVolume, IsWhatTheBusiestRankAndNodeSendOrReceive) {
   EXPECT_EQ(rank.nodes, 1);
 }
 
-TEST(Algorithm1, IsRouteTokensWithLocalityInNodesAndSavesMoreAtEveryLevel) {
+TEST(Algorithm1, MatchesRouteTokensWithNodeLocality) {
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {
     const LoadTable load = foremoe::test::random_load({.ranks = 6, .experts = 12, .ranks_per_node = 4}, seed);
     const StepPlan plan = foremoe::test::random_plan(load, {.guest_slots = 2}, seed);

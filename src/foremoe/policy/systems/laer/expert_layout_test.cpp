@@ -30,7 +30,7 @@ std::vector<int> on_rank(const Array<ExpertId, 2>& layout, int rank) {
 // One node of 4 ranks with 2 slots; 160, 80, 48, 32 tokens. The heap adds replicas of e0 (160), e0 (80, tied with e1,
 // lower id), e1 (80), e0 (160/3 > 48): 4, 2, 1, 1 replicas with 40, 40, 48, 32 tokens. By load, e2 goes to rank 0; e0
 // to ranks 1, 2, 3, and 1 again (40 < 48); e1 to ranks 2 and 3; e3 to rank 0. All have 80.
-TEST(LaerLayout, GivesReplicasByTheHeapAndPlacesThemAsWorkedByHand) {
+TEST(LaerLayout, ReplicatesByTheHeapAndPlacesAsWorkedByHand) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 4}, .slots_per_rank = 2};
   const std::vector<std::int64_t> load = {160, 80, 48, 32};
   const std::vector<int> replicas = heap_replicas(load, shape);
@@ -55,7 +55,7 @@ TEST(LaerLayout, GivesReplicasByTheHeapAndPlacesThemAsWorkedByHand) {
 }
 
 // Two nodes of 2 ranks with 2 slots. One replica per node fills all slots.
-TEST(LaerLayout, PutsTheReplicasOfAnExpertOnDifferentNodes) {
+TEST(LaerLayout, PlacesReplicasOfAnExpertOnDifferentNodes) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 2};
   const std::vector<std::int64_t> load = {160, 80, 48, 32};
   const std::vector<int> replicas = heap_replicas(load, shape);
@@ -68,7 +68,7 @@ TEST(LaerLayout, PutsTheReplicasOfAnExpertOnDifferentNodes) {
   EXPECT_EQ(route_inside_first(from_four_sources(load), layout, shape.topology).between_nodes, 0);
 }
 
-TEST(LaerLayout, AddsAReplicaOnEveryNodeOnceAnExpertIsOnAllAndLeavesSlotsEmptyThatDoNotSuffice) {
+TEST(LaerLayout, AddsAReplicaPerNodeOnceAnExpertIsOnAllNodes) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 2};
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 10}, shape), ElementsAre(6, 2));
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 20, 10}, shape), ElementsAre(4, 2, 2));
@@ -80,7 +80,7 @@ TEST(LaerLayout, AddsAReplicaOnEveryNodeOnceAnExpertIsOnAllAndLeavesSlotsEmptyTh
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{9, 1, 1, 1}, uneven), ElementsAre(2, 2, 2, 2));  // of 9 slots
 }
 
-TEST(LaerLayout, SplitsEvenlyOverAllReplicasWhereTheNodeHasNone) {
+TEST(LaerLayout, SplitsOverAllReplicasIfTheNodeHasNone) {
   Array<ExpertId, 2> layout({4, 1}, kNoExpert);
   layout(2, 0) = layout(3, 0) = ExpertId{0};
   Array<std::int64_t, 2> by_source({4, 1});
@@ -93,13 +93,13 @@ TEST(LaerLayout, SplitsEvenlyOverAllReplicasWhereTheNodeHasNone) {
   EXPECT_EQ(routed.inside_nodes, 3);
 }
 
-TEST(LaerLayout, ConsidersEvenReplicasOnlyWhereTheyFillTheSlots) {
+TEST(LaerLayout, ConsidersEvenReplicasOnlyIfTheyFillTheSlots) {
   const Shape shape{.topology = {.num_ranks = 2, .ranks_per_node = 1}, .slots_per_rank = 2};
   EXPECT_THAT(even_replicas(2, shape), ElementsAre(2, 2));
   EXPECT_TRUE(even_replicas(3, shape).empty());
 }
 
-TEST(LaerLayout, IsTheCheaperCandidateWhateverThePrices) {
+TEST(LaerLayout, IsTheCheaperCandidateForAnyPrices) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 6};
   Random random(3);
   int even_won = 0;
@@ -126,7 +126,7 @@ TEST(LaerLayout, IsTheCheaperCandidateWhateverThePrices) {
   EXPECT_GT(heap_won, 20);
 }
 
-TEST(LaerLayout, HoldsEveryExpertAndFillsTheSlotsThatTheHeapGaveOut) {
+TEST(LaerLayout, PlacesAllReplicasThatTheHeapCounts) {
   Random random(1);
   for (int i = 0; i < 300; ++i) {
     const int num_ranks = 1 + static_cast<int>(random.below(12));
@@ -149,7 +149,7 @@ TEST(LaerLayout, HoldsEveryExpertAndFillsTheSlotsThatTheHeapGaveOut) {
 }
 
 // Two nodes. 4 and 2 are multiples of 2, so two replicas move between them. Moves from or to 3 and 1 take one.
-TEST(LaerLayout, PerturbationsMoveReplicasAndKeepTheirSumAndOneOfEach) {
+TEST(LaerLayout, PerturbationsKeepTheSumAndOneReplicaPerExpert) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 3};
   const std::vector<int> replicas = {4, 2, 3, 1};
   const auto perturbed = perturbed_replicas(replicas, 64, shape);

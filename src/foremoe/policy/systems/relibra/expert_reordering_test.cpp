@@ -28,7 +28,7 @@ LoadTable two_nodes() {
 
 // Node 0 has experts 0 and 1: it serves 14, receives 4 and sends 6; node 1 serves 10. Cost 14 + 6 = 20.
 // With experts 0 and 2 it serves 18, receives 4, sends 2: 18 + 4. With 2 and 1, node 1 serves 16, receives 8: 16 + 8.
-TEST(ExpertReordering, CostsWhatTheSlowestNodeServesAndTheBusiestLinkCarries) {
+TEST(ExpertReordering, AddsTheSlowestNodesLoadAndTheBusiestLinksTraffic) {
   const ReorderingCost cost(two_nodes(), LayerId{0}, {0, 0, 1, 1}, {});
   EXPECT_DOUBLE_EQ(cost.cost(), 20);
   EXPECT_DOUBLE_EQ(cost.cost_after_exchange(1, 2), 22);
@@ -39,7 +39,7 @@ TEST(ExpertReordering, CostsWhatTheSlowestNodeServesAndTheBusiestLinkCarries) {
   EXPECT_DOUBLE_EQ(dear.cost_after_exchange(1, 2), 18 + 3 * 4);
 }
 
-TEST(ExpertReordering, CountsBatchTotalsWhereAskedTo) {
+TEST(ExpertReordering, SumsLoadsOverTheBatchOnRequest) {
   LoadTable load;
   load.load = Array<Tokens, 4>({2, 1, 2, 2});
   load.load(0, 0, 0, 0) = Tokens{10};  // served locally: by node 0, then by node 1
@@ -48,7 +48,7 @@ TEST(ExpertReordering, CountsBatchTotalsWhereAskedTo) {
   EXPECT_DOUBLE_EQ(ReorderingCost(load, LayerId{0}, {0, 1}, {.batch_totals = true}).cost(), 10);
 }
 
-TEST(ExpertReordering, KeepsItsCostRightThroughManyExchanges) {
+TEST(ExpertReordering, UpdatesItsCostExactlyOverManyExchanges) {
   const LoadTable load =
       test::random_load({.micro_steps = 3, .layers = 1, .ranks = 6, .experts = 24, .ranks_per_node = 4}, 1);
   std::vector<int> node(24);
@@ -73,7 +73,7 @@ std::vector<int> nodes_of(std::span<const RankId> home, const Topology& topology
   return node;
 }
 
-TEST(ExpertReordering, FindsTheBestDivisionOfFewExperts) {
+TEST(ExpertReordering, FindsTheOptimumForFewExperts) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const LoadTable load = test::random_load({.micro_steps = 2, .layers = 1, .ranks = 4, .experts = 8}, seed);
     double best = std::numeric_limits<double>::infinity();
@@ -92,7 +92,7 @@ TEST(ExpertReordering, FindsTheBestDivisionOfFewExperts) {
 }
 
 // Node 0's ranks use only odd experts, node 1's only even ones, so no token needs to leave its node.
-TEST(ExpertReordering, BringsExpertsToTheNodeThatUsesThem) {
+TEST(ExpertReordering, MovesExpertsToTheNodeThatUsesThem) {
   LoadTable load;
   load.ranks_per_node = 2;
   load.load = Array<Tokens, 4>({1, 1, 4, 8});
@@ -107,7 +107,7 @@ TEST(ExpertReordering, BringsExpertsToTheNodeThatUsesThem) {
   for (int r = 0; r < 4; ++r) EXPECT_EQ(std::ranges::count(reordered, RankId{r}), 2);
 }
 
-TEST(ExpertReordering, NeverCostsMoreThanBeforeAndRepeatsItself) {
+TEST(ExpertReordering, NeverRaisesTheCostAndIsDeterministic) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     const LoadTable load =
         test::random_load({.micro_steps = 3, .layers = 1, .ranks = 6, .experts = 24, .ranks_per_node = 2}, seed);

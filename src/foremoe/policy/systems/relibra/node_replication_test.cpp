@@ -27,7 +27,7 @@ std::int64_t quota(const NodeReplicas& replicas, int expert, int rank) {
 
 // Ranks have 60, 12 and 18 tokens, with mean 30. Expert 0 can move min(50 tokens, excess 30, room 18) = 18 to rank 1
 // and min(50, 30, 12) = 12 to rank 2; expert 1 at most 10. 18 move first, then 12.
-TEST(NodeReplication, TakesTheReplicaThatMovesMostFirst) {
+TEST(NodeReplication, AddsTheReplicaThatMovesTheMostTokensFirst) {
   const NodeReplicas replicas =
       replicated({.num_ranks = 3, .guest_slots = 1, .home = {0, 0, 1, 1, 2, 2}, .load = {50, 10, 8, 4, 12, 6}});
   EXPECT_THAT(replicas.assignment.rank_load, ElementsAre(30, 30, 30));
@@ -40,7 +40,7 @@ TEST(NodeReplication, TakesTheReplicaThatMovesMostFirst) {
 // 90, 60 and 0 tokens, with mean 50. Rank 0 moves 40 to rank 2, which fills its only slot: 50, 60, 40. No pair reaches
 // the mean. A replica on rank 0 levels rank 1 with it by moving 5 tokens: 55, 55, 40. With these replicas the exact
 // split is 50, 50, 50.
-TEST(NodeReplication, LevelsWhereTheMeanIsOutOfReach) {
+TEST(NodeReplication, LevelsTwoRanksIfTheMeanIsOutOfReach) {
   const NodeReplicas replicas = replicated({.num_ranks = 3, .guest_slots = 1, .home = {0, 1, 2}, .load = {90, 60, 0}});
   EXPECT_THAT(replicas.assignment.rank_load, ElementsAre(50, 50, 50));
   EXPECT_EQ(quota(replicas, 0, 2), 50);
@@ -48,7 +48,7 @@ TEST(NodeReplication, LevelsWhereTheMeanIsOutOfReach) {
   EXPECT_EQ(quota(replicas, 1, 2), -1);
 }
 
-TEST(NodeReplication, SplitsWhatItPlacedAsWellAsCanBe) {
+TEST(NodeReplication, SplitsTokensOptimallyOverItsReplicas) {
   Random random(3);
   for (int i = 0; i < 200; ++i) {
     NodeLoad node{.num_ranks = 4, .guest_slots = 1, .home = {0, 0, 1, 1, 2, 2, 3, 3}, .load = {}};
