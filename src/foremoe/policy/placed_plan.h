@@ -83,8 +83,8 @@ struct FreePolicy {
   std::span<const double> once_cpu_seconds = {};
 };
 
-// Skipped if R does not divide E, or if residency is `free` and more than one micro-step is in flight: that order has
-// backward events, and an expert away from its home has no backward pass. All planning time except place()'s
+// Returns Skipped if R does not divide E, or if residency is `free` and more than one micro-step is in flight: that
+// order has backward events, and an expert away from its home has no backward pass. All planning time except place()'s
 // once-per-step part counts as planning_cpu_seconds.
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool);
 
@@ -130,7 +130,7 @@ struct FetchedPolicy {
   ArrayView<const RankId, 2> home = {};
 };
 
-// Skipped if R does not divide E.
+// Returns Skipped if R does not divide E.
 PolicyResult plan_fetched(const FetchedPolicy& policy, const PolicyInput& input, ThreadPool& pool);
 
 }  // namespace foremoe

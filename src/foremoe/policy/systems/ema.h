@@ -1,7 +1,7 @@
 #pragma once
 
 // EMA LB, the baseline of the review of ForeMoE (§6.1): "step-level EMA prediction with greedy relocation". Once per
-// step, experts change ranks by the load that a moving average over steps predicts. There are no replicas, and nothing
+// step, experts change ranks by loads that a moving average over steps predicts. There are no replicas, and nothing
 // changes within the step.
 //
 // Prediction (§1.5). ĉ ← α·c + (1 − α)·ĉ for each expert, from step to step. The review gives no α. A plan knows at

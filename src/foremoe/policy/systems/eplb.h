@@ -37,8 +37,8 @@ namespace foremoe {
 
 // EPLB's placement of replicas, as the public reference computes it.
 //
-// Problem. From each expert's expected load, choose its number of replicas and their ranks. Every rank holds the same
-// number of replicas. Balance the rank loads as evenly as possible when the replicas of an expert serve equal parts.
+// Problem. From each expert's expected load, choose its number of replicas and their ranks, with equally many replicas
+// on every rank, to balance rank loads when the replicas of an expert serve equal parts.
 //
 // Method. Three greedy steps:
 //   1. pack groups of experts into nodes: the heaviest group first, into the lightest node that has room;

@@ -29,7 +29,7 @@
 // have no such limit. If `whole` finds fewer slots than the rank has experts, its most loaded experts take the free
 // slots and the search ends. Shadowing only whole ranks would shadow nothing in any comparison with few slots.
 //
-// Not reproduced: two bugs of the artifact. It multiplies the time of products by the bytes of a value, and when it
+// Two bugs of the artifact are not reproduced. It multiplies the time of products by the bytes of a value, and when it
 // shadows a rank, it drops that rank's tokens of earlier shadows.
 //
 // Constants. The published codes assume two-matrix experts in float32, 50 Gb/s and 11.5 Tflop/s. The defaults here are
@@ -39,8 +39,8 @@
 //
 // As a plan. Residency `shared`. Ties go to the lowest rank and expert (torch.sort guarantees no order for equals).
 //
-// In the simulator (laekov/fastmoe, cuda/fastermoe/smart_schedule.h, fmoe/fastermoe/schedule.py): shadows are broadcast
-// after dispatch while ranks compute their own experts, are kept for the backward, and their gradients are reduced.
+// The simulator broadcasts shadows after dispatch while ranks compute their own experts, keeps them for the backward,
+// and reduces their gradients (laekov/fastmoe, cuda/fastermoe/smart_schedule.h, fmoe/fastermoe/schedule.py).
 //
 // Not part of a plan: a shadow on a rank without tokens for it (FasterMoE broadcasts it there too; here it is no
 // guest), pipelined exchange and computation ("smart schedule"), and topology-aware gating, which changes the model.

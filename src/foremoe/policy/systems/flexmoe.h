@@ -10,7 +10,7 @@
 // load, or its ratio to the smallest, falls. Rounds end at the first that is not kept, or at a ratio of 1.
 //
 // Target of the new replica. With `packed`, as in Galvatron: the first rank that holds the expert and also another,
-// whose expert with the most tokens per replica moves to the freed slot. Fewer ranks then reduce gradients of the
+// whose expert with the most tokens per replica moves to the freed slot. Then fewer ranks reduce gradients of the
 // expert. Without `packed` (the default): the freed slot, which balances better (lab/policies.md).
 //
 // Loads. The sum of the five micro-steps before the planned one, as in the artifact of LAER-MoE, which measures FlexMoE
@@ -26,7 +26,7 @@
 // a rank's guest slots hold the homes of the next ranks, rank by rank, so replica counts are as equal as possible, as
 // in Galvatron's default placement.
 //
-// Not reproduced: Galvatron keeps a replica of every expert on each node and plans node by node, which needs E slots
+// Difference: Galvatron keeps a replica of every expert on each node and plans node by node, which needs E slots
 // per node. Here all ranks form one group, as for EPLB.
 //
 // As a plan. Residency `free`. Several replicas on one rank are merged into one that serves the sum of their parts.

@@ -12,7 +12,7 @@
 //
 // Weights. LAER-MoE shards every expert over all ranks (FSEP) and restores the experts of the layout, so a changed
 // layout costs no more than an unchanged one. A plan cannot express this; the simulator charges it
-// (OnlineWork::shards_experts). With `sharded` off, experts are whole and each newcomer is a copy, as when such a plan
+// (OnlineWork::shards_experts). With `sharded` off, experts are whole and each new one is a copy, as when such a plan
 // is executed here. The plan decides which replica serves which source (route_tokens). It keeps tokens on their node
 // exactly where LAER-MoE does.
 
@@ -63,8 +63,8 @@ struct Shape {
   int slots_per_rank = 0;  // R · slots_per_rank ≥ experts
 };
 
-// Return replica counts, [expert]; even_replicas() returns none if the slots cannot be divided evenly. `load` is
-// [expert], tokens.
+// Return replica counts, [expert]. even_replicas() is empty if the slots cannot be divided evenly. `load` is [expert],
+// tokens.
 std::vector<int> heap_replicas(std::span<const std::int64_t> load, const Shape& shape);
 std::vector<int> even_replicas(std::size_t num_experts, const Shape& shape);
 

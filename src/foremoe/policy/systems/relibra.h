@@ -8,8 +8,8 @@
 // As a plan. Reordering determines the plan's homes and counts as home moves; replicas are guests of residency
 // `shared`. Planning ends before the phase begins, so no planning runs between router and experts.
 //
-// Inferred, because we know only the paper's abstract and secondary descriptions, and there is no code: both
-// objectives, the annealing schedule, the order of the greedy. Each file marks its inferences.
+// Inferred: both objectives, the annealing schedule, and the order of the greedy. We know only the paper's abstract and
+// secondary descriptions, and there is no code. Each file marks its inferences.
 //
 // Not part of a plan: moving weights and optimizer states of reordered experts. The count of home moves represents it.
 

@@ -4,8 +4,8 @@
 // Parallelization", USENIX ATC 2023; https://github.com/thu-pacman/SmartMoE-AE): permutes experts over ranks, without
 // replicas. Offline, it builds a pool of candidates; online, it periodically chooses the one that fits recent loads.
 //
-// Placement (smartmoe/mapping.py, greedy_gen_mapping_from_history). Experts by load, largest first, each go to the
-// least loaded rank that has room, and stay on their current rank if it is among the least loaded.
+// Placement (smartmoe/mapping.py, greedy_gen_mapping_from_history). Experts, largest load first, go to the least loaded
+// rank that has room. An expert stays on its current rank if no other is less loaded.
 // Online (same file, and layers.py). Every `period` iterations, compute a placement from the loads of the last `window`
 // iterations, and switch to it if its largest rank load is below that of the current placement.
 //

@@ -12,13 +12,13 @@
 // same tokens per replica, so it does not matter which share a rank. Replicas on one rank reduce gradients locally.
 // Tokens. Replicas serve equal parts.
 //
-// Inferred. We had only the paper's abstract and secondary descriptions. They specify proportion to the previous
-// iteration, static optimizer shards and even shares. Rounding and the order of slots are ours, and so is the meaning
-// of an iteration. In the paper it is one batch and one update. In post-training, an update follows many micro-steps,
-// and placements are made for micro-steps. Here each micro-step is an iteration. SYMI then reacts as fast as it can,
-// but pays a price that the original avoids: without an update in between, every changed placement is a copy. An option
-// sets more micro-steps per iteration. The first iteration uses the end of the previous step (`previous_load`), else
-// equal loads.
+// Inferred. We had only the paper's abstract and secondary descriptions. They specify counts proportional to the
+// previous iteration, static optimizer shards and even shares. Rounding and the order of slots are ours, and so is the
+// meaning of an iteration. In the paper it is one batch and one update. In post-training, an update follows many
+// micro-steps, and placements are made for micro-steps. Here each micro-step is an iteration. SYMI then reacts as fast
+// as it can, but pays a price that the original avoids: without an update in between, every changed placement is a
+// copy. An option sets more micro-steps per iteration. The first iteration uses the end of the previous step
+// (`previous_load`), else equal loads.
 //
 // Not part of a plan: the optimizer's shards, tokens dropped above an expert's capacity.
 //

@@ -13,8 +13,8 @@
 // it exports tokens to the rank with the most room below T that has a free slot and not this expert: as many as excess,
 // room and expert permit, but at least min_tokens_per_replica. The attempt fails if a rank stays above T.
 //
-// Complexity. An attempt costs O(E + exports·R). There are at most R·G exports per attempt, and at most 3 + log₂ of the
-// largest load attempts without retries. Guarantee. No rank exceeds T, or the largest load without guests.
+// Complexity. An attempt costs O(E + exports·R), with at most R·G exports. Without retries there are at most 3 +
+// log₂(largest load) attempts. Guarantee. No rank load exceeds T or the largest load without guests.
 //
 // Some rules follow the public code, not the paper's description: a home keeps one token of every expert that has any
 // (allow_zero_master_quota is off by default), and ranks are visited by initial load. If 1.01 fails, that code raises

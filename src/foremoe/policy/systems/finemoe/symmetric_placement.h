@@ -20,8 +20,8 @@
 // 1988). The tori of all group shapes are among the candidates. The paper has 2^p ranks with 2^q replicas each and
 // d = 2; other numbers of ranks, other degrees and d > 2 (translates of larger blocks) are our generalisation.
 //
-// Homes. The paper does not specify which end of an edge is the home. Every rank is home of H edges: a translate has
-// its home at its rank. The edges left over by complete graphs are a union of two perfect matchings, i.e. cycles, and
+// Homes. The paper does not specify which end of an edge is the home. Every rank is home of H edges: the translate by r
+// has its home at rank r. The edges left over by complete graphs are a union of two perfect matchings, i.e. cycles, and
 // each cycle is traversed in one direction.
 //
 // Consistent indices (§B.3: an expert has the same local index on all ranks that hold it) concern slots, and a plan
