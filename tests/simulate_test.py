@@ -59,8 +59,8 @@ class Simulate(CommandTest):
             self.assertAlmostEqual(expected / counted, 1, delta=0.03)
 
     def test_the_table_says_which_dispatch_is_modelled(self):
-        self.assertIn("dispatch token: a token once to each node, and from there once to each rank; estimated", self.on_small()[0])
-        self.assertIn("dispatch row: every token–expert assignment directly to its rank\n", self.on_small("--dispatch", "row")[0])
+        self.assertIn("dispatch token: sends a token once to each node, and from there once to each rank; estimated", self.on_small()[0])
+        self.assertIn("dispatch row: sends every token–expert assignment directly to its rank\n", self.on_small("--dispatch", "row")[0])
         self.refuse("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--dispatch", "packet",
                     saying=("--dispatch", "packet", "token", "row"))  # fmt: skip
 
