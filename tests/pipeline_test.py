@@ -149,7 +149,7 @@ class Pipeline(CommandTest):
         self.assertEqual((asked.returncode, asked.stderr), (0, ""))
         other = self.foremoe("plan", BUNDLED, "--ranks", 16, "--json")
         self.assertEqual(other.returncode, 0)
-        self.assertIn("batched anew", other.stderr)
+        self.assertIn("batched again", other.stderr)
 
     def test_folding_is_told_and_the_verifier_folds_alike(self):
         step = self.synthesise()

@@ -93,7 +93,7 @@ class WrongUsage(CommandTest):
     def test_an_option_that_batches_a_trace_is_refused_for_a_load(self):
         load, trace = self.synthesise(), self.synthesise("step.trace.safetensors", kind="trace")
         for command in ("plan", "compare"):
-            self.refuse(command, load, "--tokens-per-rank", 32, saying=[f"--tokens-per-rank: batches a trace, and {load}"])
+            self.refuse(command, load, "--tokens-per-rank", 32, saying=[f"--tokens-per-rank: applies only to traces, but {load}"])
             self.succeed(command, trace, "--ranks", 2, "--tokens-per-rank", 64, "--previous-load", trace)
 
     def test_an_empty_name_is_refused(self):
