@@ -83,8 +83,8 @@ class CalibrateTest(CommandTest):
         for text, saying in (
             ('name = "\\u001b[31mred"\n', ("name", "line 1", "control character")),
             ('name = "two\\nlines"\n', ("name", "line 1", "control character")),
-            ('name = "x"\nranks_per_nod = 8\n', ("ranks_per_nod", "line 2", "is no key")),
-            ('name = "x"\n[devise]\nflops_per_second = 1e12\n', ("devise", "line 2", "is no key")),
+            ('name = "x"\nranks_per_nod = 8\n', ("ranks_per_nod", "line 2", "is not a key")),
+            ('name = "x"\n[devise]\nflops_per_second = 1e12\n', ("devise", "line 2", "is not a key")),
         ):
             (self.folder / "wrong.toml").write_text(text)
             plan("--cluster", "wrong.toml", "--model", "Mixtral-8x7B", ("wrong.toml", *saying))

@@ -109,7 +109,7 @@ class HostileNames(CommandTest):
             metadata["residency"] = "word " * 20_000
 
         self.change("plan.safetensors", spoil)
-        self.refuse("verify", load, "plan.safetensors", saying=["plan.safetensors: residency: 'word", "is no residency"])
+        self.refuse("verify", load, "plan.safetensors", saying=["plan.safetensors: residency: 'word", "is not a residency"])
         self.assertLess(len(self.foremoe("verify", load, "plan.safetensors").stderr), 2000)
 
         def spoil_options(metadata, tensors):

@@ -286,8 +286,8 @@ class GivenPlan(Run):
         for way in (["--guest-slots", 2], ["--guest-slots", 1, "--residency", "shared"], ["--in-flight", 2]):
             with self.subTest(way):
                 self.succeed("plan", step, *way, "--out", "plan")
-                self.refuse("run", other, "--plan", "plan", saying=["another load"])
-                self.refuse("run", other, "--plan", "plan", "--on-mismatch", "refuse", saying=["another load"])
+                self.refuse("run", other, "--plan", "plan", saying=["different load"])
+                self.refuse("run", other, "--plan", "plan", "--on-mismatch", "refuse", saying=["different load"])
                 for row in self.run_json(other, "--plan", "plan", "--on-mismatch", "home"):
                     self.assert_right(row)
                     self.assertEqual(row["mismatched_rows"], unknown)

@@ -32,7 +32,7 @@ nb::tuple slots_of_event(const nb::object& self, int event) {
   const auto& plan = nb::cast<const Plan&>(self);
   const StepPlan& step = *plan.step;
   if (event < 0 || event >= step.num_events()) {
-    throw InputError({.field = "event"}, fmt::format("{} is none of 0 … {}", event, step.num_events() - 1));
+    throw InputError({.field = "event"}, fmt::format("{} is not in 0 … {}", event, step.num_events() - 1));
   }
   if (plan.running) plan.running->wait_for(step.event_micro_step[static_cast<std::size_t>(event)].value);
   const std::vector<std::size_t> shape(step.slot_expert.shape().begin() + 1, step.slot_expert.shape().end());

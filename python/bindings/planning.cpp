@@ -118,7 +118,7 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
 
 void expect_micro_step(int micro_step, int num_micro_steps) {
   if (micro_step >= 0 && micro_step < num_micro_steps) return;
-  throw InputError({.field = "micro_step"}, fmt::format("{} is none of 0 … {}", micro_step, num_micro_steps - 1));
+  throw InputError({.field = "micro_step"}, fmt::format("{} is not in 0 … {}", micro_step, num_micro_steps - 1));
 }
 
 // Made by a thread of its own. What it refers to lives as long as it.

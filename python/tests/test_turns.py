@@ -196,7 +196,7 @@ def test_bad_arguments_are_refused_by_name(load: foremoe.Load, options: dict[str
 
 
 def test_a_plan_of_another_load_is_refused(load: foremoe.Load) -> None:
-    with pytest.raises(foremoe.InputError, match="another load"):
+    with pytest.raises(foremoe.InputError, match="different load"):
         foremoe.RankTurns(foremoe.plan(draw_load(5)), load, rank=0)
     turns = foremoe.RankTurns(foremoe.plan(load), load, rank=0)
     with pytest.raises(IndexError):

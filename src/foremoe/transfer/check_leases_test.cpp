@@ -188,8 +188,8 @@ TEST_F(SpoiledStaging, StagingBufferThatIsNotFree) {
 }
 
 TEST_F(SpoiledStaging, BufferThatIsNoStagingBuffer) {
-  finds("buffer 0, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 0; });
-  finds("buffer 5, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 5; });
+  finds("buffer 0, which is not a staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 0; });
+  finds("buffer 5, which is not a staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 5; });
   finds("though it arrives where it is read", [](TransferSchedule& s) { s.copies[0].path = Path::kHost; });
   finds("staging buffers for this turn and each of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 2; });
   finds("staging buffers for this turn and each of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 6; });
