@@ -88,7 +88,7 @@ def test_turns_are_found_by_their_place_and_by_number(load: foremoe.Load) -> Non
 def test_peers_alone_are_refused_where_turns_do_not_tell_all_that_they_need(load: foremoe.Load) -> None:
     plan = foremoe.plan(load, guest_slots=1, residency="free")
     foremoe.RankTurns(plan, load, rank=0, phase="recompute", path="host")
-    with pytest.raises(foremoe.InputError, match="path: peers alone cannot serve a plan of residency free"):
+    with pytest.raises(foremoe.InputError, match="path: peer cannot serve a plan of residency free"):
         foremoe.RankTurns(plan, load, rank=0, phase="recompute", path="peer")
 
 
