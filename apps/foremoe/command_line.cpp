@@ -141,7 +141,7 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   const auto set = [&option, &given](const std::string& text) {
     given.add(option.name, option.type == "flag" ? "given" : text);
     if ((option.type == "text" || option.type == "list") && text.empty())
-      throw InputError({.field = option.name}, "must not be empty");
+      throw InputError({.field = option.name}, "is empty");
     option.set(text);
   };
   if (option.type == "flag") {

@@ -135,7 +135,7 @@ TEST_F(SpoiledSchedule, IdsAndTurnsOutOfRange) {
   out([](ScheduledCopy& c) { c.slot = SlotId{3}; });
   out([](ScheduledCopy& c) { c.arrives = TurnId{8}; });
   out([](ScheduledCopy& c) { c.opens = TurnId{-1}; });
-  finds(plan_, "is free from turn 5 on", [](TransferSchedule& s) { s.copies[2].opens = TurnId{5}; });
+  finds(plan_, "is free only from turn 5 on", [](TransferSchedule& s) { s.copies[2].opens = TurnId{5}; });
   finds(plan_, "closes at turn 8", [](TransferSchedule& s) { s.copies[2].closes = TurnId{8}; });
   finds(plan_, "closes at turn 3", [](TransferSchedule& s) { s.copies[2].closes = TurnId{3}; });
   finds(plan_, "buffers per rank", [](TransferSchedule& s) { s.buffers_per_rank = 1; });
