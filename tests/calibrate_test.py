@@ -1,4 +1,4 @@
-"""foremoe calibrate: what it writes is a cluster that the other commands accept; and clusters and models as options."""
+"""Tests foremoe calibrate, whose output the other commands accept as a cluster, and the options for clusters and models."""
 
 import json
 import re
@@ -44,7 +44,7 @@ class CalibrateTest(CommandTest):
     def test_the_budget_of_hidden_copies_follows_the_cluster(self):
         load = self.model_load()
         slow = self.succeed("calibrate", "--ranks", "1", *QUICK)
-        # Whatever this machine reaches, its products are quick and its links slow.
+        # Independent of this machine: fast matrix products and slow links.
         for key, value in ("bytes", "1e6"), ("flops", "1e15"), ("memory_bytes", "1e13"):
             slow = re.sub(rf"(?m)^{key}_per_second = \S+", f"{key}_per_second = {value}", slow)
         (self.folder / "slow.toml").write_text(slow)

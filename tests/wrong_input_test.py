@@ -1,4 +1,4 @@
-"""Whatever is wrong with the input: exit code 2, one line on stderr that names file, field and index, nothing written."""
+"""Wrong input causes exit code 2 and one line on stderr with file, field and index. No file is written."""
 
 import os
 import subprocess
@@ -172,7 +172,7 @@ class WrongFiles(CommandTest):
         self.succeed("plan", self.step, "--out", "plan.safetensors")
 
     def for_every_reader(self, path, saying):
-        """Each command that reads a trace or a load must refuse this one in the same words."""
+        """Expects that each command that reads a trace or a load rejects this file with the same message."""
         for arguments in (["inspect", path], ["plan", path, "--out", "new"], ["compare", path], ["verify", path, "plan.safetensors"],
                           ["collect", path, "--out", "new"]):  # fmt: skip
             with self.subTest(arguments):
