@@ -140,7 +140,7 @@ REFUSED = [
     (["--out", "page.html", "--align", "0"], "--align: 0 is not in 1"),
     (["--out", "page.html", "--rollout-seconds", "-1"], "--rollout-seconds: -1 is not in 0"),
     (["--out", "page.html", "--homes", "nowhere.plan"], "nowhere.plan"),
-    (["--out", "page.html", "--homes", "not-\udcff-unicode"], "--homes: is no UTF-8 text"),
+    (["--out", "page.html", "--homes", "not-\udcff-unicode"], "--homes: is not UTF-8 text"),
     (["--out", "page.html", "--seed", "1", "--seed", "2"], "--seed: At Most 1 required but received 2"),
     (["--out", "page.html", "--colour", "red"], "--colour"),
 ]
