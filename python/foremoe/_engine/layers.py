@@ -77,7 +77,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
 
 
 class _Contiguous(torch.autograd.Function):
-    """The identity. The backward of grouped_mm refuses gradients that are expanded."""
+    """The identity. The backward of grouped_mm refuses expanded gradients."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:

@@ -44,10 +44,10 @@ def attach(
     cluster, model: Cluster and model for which shadow mode models the seconds of a step; see foremoe.evaluate().
         model None: derived from the configuration. cluster None: models no seconds.
 
-    Raises ImportError for an unsupported version of megatron-core, and InputError, with its name, for an invalid
-    argument or an unsupported field of the configuration, and the values it may have. All ranks raise, and create no
-    process group, if one rank refuses, or if ranks differ in arguments (except threads), in versions, or in the layers
-    of a pipeline stage. Raises RuntimeError, on all ranks, if torch cannot create the groups.
+    Raises ImportError for an unsupported version of megatron-core. Raises InputError for an invalid argument or an
+    unsupported field of the configuration, with its name and allowed values. All ranks raise, and create no process
+    group, if one rank refuses, or if ranks differ in arguments (except threads), in versions, or in the layers of a
+    pipeline stage. Raises RuntimeError, on all ranks, if torch cannot create the groups.
     """
     arguments = AttachArguments(
         guest_slots=guest_slots, residency=residency, mode=mode, policy=policy, depth=depth,

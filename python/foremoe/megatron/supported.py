@@ -173,7 +173,7 @@ def _expect_config(config: Any, name: str, mode: str) -> None:
 
 
 def expect_alike(layers: list[tuple[str, Any]]) -> None:
-    """Raises InputError unless all layers have equal experts, top-k and ranks, and there are several ranks."""
+    """Raises InputError unless layers have equal numbers of experts, top-k and ranks, and there are several ranks."""
     for i, (name, layer) in enumerate(layers):
         first = layers[0][1]
         if layer.ep_group != first.ep_group or any(

@@ -133,7 +133,7 @@ class _Timed:
         return time.perf_counter()
 
     def step(self, policy: str = "foremoe") -> dict[str, float]:
-        """Runs a step. Returns its figures, the maximum over ranks, on all ranks."""
+        """Runs a step. Returns its figures: the maximum over ranks, equal on all ranks."""
         self.net.zero_grad()
         self.ep.arguments = dataclasses.replace(self.ep.arguments, policy=policy)
         self._stretches = []
