@@ -230,7 +230,7 @@ def _members(file: str, data: bytes) -> Iterator[Decoded]:
         )
     for info in members:
         at = SourcePlace(file, info.filename)
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # other methods inflate without a bound
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others have no bound on inflation
             at.refuse("is neither stored nor deflated")
         try:
             with archive.open(info) as data_of_member:

@@ -49,7 +49,7 @@ class HostPath:
             if copy.path == "host" and copy.rank == turns.rank
         )
         self._open: list[foremoe.Copy] = []
-        self._started: list[tuple[int, Callable[[], None]]] = []  # (turn that reads the copy, function that waits for it)
+        self._started: list[tuple[int, Callable[[], None]]] = []  # (turn that reads the copy, its wait function)
         self._intact: set[Expert] = set()  # among the experts checked for this micro-step
         self._check: Future[set[Expert]] = self._arena.check(self._experts_for(0))
         self.copies = 0

@@ -78,9 +78,7 @@ class _Planned:
         rows = self._rows = self.step.rows_of(self.index)
         if torch.is_grad_enabled():
             if rows.turn.backward >= 0 and not hidden_states.requires_grad:
-                hidden_states = (
-                    hidden_states.detach().requires_grad_()
-                )  # frozen layers have a backward turn too
+                hidden_states = hidden_states.detach().requires_grad_()  # frozen layers have a backward turn too
             hidden_states = _GradientsHome.apply(hidden_states, rows, *self.moe.parameters())
         routing_map, probs = rows.to_slots(routing_map, probs)
         return super().dispatch_preprocess(hidden_states, routing_map, probs)  # type: ignore[misc]

@@ -220,7 +220,7 @@ def _build(layer: Any, slots: int, groups: Any) -> torch.nn.Module:
 
     config = copy.copy(layer.config)  # not deepcopy: it may hold groups
     config.perform_initialization = False
-    for name in _OF_A_TRAINER:  # a trainer sets these; SequentialMLP deep-copies its config, which would copy their owners
+    for name in _OF_A_TRAINER:  # set by a trainer; SequentialMLP deep-copies its config, and so their owners
         if hasattr(config, name):
             setattr(config, name, None)
     config.init_method = config.output_layer_init_method = _leave

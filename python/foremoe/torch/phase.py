@@ -316,7 +316,7 @@ class Phase:
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
-        late = [self.plan.slot_expert] if self.plan.residency == "shared" else []  # slots become final as late as quotas
+        late = [self.plan.slot_expert] if self.plan.residency == "shared" else []  # final as late as quotas
         quotas = {"quotas of the plan": digest_of(self.plan.slot_tokens, *late)[:8]}
         among = [(ranks.rows.group, averaged | quotas)]
         if ranks.replicas is not None:
