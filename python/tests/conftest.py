@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,35 @@ def pytest_pycollect_makemodule(module_path: pathlib.Path, parent: Any) -> pytes
     kind = _Needing if module_path.parent.name == "torch" else pytest.Module
     made: pytest.Module = kind.from_parent(parent, path=module_path)
     return made
+
+
+@pytest.fixture(scope="session")
+def _started() -> Iterator[list[Any]]:
+    """The ranks that wait for tests, at most one group of them."""
+    started: list[Any] = []
+    yield started
+    for ranks in started:
+        ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def rank(request: pytest.FixtureRequest, _started: list[Any]) -> Any:
+    """The rank that a test runs on: it runs on each of four, see torch/processes.py."""
+    prepare = "megatron_training" if request.module.__name__.startswith("test_megatron") else "training"
+    if not _started or _started[0].prepare != prepare:
+        for ranks in _started:
+            ranks.stop()
+        _started[:] = [importlib.import_module("processes").Ranks(prepare)]
+    return _started[0]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    if "rank" not in arguments:
+        return None
+    arguments.pop("rank").run(pyfuncitem.module.__name__, pyfuncitem.originalname, arguments)
+    return True
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,11 @@ import megatron_on_cpu
 import pytest
 import torch
 import torch.distributed as dist
-from processes import begin_rank, run_ranks
+from processes import RANKS, begin_rank, run_ranks
 
 import foremoe
 import foremoe.megatron
 
-RANKS = 4
 EXPERTS, TOP_K, HIDDEN, FFN, TOKENS, LAYERS, MICRO_STEPS, STEPS = 8, 2, 16, 8, 48, 3, 3, 2
 LEARNING_RATE = 0.05
 
@@ -391,9 +390,13 @@ def is_same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     )
 
 
-def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
+def prepare_rank() -> None:
     warnings.simplefilter("ignore")
     megatron_on_cpu.apply()
+
+
+def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
+    prepare_rank()
     begin_rank(rank, RANKS, folder)
     torch.save(work(rank), f"{folder}/{rank}.pt")
     dist.destroy_process_group()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from processes import begin_rank, run_ranks
+from processes import RANKS, begin_rank, run_ranks
 
 from foremoe.hf import expert_layers
 from foremoe.torch import ExpertParallel
 
-RANKS = 4
 EXPERTS = 16
 LAYERS = 3
 TOP_K = 2
@@ -54,6 +52,46 @@ def spread(model: Any, group: Any = None, **options: Any) -> Any:
     ep: Any = ExpertParallel(expert_layers(model), group, **{"replicate_group": None, **options})
     ep.plan = functools.partial(ep.plan, on_mismatch="replay")  # most routes of tests are drawn, not recorded
     return ep
+
+
+def begin(wrapper: str | None = None, dtype: Any = torch.float64, **options: Any) -> tuple[Any, Any, Any]:
+    """The ExpertParallel of a new model, the model, and what wrap() returned."""
+    model = make_model(dtype)
+    ep = spread(model, **options)
+    return ep, model, ep.wrap(model, wrapper)
+
+
+def run_phase(
+    ep: Any,
+    trained: Any,
+    seed: int = 3,
+    micro_steps: int = 2,
+    *,
+    backward: Callable[[Any], None] = lambda loss: loss.backward(),
+    between: Callable[[int], Any] = lambda m: None,
+    **options: Any,
+) -> Any:
+    """Train in a phase, which is returned. backward(loss) is called in each micro-step, and between(m) before it; then
+    between(micro_steps) before drain(). options: of ExpertParallel.plan()."""
+    rank = dist.get_rank()
+    with ep.plan(draw_routes(rank, micro_steps, seed), **options) as phase:
+        for m, batch in enumerate(draw_batches(rank, micro_steps, seed)):
+            between(m)
+            with phase.micro_step(m):
+                backward(loss_of(trained, batch))
+        between(micro_steps)
+        phase.drain()
+    return phase
+
+
+def expected_gradients(seed: int = 3, micro_steps: int = 2) -> dict[str, Any]:
+    """Those of run_phase(), by one eager process."""
+    batches, routes = ([draw(r, micro_steps, seed) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
+    return reference(torch.float64, batches, routes)[1]
+
+
+def gradient_error(ep: Any, model: Any, expected: dict[str, Any]) -> float:
+    return worst_difference(whole_gradients(ep, model), expected)[0]
 
 
 def draw_batches(rank: int, micro_steps: int, seed: int) -> list[Any]:
@@ -403,9 +441,13 @@ def assert_equal_to_eager(found: list[dict[str, Any]], *cases: str) -> None:
             assert result["detached"], (rank, case)
 
 
+def prepare_rank() -> None:
+    torch.use_deterministic_algorithms(True)
+
+
 def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
     begin_rank(rank, RANKS, folder)
-    torch.use_deterministic_algorithms(True)
+    prepare_rank()
     torch.save(work(rank), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -433,7 +475,6 @@ def recompute(rank: int, draw: Callable[[int, int, int], Any], wrong: float | No
 
 def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
     """What work(rank) returns, of each rank, in a process each."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with tempfile.TemporaryDirectory() as folder:
         run_ranks(RANKS, _on_rank, work, folder)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
