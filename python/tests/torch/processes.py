@@ -92,7 +92,9 @@ def _explain(error: BaseException) -> str:
     """The traceback, and the variables of the line that failed."""
     text = "".join(traceback.format_exception(error))
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return text + "".join(f"  {name} = {repr(value)[:500]}\n" for name, value in frame.f_locals.items())
+    return text + "".join(
+        f"  {name} = {' '.join(repr(value).split())[:300]}\n" for name, value in frame.f_locals.items()
+    )
 
 
 def _serve(rank: int, prepare: str, folder: str, pipe: Any) -> None:

@@ -57,7 +57,9 @@ def test_all_ranks_refuse_an_argument_that_one_has_otherwise(rank: int, name: st
     assert said == f"{name}: {odd!r} on rank 2, {others!r} on {OTHERS}; expected the same on all ranks"
 
 
-def test_threads_may_differ(rank: int) -> None:
+def test_an_option_of_one_rank_alone_is_named_and_threads_may_differ(rank: int) -> None:
+    said = input_error(lambda: attach(net_of(), **{"tolerance": 0.1} if rank == ODD else {}))
+    assert said.startswith(f"tolerance: 0.1 on rank 2, not given on {OTHERS}; expected")
     attach(net_of(), threads=1 + (rank == ODD)).detach()
 
 
@@ -108,8 +110,10 @@ def test_all_ranks_plan_alike(rank: int) -> None:
         assert input_error(lambda arguments=arguments: replicas.plan(*arguments)).startswith(words)
     said = input_error(lambda: replicas.plan(good, begun=begun if odd else None))
     assert said.startswith(f"begun: given on rank 2, not given on {OTHERS}; expected the same on all ranks")
-    said = input_error(lambda: replicas.plan(-good if odd else good)).removeprefix("" if odd else "rank 2 refused: ")
-    assert said.startswith("counts[0, 0, ") and " rows, expected 0 to 2147483647" in said
+    negative = good.clone()
+    negative[1, 2, 3] = -1
+    said = input_error(lambda: replicas.plan(negative.numpy() if odd else good))
+    assert said == f"{'' if odd else 'rank 2 refused: '}counts[1, 2, 3]: -1 rows, expected 0 to 2147483647"
     replicas.detach()
 
 
