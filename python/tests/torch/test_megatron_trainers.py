@@ -1,4 +1,4 @@
-"""Planned steps in what trainers have around them: Megatron-LM's own schedule and optimizers, and the document's code."""
+"""Planned steps inside what trainers have: Megatron-LM's own schedule and optimizers, and the document's code."""
 
 from __future__ import annotations
 
