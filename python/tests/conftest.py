@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,14 @@ def draw_routes(
     return np.ascontiguousarray(routes)
 
 
+def expect_refused(call: Callable[[], Any], field: str, words: str = "") -> None:
+    """It raises an InputError of that field, whose message has these words."""
+    with pytest.raises(foremoe.InputError) as raised:
+        call()
+    assert raised.value.field == field, raised.value
+    assert words in str(raised.value)
+
+
 @pytest.fixture
 def load() -> foremoe.Load:
     return draw_load()
@@ -92,7 +100,7 @@ def _started() -> Iterator[list[Any]]:
 @pytest.fixture(scope="module")
 def rank(request: pytest.FixtureRequest, _started: list[Any]) -> Any:
     """The rank that a test runs on: it runs on each of four, see torch/processes.py."""
-    prepare = "megatron_training" if request.module.__name__.startswith("test_megatron") else "training"
+    prepare = "megatron_training" if request.module.__name__.startswith("test_megatron") else "processes"
     if not _started or _started[0].prepare != prepare:
         for ranks in _started:
             ranks.stop()
@@ -107,12 +115,3 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     arguments.pop("rank").run(pyfuncitem.module.__name__, pyfuncitem.originalname, arguments)
     return True
-
-
-@pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What work(rank) of the test's module returns on each rank: one spawn of processes for all of its tests."""
-    is_megatrons = request.module.__name__.startswith("test_megatron")
-    helpers = importlib.import_module("megatron_training" if is_megatrons else "training")
-    of_ranks: list[dict[str, Any]] = helpers.on_all_ranks(request.module.work)
-    return of_ranks

@@ -78,6 +78,6 @@ class Counter:
         """Forward and backward of a model of transformers: waits in its MoE layers, and collectives anywhere."""
         layers = [of.mlp for of in model.model.layers]
         with self.collectives(*importers), self.waits_in(*layers):
-            out = model.model(batch, use_cache=False).last_hidden_state
+            out = model(batch, use_cache=False).logits
             with self.waits():
                 out.backward(torch.ones_like(out))

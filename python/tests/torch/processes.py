@@ -81,6 +81,10 @@ def begin_rank(rank: int, ranks: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
 
 
+def prepare_rank() -> None:
+    torch.use_deterministic_algorithms(True)
+
+
 def gather(value: Any) -> list[Any]:
     """What each rank gives, on all ranks."""
     values: list[Any] = [None] * dist.get_world_size()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -15,6 +16,7 @@ import foremoe.megatron
 from foremoe._engine.arguments import OPTIONS
 from foremoe.megatron import supported
 
+input_error = functools.partial(input_error, within=5.0)
 # By argument of attach(): what rank 2 is given, and what all others are.
 ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "guest_slots": (2, 1),

@@ -18,6 +18,7 @@ from foremoe._engine.arguments import OPTIONS
 from foremoe._engine.together import refused_together, shortened, spelled
 from foremoe.torch import ExpertParallel, stand_by
 
+input_error = functools.partial(input_error, within=5.0)
 # By argument of ExpertParallel: what rank 2 is given, and what all others are.
 ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "guest_slots": (2, 1),

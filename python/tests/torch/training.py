@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from processes import RANKS, begin_rank, run_ranks
+from processes import RANKS, begin_rank, prepare_rank, run_ranks
 
 from foremoe.hf import expert_layers
 from foremoe.torch import ExpertParallel
@@ -426,10 +426,6 @@ def run_step(
     assert may_differ or max(result["loss"], difference) <= bound, result
     assert all(torch.equal(whole(a), b) for a, b in zip(model.parameters(), full.parameters(), strict=True))
     return result
-
-
-def prepare_rank() -> None:
-    torch.use_deterministic_algorithms(True)
 
 
 def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
