@@ -99,12 +99,14 @@ def _started() -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def rank(request: pytest.FixtureRequest, _started: list[Any]) -> Any:
-    """The rank that a test runs on: it runs on each of four, see torch/processes.py."""
+    """The rank that a test runs on: it runs on each, see torch/processes.py."""
+    processes = importlib.import_module("processes")
     prepare = "megatron_training" if request.module.__name__.startswith("test_megatron") else "processes"
-    if not _started or _started[0].prepare != prepare:
+    kind = prepare, getattr(request.module, "WORLD", processes.RANKS)
+    if not _started or _started[0].kind != kind:
         for ranks in _started:
             ranks.stop()
-        _started[:] = [importlib.import_module("processes").Ranks(prepare)]
+        _started[:] = [processes.Ranks(*kind)]
     return _started[0]
 
 

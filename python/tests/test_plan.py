@@ -87,17 +87,9 @@ def test_compare_and_simulate_return_what_the_command_prints(data: pathlib.Path)
     assert without_times(compared) == without_times(command("compare", path, "--policy", ",".join(names), "-G", 1))
     simulated = foremoe.simulate(load, policies=names, cluster="h100", model="qwen3-30b-a3b", prefetch_depth=3)
     printed = command(
-        "simulate",
-        path,
-        "--policy",
-        ",".join(names),
-        "--cluster",
-        "h100",
-        "--model",
-        "qwen3-30b-a3b",
-        "--prefetch-depth",
-        3,
-    )
+        "simulate", path, "--policy", ",".join(names), "--cluster", "h100", "--model", "qwen3-30b-a3b",
+        "--prefetch-depth", 3,
+    )  # fmt: skip
     assert without_times(simulated) == without_times(printed)
 
 

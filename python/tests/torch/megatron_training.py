@@ -58,31 +58,16 @@ def make_config(case: Case, **more: Any) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     recompute = {"recompute_granularity": "selective", "recompute_modules": ["moe"]} if case.recompute == "moe" else {}
-    return TransformerConfig(
-        **{
-            "num_layers": LAYERS,
-            "hidden_size": HIDDEN,
-            "num_attention_heads": 2,
-            "num_moe_experts": EXPERTS,
-            "moe_router_topk": TOP_K,
-            "moe_ffn_hidden_size": FFN,
-            "ffn_hidden_size": FFN,
-            "expert_model_parallel_size": case.ep,
-            "moe_token_dispatcher_type": case.dispatcher,
-            "use_cpu_initialization": True,
-            "add_bias_linear": False,
-            "gated_linear_unit": True,
-            "activation_func": torch.nn.functional.silu,
-            "bias_activation_fusion": False,
-            "moe_router_load_balancing_type": "none",
-            "moe_enable_routing_replay": True,
-            "params_dtype": case.dtype,
-            "moe_router_dtype": "fp64",
-            **recompute,
-            **case.config,
-            **more,
-        }
-    )
+    options = {
+        "num_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": 2, "num_moe_experts": EXPERTS,
+        "moe_router_topk": TOP_K, "moe_ffn_hidden_size": FFN, "ffn_hidden_size": FFN,
+        "expert_model_parallel_size": case.ep, "moe_token_dispatcher_type": case.dispatcher,
+        "use_cpu_initialization": True, "add_bias_linear": False, "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu, "bias_activation_fusion": False,
+        "moe_router_load_balancing_type": "none", "moe_enable_routing_replay": True, "params_dtype": case.dtype,
+        "moe_router_dtype": "fp64",
+    }  # fmt: skip
+    return TransformerConfig(**options | recompute | case.config | more)
 
 
 def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:

@@ -1,6 +1,6 @@
 """Rank processes of the tests. They end with the test run, and a rank that hangs prints the stacks of its threads.
 
-A test that takes `rank` runs in four processes, which all such tests share: see Ranks.
+A test that takes `rank` runs in four processes, or in WORLD of its module. All such tests share them: see Ranks.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def _explain(error: BaseException) -> str:
     )
 
 
-def _serve(rank: int, prepare: str, folder: str, pipe: Any) -> None:
+def _serve(rank: int, ranks: int, prepare: str, folder: str, pipe: Any) -> None:
     """Run the tests that arrive in the pipe until it is closed. Answer with (whether skipped, words), or None."""
     importlib.import_module(prepare).prepare_rank()
-    begin_rank(rank, RANKS, folder)
+    begin_rank(rank, ranks, folder)
     while True:
         try:
             module, name, arguments = pipe.recv()
@@ -121,21 +121,21 @@ def _serve(rank: int, prepare: str, folder: str, pipe: Any) -> None:
 
 
 class Ranks:
-    """Four processes with a gloo group. They are started for the first test, and anew after one that some did not end.
+    """Processes with a gloo group. They are started for the first test, and anew after one that some did not end.
 
     prepare: the module whose prepare_rank() each of them calls first.
     """
 
-    def __init__(self, prepare: str) -> None:
-        self.prepare = prepare
+    def __init__(self, prepare: str, ranks: int = RANKS) -> None:
+        self.kind = prepare, ranks
         self._pipes: list[Any] = []
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        ends = [multiprocessing.Pipe() for _ in range(RANKS)]
+        ends = [multiprocessing.Pipe() for _ in range(self.kind[1])]
         self._pipes = [own for own, _ in ends]
         self._processes = [
-            rank_starter().Process(target=_serve, args=(rank, self.prepare, self._folder.name, other))
+            rank_starter().Process(target=_serve, args=(rank, self.kind[1], self.kind[0], self._folder.name, other))
             for rank, (_, other) in enumerate(ends)
         ]
         for process, (_, other) in zip(self._processes, ends, strict=True):

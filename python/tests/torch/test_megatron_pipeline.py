@@ -73,13 +73,9 @@ class Pipeline:
         layers = of_chunk if stage != dense_stage else 0
         virtual = {"virtual_pipeline_model_parallel_size": chunks} if chunks > 1 else {}
         self.config = make_config(
-            case,
-            num_layers=num_layers,
-            pipeline_model_parallel_size=STAGES,
-            pipeline_dtype=case.dtype,
-            deallocate_pipeline_outputs=not on_device,
-            **virtual,
-        )
+            case, num_layers=num_layers, pipeline_model_parallel_size=STAGES, pipeline_dtype=case.dtype,
+            deallocate_pipeline_outputs=not on_device, **virtual,
+        )  # fmt: skip
         first = [(stage + chunk * STAGES) * of_chunk for chunk in range(chunks)]
         self.layers = [of + i for of in first for i in range(layers)]
         self.nets = [make_net(self.config, layers, of) for of in first]

@@ -58,14 +58,10 @@ def test_the_documented_snippet_runs_with_megatrons_own_schedule(rank: int) -> N
             return of(inputs[-1]), lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
 
         names: dict[str, Any] = {
-            "model": [model],
-            "counts": counts_of(0, dist.get_rank()),
-            "forward_backward_func": get_forward_backward_func(),
-            "forward_step": forward_step,
-            "data_iterator": iter(range(MICRO_STEPS)),
-            "seq_length": TOKENS,
-            "micro_batch_size": 1,
-        }
+            "model": [model], "counts": counts_of(0, dist.get_rank()),
+            "forward_backward_func": get_forward_backward_func(), "forward_step": forward_step,
+            "data_iterator": iter(range(MICRO_STEPS)), "seq_length": TOKENS, "micro_batch_size": 1,
+        }  # fmt: skip
         code = snippet
         if not planned:
             code = (
@@ -109,14 +105,9 @@ def test_the_documented_wrap_counts_training_steps_and_changes_nothing(rank: int
 
         for forward_only in (True, False):
             losses = forward_backward(
-                forward_step_func=forward_step,
-                data_iterator=iter(range(MICRO_STEPS)),
-                model=[net],
-                num_microbatches=MICRO_STEPS,
-                seq_length=TOKENS,
-                micro_batch_size=1,
-                forward_only=forward_only,
-            )
+                forward_step_func=forward_step, data_iterator=iter(range(MICRO_STEPS)), model=[net],
+                num_microbatches=MICRO_STEPS, seq_length=TOKENS, micro_batch_size=1, forward_only=forward_only,
+            )  # fmt: skip
         return {
             "losses": [float(of["loss"]) for of in losses],
             "inputs": [x.grad for x in inputs[MICRO_STEPS:]],

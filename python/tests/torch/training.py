@@ -29,21 +29,10 @@ Spoil = Callable[[Any, Any], contextlib.AbstractContextManager[None]]
 def make_model(dtype: Any, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     config = transformers.Qwen3MoeConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K,
-        norm_topk_prob=True,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-    )
+        vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=LAYERS,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=EXPERTS, num_experts_per_tok=TOP_K,
+        norm_topk_prob=True, initializer_range=0.2, tie_word_embeddings=False, attn_implementation="eager",
+    )  # fmt: skip
     return transformers.Qwen3MoeForCausalLM(config).to(dtype)
 
 
