@@ -1,14 +1,12 @@
 """Several replicas of the expert-parallel group: gradients and optimizer steps are those of one process.
 
-There are two replicas of four ranks; and twice two replicas of two, of which each two know nothing of the others, as
-under tensor parallelism.
+One spawn of eight processes runs all checks: two replicas of four ranks; and twice two replicas of two, of which each
+two know nothing of the others, as under tensor parallelism.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import pathlib
 import tempfile
 import time
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import begin_rank, gather, run_ranks
+from processes import begin_rank, run_ranks
 from refusals import refusal
 from training import (
     draw_batches,
@@ -64,19 +62,6 @@ class Place:
         self.size = len(LAYOUTS[layout][0][0])
 
 
-@functools.cache
-def place_in(layout: str) -> Place:
-    return Place(layout, dist.get_rank())
-
-
-@functools.cache
-def folder() -> str:
-    """A folder of all ranks."""
-    folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(folders)
-    return folders[0]
-
-
 def make_optimizer(groups: list[Any]) -> Any:
     return torch.optim.AdamW([{"params": group} for group in groups if group], lr=1e-2, eps=1e-3, foreach=True)
 
@@ -114,18 +99,114 @@ class Trainer:
         return norm
 
 
+def train(place: Place, wrapper: str | None, folder: str) -> dict[str, Any]:
+    """Five steps, of which the last two resume from files in a new process group order."""
+    of = Trainer(place, wrapper)
+    of.gradients(100)
+    found: dict[str, Any] = {"gradients": whole_gradients(of.ep, of.model)}
+    found["norms"] = [of.step(100 + i) for i in range(3)]
+    state = {
+        "model": of.ep.whole_state_dict(of.trained, rank0_only=True),
+        "optimizer": of.ep.whole_optimizer_state(of.optimizer, rank0_only=True),
+    }
+    found["holds the state"] = [len(part) > 0 for part in state.values()]
+    file = f"{folder}/{place.size} {place.which} {wrapper}.pt"
+    if state["model"]:
+        torch.save(state, file)
+    dist.barrier()
+    again = Trainer(place, None if wrapper == "ddp" else wrapper)
+    state = torch.load(file)
+    again.ep.load_whole_state_dict(again.model, state["model"])
+    again.ep.load_whole_optimizer_state(again.optimizer, state["optimizer"])
+    again.wrapper = wrapper
+    found["norms"] += [again.step(100 + i) for i in range(3, STEPS)]
+    found["weights"] = again.ep.whole_state_dict(again.trained)
+    return found
+
+
+def train_without_phase(place: Place, wrapper: str) -> dict[str, Any]:
+    of = Trainer(place, wrapper)
+    loss_of(of.trained, draw_batches(10 * place.replica + place.rank, 1, 7)[0]).backward()
+    return whole_gradients(of.ep, of.model)
+
+
+def save(place: Place, rank: int, folder: str) -> list[Any]:
+    """Files are those of one replica, and complete on all ranks when it returns."""
+    of = Trainer(place, None)
+    of.ep.save_pretrained(of.model, f"{folder}/saved {place.which}")
+    loaded = type(of.model).from_pretrained(f"{folder}/saved {place.which}", dtype=torch.float64).state_dict()
+    whole = make_model(torch.float64, place.which).state_dict()
+    return [all(torch.equal(loaded[name], whole[name]) for name in whole)]
+
+
+def drift(place: Place) -> str:
+    """Experts of replica 1 change."""
+    of = Trainer(place, None)
+    with torch.no_grad():
+        of.ep.expert_parameters()[1].mul_(1 + 1e-6 * place.replica)
+    return refusal(lambda: of.ep.plan(draw_routes(place.rank, 1, 3)))
+
+
+def fail(place: Place, rank: int) -> str:
+    """Rank 0 fails in its backward, and those of the other replica wait for it in drain()."""
+    of = Trainer(place, None)
+    (batch,) = draw_batches(rank, 1, 3)
+
+    def run() -> None:
+        with of.ep.plan(draw_routes(rank, 1, 3)) as phase:
+            with phase.micro_step(0):
+                loss = loss_of(of.trained, batch)
+                if rank == 0:
+                    raise ValueError("planted")
+                loss.backward()
+            phase.drain()
+
+    since = time.monotonic()
+    words = refusal(run)
+    if rank == 0:
+        time.sleep(PATIENCE)  # its end would end the connections that others wait for
+    return words if time.monotonic() < since + PATIENCE or rank == 0 else f"too late: {words}"
+
+
+def work(rank: int, folder: str) -> None:
+    begin_rank(rank, WORLD, folder)
+    torch.use_deterministic_algorithms(True)
+    places = {layout: Place(layout, rank) for layout in LAYOUTS}
+    found: dict[str, Any] = {"places": {name: (of.which, of.replica, of.rank) for name, of in places.items()}}
+    for layout, wrapper in CASES:
+        found[f"{layout}, {wrapper}"] = train(places[layout], wrapper, folder)
+    place = places["2 x 2"]
+    for wrapper in ("ddp", "fsdp2"):
+        found[f"without a phase, {wrapper}"] = train_without_phase(place, wrapper)
+    found["saved"] = save(place, rank, folder)
+    found["drift"] = drift(place)
+    model = make_model(torch.float32)
+    found["not given"] = refusal(lambda: spread(model, place.group, replicate_group=...))
+    found["the group itself"] = refusal(lambda: spread(model, place.group, replicate_group=place.group))
+    found["other places"] = refusal(
+        lambda: spread(model, place.group, replicate_group=places["2 x 4"].replicas if place.which == 0 else None)
+    )
+    found["one replica has other options"] = refusal(
+        lambda: spread(model, place.group, replicate_group=place.replicas, depth=2 + place.replica)
+    )
+    found["fails"] = fail(place, rank)
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+CASES = [("2 x 4", None), *(("2 x 2", wrapper) for wrapper in WRAPPERS)]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        run_ranks(WORLD, work, folder)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(WORLD)]
+
+
 @functools.cache
-def eager(layout: str, wrapper: bool | None) -> tuple[dict[str, Any], list[float], dict[str, Any]]:
-    """Of one process with all experts and all batches of a group: gradients of the first step, norms, and weights after
-    all. The first rank of the group computes them."""
-    place = place_in(layout)
-    found: list[Any] = [None] * WORLD
-    own = _eager(layout, place.which, wrapper) if (place.replica, place.rank) == (0, 0) else None
-    dist.all_gather_object(found, (place.which, own))
-    return next(of for which, of in found if which == place.which and of is not None)
-
-
-def _eager(layout: str, which: int, wrapper: bool | None) -> tuple[dict[str, Any], list[float], dict[str, Any]]:
+def eager(layout: str, which: int, wrapper: bool | None) -> tuple[dict[str, Any], list[float], dict[str, Any]]:
+    """Of one process with all experts and all batches: gradients of the first step, norms, and weights after all."""
     model = make_model(torch.float64, which)
     optimizer = make_optimizer([list(model.parameters())])
     of_all = [(r, i, micro_steps_of(r, i, wrapper)) for r, ranks in enumerate(LAYOUTS[layout][which])
@@ -142,112 +223,80 @@ def _eager(layout: str, which: int, wrapper: bool | None) -> tuple[dict[str, Any
     return first, norms, model.state_dict()
 
 
-@pytest.mark.parametrize(("layout", "wrapper"), [("2 x 4", None), *(("2 x 2", wrapper) for wrapper in WRAPPERS)])
-def test_five_steps_of_replicas_are_those_of_one_process_and_equal_to_the_last_bit(
-    rank: int, layout: str, wrapper: str | None
+@pytest.mark.parametrize(("layout", "wrapper"), CASES)
+def test_five_steps_of_replicas_are_those_of_one_process(
+    found: list[dict[str, Any]], layout: str, wrapper: str | None
 ) -> None:
-    """The last two resume from files in a new process group order. One rank of all replicas saves."""
-    place = place_in(layout)
-    gradients, norms, weights = eager(layout, wrapper and True)
-    assert worst_difference(make_model(torch.float64, place.which).state_dict(), weights)[0] > 1e-3
-    of = Trainer(place, wrapper)
-    of.gradients(100)
-    assert worst_difference(whole_gradients(of.ep, of.model), gradients)[0] <= 1e-12
-    found = [of.step(100 + i) for i in range(3)]
-    state = {
-        "model": of.ep.whole_state_dict(of.trained, rank0_only=True),
-        "optimizer": of.ep.whole_optimizer_state(of.optimizer, rank0_only=True),
-    }
-    saves = (place.replica, place.rank) == (0, 0)
-    assert [len(part) > 0 for part in state.values()] == [saves, saves]
-    file = f"{folder()}/{place.size} {place.which} {wrapper}.pt"
-    if saves:
-        torch.save(state, file)
-    dist.barrier()
-    again = Trainer(place, None if wrapper == "ddp" else wrapper)
-    state = torch.load(file)
-    again.ep.load_whole_state_dict(again.model, state["model"])
-    again.ep.load_whole_optimizer_state(again.optimizer, state["optimizer"])
-    again.wrapper = wrapper
-    found += [again.step(100 + i) for i in range(3, STEPS)]
-    assert found == pytest.approx(norms, rel=1e-12)
-    own = again.ep.whole_state_dict(again.trained)
-    assert worst_difference(own, weights)[0] <= 1e-12
-    digest = hashlib.sha256(b"".join(of.numpy().tobytes() for of in own.values())).digest()
-    assert len({of for which, of in gather((place.which, digest)) if which == place.which}) == 1
+    for which in range(len(LAYOUTS[layout])):
+        gradients, norms, weights = eager(layout, which, wrapper and True)
+        begun = make_model(torch.float64, which).state_dict()
+        assert worst_difference(begun, weights)[0] > 1e-3
+        for of in found:
+            if of["places"][layout][0] == which:
+                own = of[f"{layout}, {wrapper}"]
+                assert worst_difference(own["gradients"], gradients)[0] <= 1e-12
+                assert own["norms"] == pytest.approx(norms, rel=1e-12)
+                assert worst_difference(own["weights"], weights)[0] <= 1e-12
+
+
+@pytest.mark.parametrize(("layout", "wrapper"), CASES)
+def test_replicas_stay_equal_to_the_last_bit(found: list[dict[str, Any]], layout: str, wrapper: str | None) -> None:
+    first: dict[int, dict[str, Any]] = {}
+    for of in found:
+        own = of[f"{layout}, {wrapper}"]["weights"]
+        other = first.setdefault(of["places"][layout][0], own)
+        assert all(torch.equal(own[name], other[name]) for name in own)
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
-def test_gradients_without_a_phase_are_means_over_replicas_too(rank: int, wrapper: str) -> None:
-    place = place_in("2 x 2")
-    of = Trainer(place, wrapper)
-    loss_of(of.trained, draw_batches(10 * place.replica + place.rank, 1, 7)[0]).backward()
-    model = make_eager_model(place.which)
-    for i in (0, 1, 10, 11):
-        (loss_of(model, draw_batches(i, 1, 7)[0]) / 4).backward()
-    expected = {name: p.grad for name, p in model.named_parameters()}
-    assert worst_difference(whole_gradients(of.ep, of.model), expected)[0] <= 1e-12
+def test_gradients_without_a_phase_are_means_over_replicas_too(found: list[dict[str, Any]], wrapper: str) -> None:
+    for which in range(2):
+        model = make_eager_model(which)
+        for of in (0, 1, 10, 11):
+            (loss_of(model, draw_batches(of, 1, 7)[0]) / 4).backward()
+        expected = {name: p.grad for name, p in model.named_parameters()}
+        for of_rank in found:
+            if of_rank["places"]["2 x 2"][0] == which:
+                assert worst_difference(of_rank[f"without a phase, {wrapper}"], expected)[0] <= 1e-12
 
 
-def test_files_are_those_of_one_replica_and_complete_on_all_ranks(rank: int) -> None:
-    place = place_in("2 x 2")
-    of = Trainer(place, None)
-    of.ep.save_pretrained(of.model, f"{folder()}/saved {place.which}")
-    loaded = type(of.model).from_pretrained(f"{folder()}/saved {place.which}", dtype=torch.float64).state_dict()
-    whole = make_model(torch.float64, place.which).state_dict()
-    assert all(torch.equal(loaded[name], whole[name]) for name in whole)
+def test_one_rank_of_all_replicas_saves(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        for layout, wrapper in CASES:
+            holds = of["places"][layout][1:] == (0, 0)
+            assert of[f"{layout}, {wrapper}"]["holds the state"] == [holds, holds]
+        assert of["saved"] == [True]
 
 
-def test_replicas_whose_experts_differ_are_refused(rank: int) -> None:
-    place = place_in("2 x 2")
-    of = Trainer(place, None)
-    with torch.no_grad():
-        of.ep.expert_parameters()[1].mul_(1 + 1e-6 * place.replica)
-    said = refusal(lambda: of.ep.plan(draw_routes(place.rank, 1, 3)))
-    assert said.startswith("InputError: experts[1]: ") and "Replicas hold other experts" in said
+def test_replicas_whose_experts_differ_are_refused(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["drift"].startswith("InputError: experts[1]: ")
+        assert "Replicas hold other experts" in of["drift"]
 
 
-def test_replicas_that_make_no_grid_or_have_other_arguments_are_refused(rank: int) -> None:
-    place, model = place_in("2 x 2"), make_model(torch.float32)
-
-    def said(replicas: Any, **options: Any) -> str:
-        return refusal(lambda: spread(model, place.group, replicate_group=replicas, **options))
-
-    assert "replicate_group: not given, but group has 2 of the 8 processes" in said(...)
-    assert "or None where there are no such ranks" in said(...)
-    for replicas in (place.group, place_in("2 x 4").replicas if place.which == 0 else None):
-        words = said(replicas)
-        assert words.startswith("InputError: replicate_group: ranks ["), words
-        assert "expected one rank of each replica of the group" in words
-    assert said(place.replicas, depth=2 + place.replica).startswith("InputError: depth: ")
+def test_a_group_of_some_processes_must_name_its_replicas(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert "replicate_group: not given, but group has 2 of the 8 processes" in of["not given"]
+        assert "or None where there are no such ranks" in of["not given"]
 
 
-def fail(rank: int, folder: str) -> None:
-    """Rank 0 fails in its backward, and those of the other replica wait for it in drain()."""
-    begin_rank(rank, WORLD, folder)
-    of = Trainer(Place("2 x 2", rank), None)
-    (batch,) = draw_batches(rank, 1, 3)
-
-    def run() -> None:
-        with of.ep.plan(draw_routes(rank, 1, 3)) as phase:
-            with phase.micro_step(0):
-                loss = loss_of(of.trained, batch)
-                if rank == 0:
-                    raise ValueError("planted")
-                loss.backward()
-            phase.drain()
-
-    since = time.monotonic()
-    words = refusal(run)
-    if rank == 0:
-        assert words == "ValueError: planted"
-        time.sleep(PATIENCE)  # its end would end the connections that others wait for
-    elif rank < 4:
-        assert time.monotonic() < since + PATIENCE and "rank 0 failed: ValueError: planted" in words
-    else:
-        assert words == "nothing"
+def test_replicas_that_make_no_grid_are_refused(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        for case in ("the group itself", "other places"):
+            assert of[case].startswith("InputError: replicate_group: ranks ["), of[case]
+            assert "expected one rank of each replica of the group" in of[case]
 
 
-def test_a_rank_that_fails_ends_all_replicas(tmp_path: pathlib.Path) -> None:
-    """In processes of its own, which end."""
-    run_ranks(WORLD, fail, str(tmp_path))
+def test_replicas_have_the_same_arguments(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["one replica has other options"].startswith("InputError: depth: ")
+
+
+def test_a_rank_that_fails_ends_all_replicas(found: list[dict[str, Any]]) -> None:
+    for rank, of in enumerate(found):
+        if rank == 0:
+            assert of["fails"] == "ValueError: planted"
+        elif rank < 4:
+            assert "rank 0 failed: ValueError: planted" in of["fails"]
+        else:
+            assert of["fails"] == "nothing"
