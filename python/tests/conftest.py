@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,14 @@ def draw_routes(
     return np.ascontiguousarray(routes)
 
 
+def expect_refused(call: Callable[[], Any], field: str, words: str = "") -> None:
+    """It raises an InputError of that field, whose message has these words."""
+    with pytest.raises(foremoe.InputError) as raised:
+        call()
+    assert raised.value.field == field, raised.value
+    assert words in str(raised.value)
+
+
 @pytest.fixture
 def load() -> foremoe.Load:
     return draw_load()
@@ -79,10 +88,32 @@ def pytest_pycollect_makemodule(module_path: pathlib.Path, parent: Any) -> pytes
     return made
 
 
+@pytest.fixture(scope="session")
+def _started() -> Iterator[list[Any]]:
+    """The ranks that wait for tests, at most one group of them."""
+    started: list[Any] = []
+    yield started
+    for ranks in started:
+        ranks.stop()
+
+
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What work(rank) of the test's module returns on each rank: one spawn of processes for all of its tests."""
-    is_megatrons = request.module.__name__.startswith("test_megatron")
-    helpers = importlib.import_module("megatron_training" if is_megatrons else "training")
-    of_ranks: list[dict[str, Any]] = helpers.on_all_ranks(request.module.work)
-    return of_ranks
+def rank(request: pytest.FixtureRequest, _started: list[Any]) -> Any:
+    """The rank that a test runs on: it runs on each, see torch/processes.py."""
+    processes = importlib.import_module("processes")
+    prepare = "megatron_training" if request.module.__name__.startswith("test_megatron") else "processes"
+    kind = prepare, getattr(request.module, "WORLD", processes.RANKS)
+    if not _started or _started[0].kind != kind:
+        for ranks in _started:
+            ranks.stop()
+        _started[:] = [processes.Ranks(*kind)]
+    return _started[0]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    if "rank" not in arguments:
+        return None
+    arguments.pop("rank").run(pyfuncitem.module.__name__, pyfuncitem.originalname, arguments)
+    return True

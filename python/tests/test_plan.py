@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import draw_load
+from conftest import draw_load, expect_refused
 
 import foremoe
 from foremoe.balance import imbalance, planned_rows
@@ -87,17 +87,9 @@ def test_compare_and_simulate_return_what_the_command_prints(data: pathlib.Path)
     assert without_times(compared) == without_times(command("compare", path, "--policy", ",".join(names), "-G", 1))
     simulated = foremoe.simulate(load, policies=names, cluster="h100", model="qwen3-30b-a3b", prefetch_depth=3)
     printed = command(
-        "simulate",
-        path,
-        "--policy",
-        ",".join(names),
-        "--cluster",
-        "h100",
-        "--model",
-        "qwen3-30b-a3b",
-        "--prefetch-depth",
-        3,
-    )
+        "simulate", path, "--policy", ",".join(names), "--cluster", "h100", "--model", "qwen3-30b-a3b",
+        "--prefetch-depth", 3,
+    )  # fmt: skip
     assert without_times(simulated) == without_times(printed)
 
 
@@ -175,9 +167,7 @@ def test_a_spoilt_state_of_a_plan_is_refused() -> None:
     plan = foremoe.plan(draw_load())
     for state in [*spoilt_states(plan.__getstate__()), None, 7, []]:
         again = foremoe.Plan.__new__(foremoe.Plan)
-        with pytest.raises(foremoe.InputError) as raised:
-            again.__setstate__(state)
-        assert raised.value.field == "state"
+        expect_refused(lambda again=again, state=state: again.__setstate__(state), "state")
 
 
 def test_a_pickled_plan_with_a_flipped_bit_is_refused() -> None:
@@ -200,9 +190,6 @@ def test_numpy_numbers_are_numbers(load: foremoe.Load) -> None:
 def test_one_policy_needs_no_list(load: foremoe.Load) -> None:
     assert [one["policy"] for one in foremoe.compare(load, "foremoe")] == ["foremoe"]
     assert [one["policy"] for one in foremoe.compare(load, "vanilla,static")] == ["vanilla", "static"]
-    with pytest.raises(foremoe.InputError) as raised:
-        foremoe.compare(load, ["nobody"])
-    assert raised.value.field == "policies"
 
 
 def test_parts_that_are_no_whole_are_refused() -> None:

@@ -33,19 +33,10 @@ class Counter:
         return counted
 
     @contextlib.contextmanager
-    def collectives(self, *modules: Any) -> Iterator[None]:
-        """Counts those that these modules call, as dist.NAME or as a name that they imported."""
-        count = self
-
-        class Counted:
-            def __getattr__(self, name: str) -> Any:
-                found = getattr(dist, name)
-                return count._counted(name, found) if name in COUNTED else found
-
+    def collectives(self, *importers: Any) -> Iterator[None]:
+        """Counts those that are called as dist.NAME, or in modules that import them by name."""
         with pytest.MonkeyPatch.context() as patch:
-            for module in modules:
-                if hasattr(module, "dist"):
-                    patch.setattr(module, "dist", Counted())
+            for module in (dist, *importers):
                 for name in COUNTED:
                     if hasattr(module, name):
                         patch.setattr(module, name, self._counted(name, getattr(module, name)))
@@ -53,30 +44,40 @@ class Counter:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Counts operators that wait for the device."""
+        """Counts operators, and methods of tensors, that wait for the device."""
         count = self
 
-        class Waits(torch.utils._python_dispatch.TorchDispatchMode):
+        class Operators(torch.utils._python_dispatch.TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
                     count._count("waits")
                 return func(*args, **(kwargs or {}))
 
-        with Waits():
-            yield
-
-    def watched(self, forward: Any) -> Any:
-        """The function, with the operators and methods in it counted that wait for the device."""
-        count = self
-
-        class Calls(torch.overrides.TorchFunctionMode):
+        class Methods(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if getattr(func, "__name__", "") in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__"):
                     count._count("waits")
                 return func(*args, **(kwargs or {}))
 
-        def run(*of: Any) -> Any:
-            with Calls(), self.waits():
-                return forward(*of)
+        with Methods(), Operators():
+            yield
 
-        return run
+    @contextlib.contextmanager
+    def waits_in(self, *modules: Any) -> Iterator[None]:
+        """Counts waits in the forwards of these modules, which are not inside of each other."""
+        inside = contextlib.ExitStack()
+        hooks = [
+            of.register_forward_pre_hook(lambda *_: (inside.enter_context(self.waits()), None)[1]) for of in modules
+        ]
+        hooks += [of.register_forward_hook(lambda *_: inside.close()) for of in modules]
+        yield
+        for hook in hooks:
+            hook.remove()
+
+    def count_layers(self, model: Any, batch: Any, *importers: Any) -> None:
+        """Forward and backward of a model of transformers: waits in its MoE layers, and collectives anywhere."""
+        layers = [of.mlp for of in model.model.layers]
+        with self.collectives(*importers), self.waits_in(*layers):
+            out = model(batch, use_cache=False).logits
+            with self.waits():
+                out.backward(torch.ones_like(out))

@@ -53,11 +53,6 @@ def make_trainer(kind: Any, folder: str, model: Any = None, parallel: Any = None
     prompts = [" ".join(f"w{(7 * i + j) % 61}" for j in range(4 + i % 5)) for i in range(64)]
     data = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     return kind(
-        model=make_model() if model is None else model,
-        reward_funcs=even,
-        args=make_arguments(folder, **changed),
-        train_dataset=data,
-        eval_dataset=data.select(range(8)),
-        processing_class=make_tokenizer(),
-        **parallel or {},
-    )
+        model=make_model() if model is None else model, reward_funcs=even, args=make_arguments(folder, **changed),
+        train_dataset=data, eval_dataset=data.select(range(8)), processing_class=make_tokenizer(), **parallel or {},
+    )  # fmt: skip

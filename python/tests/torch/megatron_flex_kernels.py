@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from megatron_training import Case
@@ -143,6 +144,13 @@ def nccl_ep_combine(buffer: Any, x: Any, **_: Any) -> Any:
     return _sum_rows(x[: len(buffer.places[0])], *buffer.places)
 
 
+def expect(backend: str) -> None:
+    """Skips the test where this megatron-core lacks the backend, and gives Megatron-LM the kernels."""
+    apply()
+    if backend not in BACKENDS:
+        pytest.skip(f"this megatron-core has no {backend}")
+
+
 def apply() -> None:
     """Gives them to Megatron-LM, in this process, for good."""
     import megatron.core.transformer.moe.fused_a2a as fused_a2a
@@ -152,7 +160,7 @@ def apply() -> None:
     torch.cuda.synchronize = lambda *_: None
     kernels = [fused_dispatch, fused_combine, hybrid_ep_dispatch, hybrid_ep_combine]
     if hasattr(token_dispatcher, "_NCCLEPManager"):
-        BACKENDS.append("ncclep")
+        BACKENDS[:] = [*BACKENDS[:2], "ncclep"]
         kernels += [ensure_nccl_ep_bootstrapped, nccl_ep_dispatch, nccl_ep_combine]
         token_dispatcher.new_nccl_ep_buffer = _Buffer
         fused_a2a.nccl_ep_finalize = nccl_ep_finalize

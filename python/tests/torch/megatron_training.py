@@ -13,12 +13,11 @@ import megatron_on_cpu
 import pytest
 import torch
 import torch.distributed as dist
-from processes import begin_rank, run_ranks
+from processes import RANKS, begin_rank, run_ranks
 
 import foremoe
 import foremoe.megatron
 
-RANKS = 4
 EXPERTS, TOP_K, HIDDEN, FFN, TOKENS, LAYERS, MICRO_STEPS, STEPS = 8, 2, 16, 8, 48, 3, 3, 2
 LEARNING_RATE = 0.05
 
@@ -38,6 +37,11 @@ class Case:
 _made_groups: dict[str, dict[str, Any]] = {}  # Megatron-LM's variables, by what initialize_model_parallel() was given
 
 
+def group_of(rank: int) -> tuple[int, int]:
+    """The ranks of its group of two."""
+    return rank // 2 * 2, rank // 2 * 2 + 1
+
+
 def begin_groups(ep: int, **more: Any) -> None:
     """Use expert-parallel groups of that many ranks. They are made once per process: Megatron-LM makes 50 of them."""
     from megatron.core import parallel_state
@@ -54,31 +58,16 @@ def make_config(case: Case, **more: Any) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     recompute = {"recompute_granularity": "selective", "recompute_modules": ["moe"]} if case.recompute == "moe" else {}
-    return TransformerConfig(
-        **{
-            "num_layers": LAYERS,
-            "hidden_size": HIDDEN,
-            "num_attention_heads": 2,
-            "num_moe_experts": EXPERTS,
-            "moe_router_topk": TOP_K,
-            "moe_ffn_hidden_size": FFN,
-            "ffn_hidden_size": FFN,
-            "expert_model_parallel_size": case.ep,
-            "moe_token_dispatcher_type": case.dispatcher,
-            "use_cpu_initialization": True,
-            "add_bias_linear": False,
-            "gated_linear_unit": True,
-            "activation_func": torch.nn.functional.silu,
-            "bias_activation_fusion": False,
-            "moe_router_load_balancing_type": "none",
-            "moe_enable_routing_replay": True,
-            "params_dtype": case.dtype,
-            "moe_router_dtype": "fp64",
-            **recompute,
-            **case.config,
-            **more,
-        }
-    )
+    options = {
+        "num_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": 2, "num_moe_experts": EXPERTS,
+        "moe_router_topk": TOP_K, "moe_ffn_hidden_size": FFN, "ffn_hidden_size": FFN,
+        "expert_model_parallel_size": case.ep, "moe_token_dispatcher_type": case.dispatcher,
+        "use_cpu_initialization": True, "add_bias_linear": False, "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu, "bias_activation_fusion": False,
+        "moe_router_load_balancing_type": "none", "moe_enable_routing_replay": True, "params_dtype": case.dtype,
+        "moe_router_dtype": "fp64",
+    }  # fmt: skip
+    return TransformerConfig(**options | recompute | case.config | more)
 
 
 def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
@@ -303,8 +292,10 @@ def under_a_plan(
     return train(case, prepare, inside), metrics
 
 
-def count_waits(planned: bool, **options: Any) -> dict[str, int]:
-    """Of one micro-batch, forward and backward, through all layers: tensors would be on the device."""
+def expect_no_waits(planned: bool = True, **options: Any) -> None:
+    """In one micro-batch, forward and backward, through all layers, where tensors would be on the device, nothing waits
+    for it and no counts are gathered; where it is not planned, the same count sees both."""
+    begin_groups(4)
     net = make_net(make_config(Case()))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2, **options)
     plan = replicas.plan(counts_of(0, dist.get_rank())[:1])
@@ -316,25 +307,61 @@ def count_waits(planned: bool, **options: Any) -> dict[str, int]:
     with replicas.step(plan) if planned else contextlib.nullcontext(), megatron_on_cpu.counted() as counts:
         y = net(x)
         y.backward(torch.ones_like(y))
-        return dict(counts)
+        found = dict(counts)
+    if planned:
+        assert found == {}
+    else:
+        assert found["all_gather"] == LAYERS and min(found["synchronize"], found["to_host"]) >= LAYERS, found
 
 
-def forward_only(**options: Any) -> dict[str, Any]:
-    """Old log-probabilities: a phase without backward, and evaluation beside it."""
+def expect_planned_forwards(**options: Any) -> None:
+    """Of old log-probabilities: in a phase without backward, outputs are those without a plan."""
+    begin_groups(4)
     net = make_net(make_config(Case()))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2, **options)
     plan = replicas.plan(counts_of(0, dist.get_rank()), phase="recompute")
-    worst = 0.0
-    with torch.no_grad():
-        expected = []
+
+    def outputs() -> list[Any]:
+        found = []
         for m in range(MICRO_STEPS):
             replay(net, 0, m)
-            expected.append(net(batch(0, m)))
+            found.append(net(batch(0, m)))
+        return found
+
+    with torch.no_grad():
+        expected = outputs()
         with replicas.step(plan):
-            for m in range(MICRO_STEPS):
-                replay(net, 0, m)
-                worst = max(worst, float((net(batch(0, m)) - expected[m]).abs().max()))
-    return {"worst": worst, "metrics": replicas.metrics()}
+            found = outputs()
+    assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) <= 1e-12
+    assert replicas.metrics()["foremoe/copies"] >= 0
+
+
+def is_bitwise(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether losses and gradients of two runs are equal to the last bit."""
+    of_weights = [(a[name], b[name]) for a, b in zip(found["weights"], expected["weights"], strict=True) for name in b]
+    inputs = zip(found["inputs"], expected["inputs"], strict=True)
+    return found["losses"] == expected["losses"] and all(torch.equal(a, b) for a, b in (*inputs, *of_weights))
+
+
+def rho_at_homes(counts: Any) -> float:
+    """Of a group of two ranks. counts: [micro_steps, layers, experts], of both."""
+    at_homes = counts.view(*counts.shape[:2], 2, -1).sum(-1).double()
+    return float((at_homes.amax(-1) / at_homes.mean(-1)).mean())
+
+
+def expect_planned_rows(metrics: dict[str, float]) -> None:
+    """Ranks computed the rows that were planned for them, which are more even than without a plan."""
+    assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
+    assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
+
+
+def expect_shadow(metrics: dict[str, float], counts: list[Any], in_flight: int = 1) -> None:
+    """What shadow mode says is what counts say. counts: of each rank of this rank's group."""
+    assert metrics["foremoe/rho_vanilla"] == pytest.approx(rho_at_homes(sum(counts)), rel=1e-12)
+    assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
+    seconds = modelled_seconds(counts, in_flight)
+    assert metrics["foremoe/modelled_seconds_vanilla"] == seconds["vanilla"]
+    assert metrics["foremoe/modelled_seconds"] == seconds["foremoe"]
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
@@ -351,11 +378,23 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, fl
     }
 
 
-def expect_equal(found: Sequence[dict[str, Any]], case: str) -> None:
-    """Of differences() by case and rank: losses and gradients are equal to the rounding of float64."""
-    for rank, of in enumerate(found):
-        for what in ("loss", "dx", "dw"):
-            assert of[case][what] <= 1e-12, (rank, what, of[case])
+def expect_equal(found: dict[str, Any], expected: dict[str, Any], bound: float = 1e-12) -> None:
+    """Losses and gradients are equal to the rounding of float64."""
+    worst = differences(found, expected)
+    assert max(worst.values()) <= bound, worst
+
+
+@contextlib.contextmanager
+def stale_guests() -> Iterator[None]:
+    """Experts that come later do not replace the first ones."""
+    first: dict[Any, Any] = {}
+
+    def stale(self: Any, expert: int) -> Any:
+        return first.setdefault((id(self), expert), self.parameters[expert].detach().clone())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foremoe.megatron.experts.Stack.__getitem__", stale)
+        yield
 
 
 def state(net: Any) -> dict[str, Any]:
@@ -391,9 +430,13 @@ def is_same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     )
 
 
-def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
+def prepare_rank() -> None:
     warnings.simplefilter("ignore")
     megatron_on_cpu.apply()
+
+
+def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
+    prepare_rank()
     begin_rank(rank, RANKS, folder)
     torch.save(work(rank), f"{folder}/{rank}.pt")
     dist.destroy_process_group()

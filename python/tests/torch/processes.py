@@ -1,20 +1,32 @@
-"""Rank processes of the tests. They end with the test run, and a rank that hangs prints the stacks of its threads."""
+"""Rank processes of the tests. They end with the test run, and a rank that hangs prints the stacks of its threads.
+
+A test that takes `rank` runs in four processes, or in WORLD of its module. All such tests share them: see Ranks.
+"""
 
 from __future__ import annotations
 
 import faulthandler
 import functools
 import gc
+import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
+import tempfile
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+RANKS = 4
+GRACE = 60
+"""Seconds that the other ranks have to end a test after one has failed it. They may wait for it in an exchange."""
 
 LONGEST = 1200
 """Seconds after which a rank is considered hung: several times the longest test on a busy machine, and below pytest's
@@ -60,5 +72,106 @@ def begin_rank(rank: int, ranks: int, folder: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=die_with_the_test, name="waits for the end of the test", daemon=True).start()
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="0", OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true",
+        TOKENIZERS_PARALLELISM="false",
+    )  # fmt: skip
     faulthandler.dump_traceback_later(LONGEST, exit=True)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+
+
+def prepare_rank() -> None:
+    torch.use_deterministic_algorithms(True)
+
+
+def gather(value: Any) -> list[Any]:
+    """What each rank gives, on all ranks."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _explain(error: BaseException) -> str:
+    """The traceback, and the variables of the line that failed."""
+    text = "".join(traceback.format_exception(error))
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return text + "".join(
+        f"  {name} = {' '.join(repr(value).split())[:300]}\n" for name, value in frame.f_locals.items()
+    )
+
+
+def _serve(rank: int, ranks: int, prepare: str, folder: str, pipe: Any) -> None:
+    """Run the tests that arrive in the pipe until it is closed. Answer with (whether skipped, words), or None."""
+    importlib.import_module(prepare).prepare_rank()
+    begin_rank(rank, ranks, folder)
+    while True:
+        try:
+            module, name, arguments = pipe.recv()
+        except EOFError:
+            os._exit(0)  # groups that a test broke might wait for each other
+        faulthandler.dump_traceback_later(LONGEST, exit=True)
+        try:
+            getattr(importlib.import_module(module), name)(rank=rank, **arguments)
+            pipe.send(None)
+        except pytest.skip.Exception as skipped:
+            pipe.send((True, str(skipped)))
+        except BaseException as error:
+            pipe.send((False, _explain(error)))
+
+
+class Ranks:
+    """Processes with a gloo group. They are started for the first test, and anew after one that some did not end.
+
+    prepare: the module whose prepare_rank() each of them calls first.
+    """
+
+    def __init__(self, prepare: str, ranks: int = RANKS) -> None:
+        self.kind = prepare, ranks
+        self._pipes: list[Any] = []
+
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        ends = [multiprocessing.Pipe() for _ in range(self.kind[1])]
+        self._pipes = [own for own, _ in ends]
+        self._processes = [
+            rank_starter().Process(target=_serve, args=(rank, self.kind[1], self.kind[0], self._folder.name, other))
+            for rank, (_, other) in enumerate(ends)
+        ]
+        for process, (_, other) in zip(self._processes, ends, strict=True):
+            process.start()
+            other.close()
+
+    def run(self, module: str, name: str, arguments: dict[str, Any]) -> None:
+        """Call that function on each rank, and raise what it raises there."""
+        if not self._pipes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((module, name, arguments))
+        failed: dict[int, str] = {}
+        skipped = ""
+        running = list(self._pipes)
+        while running and (ready := multiprocessing.connection.wait(running, GRACE if failed else None)):
+            for pipe in ready:
+                running.remove(pipe)
+                try:
+                    said = pipe.recv()
+                except EOFError:
+                    said = False, "the process died"
+                if said is not None and said[0]:
+                    skipped = said[1]
+                elif said is not None:
+                    failed[self._pipes.index(pipe)] = said[1]
+        if running or any("the process died" in words for words in failed.values()):
+            failed |= {self._pipes.index(pipe): f"still waited after {GRACE} s" for pipe in running}
+            self.stop()
+        if failed:
+            pytest.fail("\n".join(f"rank {rank}: {words}" for rank, words in sorted(failed.items())), pytrace=False)
+        if skipped:
+            pytest.skip(skipped)
+
+    def stop(self) -> None:
+        for process in self._processes if self._pipes else []:
+            process.kill()
+            process.join()
+        self._pipes = []

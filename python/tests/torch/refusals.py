@@ -23,14 +23,17 @@ def refusal(call: Callable[[], Any]) -> str:
     return "nothing"
 
 
-def timed_refusal(call: Callable[[], Any]) -> dict[str, Any]:
-    """The words and the field of the InputError that it raises, and after how many seconds. All ranks begin it
-    together."""
+def input_error(call: Callable[[], Any], within: float = 60.0) -> str:
+    """The words of the InputError that it raises within so many seconds, which begin with its field. All ranks begin
+    it together."""
     dist.barrier()
     since = time.monotonic()
-    said = field = ""
+    said = "nothing"
     try:
         call()
     except foremoe.InputError as error:
-        said, field = str(error), error.field
-    return {"said": said or "nothing", "field": field, "seconds": time.monotonic() - since}
+        said = str(error).removeprefix("rank 2 refused: ")
+        assert said.startswith(error.field), (error.field, said)
+        said = str(error)
+    assert time.monotonic() < since + within
+    return said

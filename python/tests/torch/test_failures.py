@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-from processes import begin_rank, rank_starter, run_ranks
-from training import RANKS, draw_batches, draw_routes, make_model, spread
+from processes import RANKS, begin_rank, rank_starter
+from refusals import refusal
+from training import begin, draw_batches, draw_routes
 
 from foremoe._engine import planned_phase, shares, together
 
@@ -67,54 +65,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], None]]]] = {
 }
 
 
-def work(rank: int, folder: str) -> None:
-    begin_rank(rank, RANKS, folder)
-    found: dict[str, Any] = {}
-    for name, (options, breaks) in CASES.items():
-        model = make_model(torch.float64)
-        ep = spread(model, **options)
-        ep.wrap(model)
-        begin = time.monotonic()
-        try:
-            train(rank, ep, model, breaks)
-            found[name] = "", 0.0
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}", time.monotonic() - begin
-        mock.patch.stopall()
-        with contextlib.suppress(RuntimeError):
-            ep.plan(draw_routes(rank, 2, 1))
-            found[name] = "it could be used again", 0.0
-        ep.detach()
-        with contextlib.suppress(Exception):  # the layers are whole again: all ranks can begin anew
-            again = spread(model, **options)
-            again.wrap(model)
-            train(rank, again, model, {})
-            again.detach()
-            found[f"{name}, again"] = True
-    torch.save(found, f"{folder}/{rank}.pt")
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks(RANKS, work, folder)
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_all_ranks_end_and_name_the_rank_that_failed(found: list[dict[str, Any]], case: str) -> None:
-    for rank, of in enumerate(found):
-        words, seconds = of[case]
-        if rank == FAILING:
-            assert words == "Broken: the loss\nis no number"
-        else:
-            assert words.startswith(f"RuntimeError: rank {FAILING} failed: Broken: the loss\nis no number; "), words
-        assert seconds < SECONDS
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_all_ranks_can_begin_anew_after_detach(found: list[dict[str, Any]], case: str) -> None:
-    assert all(of.get(f"{case}, again") for of in found)
+def test_all_ranks_end_and_name_the_rank_that_failed_and_can_begin_anew_after_detach(rank: int, case: str) -> None:
+    options, breaks = CASES[case]
+    ep, model, _ = begin(**options)
+    since = time.monotonic()
+    said = refusal(lambda: train(rank, ep, model, breaks))
+    assert time.monotonic() - since < SECONDS
+    mock.patch.stopall()
+    own = "Broken: the loss\nis no number"
+    assert said.startswith(own if rank == FAILING else f"RuntimeError: rank {FAILING} failed: {own}; "), said
+    with pytest.raises(RuntimeError):
+        ep.plan(draw_routes(rank, 2, 1))
+    ep.detach()
+    again, model, _ = begin(**options)
+    train(rank, again, model, {})
+    again.detach()
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -123,9 +89,7 @@ def die(*_: Any, **__: Any) -> None:
 
 def work_until_killed(rank: int, folder: str, place: str) -> None:
     begin_rank(rank, RANKS, folder)
-    model = make_model(torch.float64)
-    ep = spread(model)
-    ep.wrap(model)
+    ep, model, _ = begin()
     if rank == FAILING and place == "planning":
         mock.patch.object(shares._core, "_plan", die).start()
     mock.patch.object(shares, "SMALLEST", 0).start()

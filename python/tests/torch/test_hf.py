@@ -22,12 +22,8 @@ BASE = {
 MOE = {"moe_intermediate_size": 16, "num_experts_per_tok": TOP_K}
 LOCAL = {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K}
 GROUPED = {
-    "n_routed_experts": EXPERTS,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
-}
+    "n_routed_experts": EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
+}  # fmt: skip
 LATENT = {
     "n_group": 4, "topk_group": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 8,

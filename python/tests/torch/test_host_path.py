@@ -18,20 +18,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from processes import begin_rank, rank_starter
-from training import (
-    LAYERS,
-    MICRO_STEPS,
-    Spoil,
-    assert_equal_to_eager,
-    draw_batches,
-    draw_routes,
-    loss_of,
-    make_model,
-    on_all_ranks,
-    run_step,
-    spread,
-)
+from processes import RANKS, begin_rank, gather, rank_starter
+from refusals import refusal
+from training import LAYERS, MICRO_STEPS, Spoil, begin, draw_routes, make_model, run_phase, run_step, spread
 
 import foremoe
 from foremoe._core import HostArena
@@ -168,47 +157,6 @@ def hold_what_is_written(ep: Any, phase: Any) -> Iterator[None]:
         yield
 
 
-def refuse_to_share(rank: int) -> dict[str, Any]:
-    """Too little shared memory on one node: all ranks hear of it, and may go on by the peer path."""
-
-    def too_little(experts: Any, segment_bytes: Any) -> Any:
-        raise foremoe.InputError("too little memory")
-
-    class Refuses:
-        create = staticmethod(too_little if rank == 2 else HostArena.create)
-        open = staticmethod(HostArena.open)
-
-    model = make_model(torch.float32)
-    ep = spread(model, path="host", ranks_per_node=2)
-    ep.wrap(model)
-    (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
-    try:
-        with mock.patch.object(node_memory, "HostArena", Refuses), ep.plan(routes):
-            said = "nothing"
-    except foremoe.InputError as error:
-        said = f"{error.field}: {error}"
-    ep.arguments = dataclasses.replace(ep.arguments, path="peer")
-    with ep.plan(routes) as phase:
-        with phase.micro_step(0):
-            loss_of(model, batch).backward()
-        phase.drain()
-    return {"said": said, "copies": phase.figures()["copies"]}
-
-
-def look_inside(rank: int) -> dict[str, Any]:
-    """The names in shared memory while a phase runs, and after one that was left by an exception."""
-    model = make_model(torch.float32)
-    ep = spread(model, path="host", ranks_per_node=2)
-    found = {}
-    with contextlib.suppress(KeyError), ep.plan(draw_routes(rank, 1, 5)):
-        dist.barrier()
-        found["arena"] = ep._memory.num_bytes
-        found["inside"] = names_in_shared_memory()
-        raise KeyError
-    found["after"] = names_in_shared_memory()
-    return found
-
-
 FAULTS = {
     "damaged": once_filled(flip_a_bit),
     "stale": stale,
@@ -219,40 +167,29 @@ FAULTS = {
 }
 
 
-def work(rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, spoil in FAULTS.items():
-        for residency in ("static", "resident", "shared"):
-            found[f"{name}, {residency}"] = run_step(
-                rank, torch.float64, residency=residency, path="host", host_timeout=0.3, spoil=spoil
-            )
-        found[f"{name}, checkpointing"] = run_step(
-            rank, torch.float64, checkpointing=True, path="host", host_timeout=0.3, spoil=spoil
-        )
-    found["static"] = run_step(rank, torch.float64, residency="static", path="host")
-    found["refused"] = refuse_to_share(rank)
-    found["names"] = look_inside(rank)
-    return found
+results: dict[tuple[str, str], dict[str, Any]] = {}
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
+def run(rank: int, fault: str, how: str) -> dict[str, Any]:
+    """A step that some guests of do not reach. Once."""
+    if (fault, how) not in results:
+        options: dict[str, Any] = {"checkpointing": True} if how == "checkpointing" else {"residency": how}
+        of_fault = {"host_timeout": 0.3, "spoil": FAULTS[fault]} if fault else {}
+        results[fault, how] = run_step(rank, torch.float64, path="host", **options, **of_fault)
+    return results[fault, how]
 
 
 @pytest.mark.parametrize("how", ["static", "resident", "shared", "checkpointing"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_layers_that_lack_a_guest_run_at_homes(found: list[dict[str, Any]], fault: str, how: str) -> None:
-    assert_equal_to_eager(found, f"{fault}, {how}")
-    results = [of[f"{fault}, {how}"] for of in found]
-    fallbacks = {result["fallbacks"] for result in results}
-    assert len(fallbacks) == 1, "ranks disagree"
-    assert 0 < fallbacks.pop() <= MICRO_STEPS * LAYERS
-    assert all(result["rho_computed"] > result["rho_planned"] for result in results)
+def test_layers_that_lack_a_guest_run_at_homes(rank: int, fault: str, how: str) -> None:
+    result = run(rank, fault, how)
+    assert gather(result["fallbacks"]) == RANKS * [result["fallbacks"]], "ranks disagree"
+    assert 0 < result["fallbacks"] <= MICRO_STEPS * LAYERS
+    assert result["rho_computed"] > result["rho_planned"]
 
 
-def test_a_guest_that_comes_late_serves_from_then_on(found: list[dict[str, Any]]) -> None:
-    never, late, whole = (found[0][case] for case in ("never, static", "late, static", "static"))
+def test_a_guest_that_comes_late_serves_from_then_on(rank: int) -> None:
+    never, late, whole = (gather(run(rank, fault, "static"))[0] for fault in ("never", "late", ""))
     assert never["fallbacks"] == MICRO_STEPS * late["fallbacks"] // 2, "micro-steps 0 and 1"
     assert never["copies"] == 0
     assert never["fallbacks"] == MICRO_STEPS * LAYERS and never["rho_computed"] == pytest.approx(never["rho_vanilla"])
@@ -260,23 +197,38 @@ def test_a_guest_that_comes_late_serves_from_then_on(found: list[dict[str, Any]]
     assert late["copies"] == whole["copies"]
 
 
-def test_nobody_waits_for_a_slow_link_or_a_slow_writer(found: list[dict[str, Any]]) -> None:
-    link, writing = (found[0][f"{fault}, static"] for fault in ("link", "writing"))
+def test_nobody_waits_for_a_slow_link_or_a_slow_writer(rank: int) -> None:
+    link, writing = (run(rank, fault, "static") for fault in ("link", "writing"))
     assert 0 < link["fallbacks"] <= writing["fallbacks"] == MICRO_STEPS * LAYERS
-    assert sum(of["writing, static"]["copies"] for of in found) == 0
+    assert sum(gather(writing["copies"])) == 0
 
 
-def test_memory_that_cannot_be_shared_is_refused_on_all_ranks(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["refused"]["said"].startswith("path: path: rank 2 cannot share memory")
-        assert "too little memory" in of["refused"]["said"]
-    assert sum(of["refused"]["copies"] for of in found) > 0
+def test_memory_that_cannot_be_shared_is_refused_on_all_ranks_which_may_go_on_by_the_peer_path(rank: int) -> None:
+    """Too little shared memory on one node."""
+
+    def too_little(experts: Any, segment_bytes: Any) -> Any:
+        raise foremoe.InputError("too little memory")
+
+    class Refuses:
+        create = staticmethod(too_little if rank == 2 else HostArena.create)
+        open = staticmethod(HostArena.open)
+
+    ep, _, trained = begin(dtype=torch.float32, path="host", ranks_per_node=2)
+    with mock.patch.object(node_memory, "HostArena", Refuses):
+        said = refusal(lambda: run_phase(ep, trained, 5, 1))
+    assert said.startswith("InputError: path: rank 2 cannot share memory") and "too little memory" in said
+    ep.arguments = dataclasses.replace(ep.arguments, path="peer")
+    assert sum(gather(run_phase(ep, trained, 5, 1).figures()["copies"])) > 0
 
 
-def test_shared_memory_has_no_name_while_it_is_used(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["names"]["arena"] > 0
-        assert of["names"]["inside"] == of["names"]["after"] == []
+def test_shared_memory_has_no_name_while_it_is_used_and_after_an_error(rank: int) -> None:
+    ep = spread(make_model(torch.float32), path="host", ranks_per_node=2)
+    with contextlib.suppress(KeyError), ep.plan(draw_routes(rank, 1, 5)):
+        dist.barrier()
+        assert ep._memory.num_bytes > 0
+        assert not names_in_shared_memory()
+        raise KeyError
+    assert not names_in_shared_memory()
 
 
 def train_and_fail(rank: int, folder: str, fails: str) -> None:

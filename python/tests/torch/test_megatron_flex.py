@@ -1,6 +1,6 @@
 """Megatron-LM's flex dispatcher under a plan, with its own managers and stand-ins for their kernels.
 
-One spawn of four processes runs all checks. What is expected is what Megatron-LM's all-to-all dispatcher computes.
+What is expected is what Megatron-LM's all-to-all dispatcher computes.
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ from typing import Any
 import megatron_flex_kernels as kernels
 import pytest
 import torch
-import torch.distributed as dist
 from megatron_flex_kernels import ROUTER
 from megatron_training import (
     Case,
+    batch,
     begin_groups,
     counts_of,
     differences,
     expect_equal,
+    expect_planned_rows,
     make_config,
     make_net,
+    replay,
+    stale_guests,
     train,
+    train_unplanned,
     under_a_plan,
 )
+from processes import gather
+from refusals import input_error
 
-import foremoe
 import foremoe.megatron
-from foremoe.megatron import experts
 
 OVERLAP = {"overlap_grad_reduce": True}
 CASES: dict[str, tuple[Case, dict[str, Any]]] = {
@@ -56,96 +60,31 @@ class Sharp:
                     module.router.register_forward_hook(count)
 
 
-def work(rank: int) -> dict[str, Any]:
-    kernels.apply()
-    found: dict[str, Any] = {"backends": kernels.BACKENDS}
-    for name, (case, options) in CASES.items():
-        begin_groups(case.ep)
-        expected = train(case)
-        for backend in kernels.BACKENDS:
-            of, metrics = under_a_plan(kernels.with_backend(case, backend), options)
-            found[f"{name}, {backend}"] = differences(of, expected) | {"metrics": metrics}
-            kernels.nccl_ep_finalize()
+of_backends = pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
+
+
+@of_backends
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_gradients_are_those_of_megatrons_all_to_all(rank: int, name: str, backend: str) -> None:
+    kernels.expect(backend)
+    case, options = CASES[name]
+    begin_groups(case.ep)
+    found, metrics = under_a_plan(kernels.with_backend(case, backend), options)
+    kernels.nccl_ep_finalize()
+    expect_equal(found, train_unplanned(case))
+    expect_planned_rows(metrics)
+
+
+@of_backends
+def test_a_chosen_expert_of_probability_zero_keeps_its_row(rank: int, backend: str) -> None:
+    kernels.expect(backend)
     begin_groups(4)
     sharp = Sharp()
     expected = train(Case(config=ROUTER), sharp)
-    found["zeros"] = sharp.zeros
-    for backend in kernels.BACKENDS:
-        of, _ = under_a_plan(kernels.with_backend(Case(config=ROUTER), backend), {}, Sharp())
-        found[f"zeros, {backend}"] = differences(of, expected)
-    with pytest.MonkeyPatch.context() as patch:
-        first: dict[Any, Any] = {}
-
-        def stale(self: Any, expert: int) -> Any:
-            return first.setdefault((id(self), expert), self.parameters[expert].detach().clone())
-
-        patch.setattr(experts.Stack, "__getitem__", stale)
-        expected = train(Case(config=ROUTER))
-        of, _ = under_a_plan(kernels.with_backend(Case(config=ROUTER), "deepep"), {})
-        found["a stale guest"] = differences(of, expected)["loss"]
-    found["refused"] = refused()
-    found["contexts"] = contexts() if "ncclep" in kernels.BACKENDS else None
-    return found
-
-
-def contexts() -> list[int]:
-    """The numbers of experts for which NCCL-EP's contexts are made: before, in and after a step."""
-    from megatron_training import batch, replay
-
-    case = kernels.with_backend(Case(config=ROUTER), "ncclep", moe_expert_rank_capacity_factor=4.0)
-    net = make_net(make_config(case))
-    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
-    kernels.CONTEXTS.clear()
+    assert sharp.zeros > 20
+    found, _ = under_a_plan(kernels.with_backend(Case(config=ROUTER), backend), {}, Sharp())
     kernels.nccl_ep_finalize()
-    plan = replicas.plan(counts_of(0, dist.get_rank())[:1], phase="recompute")
-
-    def run() -> None:
-        replay(net, 0, 0)
-        with torch.no_grad():
-            net(batch(0, 0))
-
-    run()
-    with replicas.step(plan):
-        run()
-    run()
-    return list(kernels.CONTEXTS)
-
-
-def refused() -> str:
-    """A plan for which the configured buffers are too small. 0.16 has no such field."""
-    net = make_net(make_config(kernels.with_backend(Case(config=ROUTER), "hybridep")))
-    for layer in net.moe:
-        layer.config.moe_expert_rank_capacity_factor = 0.99
-    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
-    plan = replicas.plan(counts_of(0, dist.get_rank()))
-    try:
-        with replicas.step(plan):
-            return "nothing"
-    except foremoe.InputError as error:
-        return f"{error.field}: {error}"
-
-
-@pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
-@pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_megatrons_all_to_all(
-    found: list[dict[str, Any]], case: str, backend: str
-) -> None:
-    if backend not in found[0]["backends"]:
-        pytest.skip("this megatron-core has no NCCL-EP")
-    expect_equal(found, f"{case}, {backend}")
-    for of in found:
-        one = of[f"{case}, {backend}"]
-        assert one["metrics"]["foremoe/rho_computed"] == pytest.approx(one["metrics"]["foremoe/rho_planned"], rel=1e-12)
-        assert one["metrics"]["foremoe/rho_planned"] < one["metrics"]["foremoe/rho_vanilla"]
-
-
-@pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
-def test_a_chosen_expert_of_probability_zero_keeps_its_row(found: list[dict[str, Any]], backend: str) -> None:
-    assert all(of["zeros"] > 20 for of in found)
-    if backend not in found[0]["backends"]:
-        pytest.skip("this megatron-core has no NCCL-EP")
-    for of in found:
-        assert max(of[f"zeros, {backend}"].values()) <= 1e-12, of[f"zeros, {backend}"]
+    expect_equal(found, expected)
 
 
 def test_the_largest_probabilities_alone_would_lose_it() -> None:
@@ -161,18 +100,46 @@ def test_the_largest_probabilities_alone_would_lose_it() -> None:
     assert not torch.equal(own[:2], routing_map[:2])
 
 
-def test_a_stale_guest_is_seen(found: list[dict[str, Any]]) -> None:
-    assert max(of["a stale guest"] for of in found) > 1e-6
+def test_a_stale_guest_is_seen(rank: int) -> None:
+    kernels.expect("deepep")
+    begin_groups(4)
+    with stale_guests():
+        found, _ = under_a_plan(kernels.with_backend(Case(config=ROUTER), "deepep"), {})
+    assert max(gather(differences(found, train_unplanned(Case(config=ROUTER)))["loss"])) > 1e-6
 
 
-def test_nccls_context_is_made_anew_where_the_number_of_experts_changes(found: list[dict[str, Any]]) -> None:
-    if found[0]["contexts"] is None:
-        pytest.skip("this megatron-core has no NCCL-EP")
-    assert all(of["contexts"] == [8, 12, 8] for of in found)
+def test_nccls_context_is_made_anew_where_the_number_of_experts_changes(rank: int) -> None:
+    """Before, in and after a step."""
+    kernels.expect("ncclep")
+    begin_groups(4)
+    case = kernels.with_backend(Case(config=ROUTER), "ncclep", moe_expert_rank_capacity_factor=4.0)
+    net = make_net(make_config(case))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    kernels.CONTEXTS.clear()
+    kernels.nccl_ep_finalize()
+    plan = replicas.plan(counts_of(0, rank)[:1], phase="recompute")
+
+    def run() -> None:
+        replay(net, 0, 0)
+        with torch.no_grad():
+            net(batch(0, 0))
+
+    run()
+    with replicas.step(plan):
+        run()
+    run()
+    assert kernels.CONTEXTS == [8, 12, 8]
+    kernels.nccl_ep_finalize()
 
 
-def test_a_plan_that_needs_larger_buffers_is_refused(found: list[dict[str, Any]]) -> None:
-    field = "moe_expert_rank_capacity_factor"
-    for of in found:
-        words = f"{field}: {field}: 0.99, with which rows of this plan have no room; expected 1."
-        assert of["refused"].startswith(words), of["refused"]
+def test_a_plan_that_needs_larger_buffers_is_refused(rank: int) -> None:
+    """0.16 has no such field."""
+    kernels.expect("hybridep")
+    begin_groups(4)
+    net = make_net(make_config(kernels.with_backend(Case(config=ROUTER), "hybridep")))
+    for layer in net.moe:
+        layer.config.moe_expert_rank_capacity_factor = 0.99
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    plan = replicas.plan(counts_of(0, rank))
+    words = "moe_expert_rank_capacity_factor: 0.99, with which rows of this plan have no room; expected 1."
+    assert input_error(lambda: replicas.step(plan).__enter__()).startswith(words)

@@ -1,11 +1,12 @@
 """Planned steps in a pipeline of Megatron-LM, under its own 1F1B schedules, against the same without a plan.
 
-One spawn of four processes runs all checks: two stages of two ranks, which are an expert-parallel group.
+There are two stages of two ranks, which are an expert-parallel group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import megatron_flex_kernels as kernels
@@ -14,19 +15,23 @@ import torch
 import torch.distributed as dist
 from megatron_on_cpu import OnDevice, counted
 from megatron_training import (
-    EXPERTS,
     TOKENS,
     Case,
     batch,
     begin_groups,
     counts_of,
     differences,
+    expect_planned_rows,
+    expect_shadow,
+    group_of,
+    is_bitwise,
     make_config,
     make_net,
-    modelled_seconds,
     replay,
     wrap,
 )
+from processes import gather
+from refusals import refusal
 
 import foremoe
 import foremoe.megatron
@@ -68,13 +73,9 @@ class Pipeline:
         layers = of_chunk if stage != dense_stage else 0
         virtual = {"virtual_pipeline_model_parallel_size": chunks} if chunks > 1 else {}
         self.config = make_config(
-            case,
-            num_layers=num_layers,
-            pipeline_model_parallel_size=STAGES,
-            pipeline_dtype=case.dtype,
-            deallocate_pipeline_outputs=not on_device,
-            **virtual,
-        )
+            case, num_layers=num_layers, pipeline_model_parallel_size=STAGES, pipeline_dtype=case.dtype,
+            deallocate_pipeline_outputs=not on_device, **virtual,
+        )  # fmt: skip
         first = [(stage + chunk * STAGES) * of_chunk for chunk in range(chunks)]
         self.layers = [of + i for of in first for i in range(layers)]
         self.nets = [make_net(self.config, layers, of) for of in first]
@@ -138,40 +139,35 @@ class Pipeline:
         }
 
 
-EXPECTED: dict[str, dict[str, Any]] = {}
+unplanned: dict[str, dict[str, Any]] = {}
 
 
-def run_unplanned(case: Case, **of_pipeline: Any) -> dict[str, Any]:
-    """A step as Megatron-LM itself runs it. Once per case."""
-    key = repr((case, of_pipeline))
-    if key not in EXPECTED:
-        EXPECTED[key] = Pipeline(case, **of_pipeline).run()
-    return EXPECTED[key]
+def run_unplanned(case: Case) -> dict[str, Any]:
+    """A step as Megatron-LM itself runs it. Once per way of training."""
+    if repr(case) not in unplanned:
+        unplanned[repr(case)] = Pipeline(case).run()
+    return unplanned[repr(case)]
 
 
-def compare(
-    case: Case, options: dict[str, Any], without_plan: Case | None = None, **of_pipeline: Any
-) -> dict[str, Any]:
-    """Two steps of the same weights: a second one begins where a first has left guests and sums.
-
-    without_plan: what is expected, if it is not the same case.
-    """
-    expected = run_unplanned(without_plan or case, **of_pipeline)
+def compare(case: Case, options: dict[str, Any], expected: dict[str, Any], **of_pipeline: Any) -> dict[str, Any]:
+    """Two steps of the same weights: a second one begins where a first has left guests and sums."""
     planned = Pipeline(case, **of_pipeline)
     replicas = foremoe.megatron.attach(planned.models, **{"ranks_per_node": 2, **options})
-    found: dict[str, Any] = {"worst": 0.0, "differences": []}
+    found: dict[str, Any] = {"worst": 0.0}
     for _ in range(2):
         plan = replicas.plan(planned.counts())
         of = differences(planned.run(replicas.step(plan)), expected)
-        found["differences"].append(of)
         found["worst"] = max(found["worst"], *of.values())
     found["metrics"] = replicas.metrics()
-    if planned.layers:
-        made = plan.finish()
-        found["in_flight"] = made.in_flight
-        found["moved"] = moved_guests(made)
+    found["plan"] = plan.finish() if planned.layers else None
     replicas.detach()
     return found
+
+
+@functools.cache
+def compare_case(name: str) -> dict[str, Any]:
+    begin_groups(2, pipeline_model_parallel_size=STAGES)
+    return compare(*CASES[name], run_unplanned(CASES[name][0]))
 
 
 def moved_guests(plan: foremoe.Plan) -> int:
@@ -191,171 +187,109 @@ def moved_guests(plan: foremoe.Plan) -> int:
     return found
 
 
-def count_waits() -> list[dict[str, int]]:
-    """Of a step as planned, and as it is: the dispatchers' gathers of counts, and waits for the device."""
-    found = []
-    for planned in (True, False):
-        pipeline = Pipeline(Case(ep=2, ddp={}), on_device=True)
-        context = None
-        if planned:
-            replicas = foremoe.megatron.attach(pipeline.models, ranks_per_node=2)
-            context = replicas.step(replicas.plan(pipeline.counts()))
-        with context if context is not None else contextlib.nullcontext(), counted() as counts:
-            pipeline.run()
-            found.append(dict(counts))
-    return found
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_are_those_of_megatrons_own_layers(rank: int, case: str) -> None:
+    found = compare_case(case)
+    assert found["worst"] <= 1e-12
+    expect_planned_rows(found["metrics"])
 
 
-def shadow(chunks: int) -> dict[str, Any]:
-    """Counting changes nothing; what it says is what counts say. chunks: virtual stages on a rank."""
+@pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
+def test_flex_dispatchers_compute_what_the_all_to_all_does(rank: int, backend: str) -> None:
+    kernels.expect(backend)
+    begin_groups(2, pipeline_model_parallel_size=STAGES)
+    own = Case(ep=2, ddp=OVERLAP, config=kernels.ROUTER)
+    found = compare(kernels.with_backend(own, backend), {"guest_slots": 2}, Pipeline(own).run())
+    kernels.nccl_ep_finalize()
+    assert found["worst"] <= 1e-12
+
+
+def test_stages_plan_for_as_many_micro_steps_as_are_in_flight(rank: int) -> None:
+    assert compare_case("resident")["plan"].in_flight == (2 if rank < 2 else 1)
+
+
+def test_guests_change_between_micro_steps_in_flight(rank: int) -> None:
+    static, resident = (gather(compare_case(case)["metrics"]["foremoe/copies"]) for case in ("static", "resident"))
+    for stage in (slice(2), slice(2, 4)):
+        assert sum(resident[stage]) > sum(static[stage]) > 0
+    moved = gather(moved_guests(compare_case("two guests")["plan"]))
+    assert sum(moved[:2]) > 0, "no guest comes back into another slot"
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_planned_stage_exchanges_no_counts_and_waits_for_nothing(rank: int, planned: bool) -> None:
+    begin_groups(2, pipeline_model_parallel_size=STAGES)
+    pipeline = Pipeline(Case(ep=2, ddp={}), on_device=True)
+    replicas = foremoe.megatron.attach(pipeline.models, ranks_per_node=2) if planned else None
+    context = replicas.step(replicas.plan(pipeline.counts())) if replicas else contextlib.nullcontext()
+    with context, counted() as counts:
+        pipeline.run()
+        found = dict(counts)
+    if planned:
+        assert found == {}
+    else:
+        assert min(found[of] for of in ("all_gather", "synchronize", "to_host")) >= LAYERS_OF_STAGE * MICRO_STEPS
+
+
+@pytest.mark.parametrize("stage", range(STAGES))
+def test_a_stage_of_dense_layers_takes_part(rank: int, stage: int) -> None:
+    begin_groups(2, pipeline_model_parallel_size=STAGES)
+    case = Case(ep=2, ddp=OVERLAP)
+    found = compare(case, {}, Pipeline(case, dense_stage=stage).run(), dense_stage=stage)
+    assert found["worst"] <= 1e-12
+    assert (found["metrics"] == {}) == (rank // 2 == stage)
+
+
+def test_a_stage_of_dense_layers_refuses_what_another_stage_does(rank: int) -> None:
+    """A policy that only the stage with MoE layers can refuse. Stages agree over gloo, which waits for no device."""
+    begin_groups(2, pipeline_model_parallel_size=STAGES)
+    pipeline = Pipeline(Case(ep=2, ddp=OVERLAP), dense_stage=0)
+    own = "policy: eplb made a plan of residency free"
+    said = refusal(lambda: foremoe.megatron.attach(pipeline.models, policy="eplb"))
+    assert said.startswith(f"InputError: {own}" if rank >= 2 else f"InputError: rank 2 refused: {own}"), said
+    replicas = foremoe.megatron.attach(pipeline.models)
+    assert [dist.get_backend(group) for group in replicas._agreement._groups] == ["gloo", "gloo"]
+    replicas.detach()
+
+
+@pytest.mark.parametrize("chunks", [1, 2])  # virtual stages on a rank
+def test_shadow_mode_counts_in_pipelines_and_changes_nothing(rank: int, chunks: int) -> None:
+    virtual = {"virtual_pipeline_model_parallel_size": chunks} if chunks > 1 else {}
+    begin_groups(2, pipeline_model_parallel_size=STAGES, **virtual)
     case = Case(ep=2, ddp=OVERLAP)
     expected = Pipeline(case, chunks).run()
     pipeline = Pipeline(case, chunks)
     replicas = foremoe.megatron.attach(pipeline.models, mode="shadow", ranks_per_node=2)
     found = pipeline.run(replicas.step())
     replicas.detach()
-    first = dist.get_rank() // 2 * 2
-    of_ranks = [counts_of(STEP, r, pipeline.layers, MICRO_STEPS) for r in (first, first + 1)]
-    at_homes = sum(of_ranks).view(MICRO_STEPS, -1, 2, EXPERTS // 2).sum(-1).double()
-    return {
-        "equal": found["losses"] == expected["losses"]
-        and all(torch.equal(a, b) for a, b in zip(found["inputs"], expected["inputs"], strict=True))
-        and all(torch.equal(of, expected["weights"][0][name]) for name, of in found["weights"][0].items()),
-        "rho": float((at_homes.amax(-1) / at_homes.mean(-1)).mean()),
-        "metrics": replicas.metrics(),
-        "seconds": modelled_seconds(of_ranks, STAGES - dist.get_rank() // 2),
-    }
+    assert is_bitwise(found, expected)
+    counts = [counts_of(STEP, of, pipeline.layers, MICRO_STEPS) for of in group_of(rank)]
+    expect_shadow(replicas.metrics(), counts, STAGES - rank // 2)
 
 
-def refuse_on_one_stage() -> list[str]:
-    """What both stages say of a policy that only the one with MoE layers can refuse; then of what words go over."""
-    pipeline = Pipeline(Case(ep=2, ddp=OVERLAP), dense_stage=0)
-    found = []
-    try:
-        foremoe.megatron.attach(pipeline.models, policy="eplb")
-    except foremoe.InputError as error:
-        found.append(str(error))
-    replicas = foremoe.megatron.attach(pipeline.models)
-    found += [dist.get_backend(group) for group in replicas._agreement._groups]
-    replicas.detach()
-    return found
+computed_again = steps.MicroBatchRows.computed_again
 
 
-def mutate() -> dict[str, float]:
-    """What goes wrong where several micro-steps in flight are not heeded."""
-    two = CASES["two guests"]
-
-    def broken(of: tuple[Case, dict[str, Any]], where: Any, name: str, by: Any) -> float:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(where, name, by)
-            return float(compare(*of)["worst"])
-
-    computed_again = steps.MicroBatchRows.computed_again
-
-    def stay(self: Any, turn: Any, *_: Any) -> Any:
-        return computed_again(self, turn, [], [])
-
-    def end_forward(self: Any) -> None:
-        if not self.ran:
-            self.ran, self._cursor.last = True, self.forward
-
-    return {
-        "gradients stay in the slot of the forward": broken(two, steps.MicroBatchRows, "computed_again", stay),
-        "guests that leave after a forward keep their gradients": broken(
-            two, layer_turn.LayerTurn, "end_forward", end_forward
-        ),
-        "a checkpoint reads the guests of the forward": broken(
-            CASES["three layers, all recomputed"], guests.Guests, "begin_ahead", lambda *_: None
-        ),
-    }
+def stay(self: Any, turn: Any, *_: Any) -> Any:
+    return computed_again(self, turn, [], [])
 
 
-def work(rank: int) -> dict[str, Any]:
-    begin_groups(2, pipeline_model_parallel_size=STAGES)
-    found: dict[str, Any] = {name: compare(case, options) for name, (case, options) in CASES.items()}
-    found["dense"] = [compare(Case(ep=2, ddp=OVERLAP), {}, dense_stage=stage) for stage in range(STAGES)]
-    found["refused"] = refuse_on_one_stage()
-    found["waits"] = count_waits()
-    found["shadow"] = shadow(1)
-    found["mutated"] = mutate()
-    begin_groups(2, pipeline_model_parallel_size=STAGES, virtual_pipeline_model_parallel_size=2)
-    found["virtual"] = shadow(2)
-    begin_groups(2, pipeline_model_parallel_size=STAGES)
-    kernels.apply()
-    own = Case(ep=2, ddp=OVERLAP, config=kernels.ROUTER)
-    for backend in kernels.BACKENDS:
-        found[backend] = compare(kernels.with_backend(own, backend), {"guest_slots": 2}, own)
-        kernels.nccl_ep_finalize()
-    return found
+def end_forward(self: Any) -> None:
+    if not self.ran:
+        self.ran, self._cursor.last = True, self.forward
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_megatrons_own_layers(found: list[dict[str, Any]], case: str) -> None:
-    for rank, of in enumerate(found):
-        assert of[case]["worst"] <= 1e-12, (rank, of[case]["differences"])
+def do_nothing(*_: Any) -> None: ...
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_rank_computes_the_rows_that_were_planned_for_it(found: list[dict[str, Any]], case: str) -> None:
-    for of in found:
-        metrics = of[case]["metrics"]
-        assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
-        assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
-
-
-@pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
-def test_flex_dispatchers_compute_what_the_all_to_all_does(found: list[dict[str, Any]], backend: str) -> None:
-    if backend not in found[0]:
-        pytest.skip("this megatron-core has no NCCL-EP")
-    for rank, of in enumerate(found):
-        assert of[backend]["worst"] <= 1e-12, (rank, of[backend]["differences"])
-
-
-def test_stages_plan_for_as_many_micro_steps_as_are_in_flight(found: list[dict[str, Any]]) -> None:
-    assert [of["resident"]["in_flight"] for of in found] == [2, 2, 1, 1]
-
-
-def test_guests_change_between_micro_steps_in_flight(found: list[dict[str, Any]]) -> None:
-    for stage in (found[:2], found[2:]):
-        copies = {case: sum(of[case]["metrics"]["foremoe/copies"] for of in stage) for case in ("static", "resident")}
-        assert copies["resident"] > copies["static"] > 0, copies
-    assert sum(of["two guests"]["moved"] for of in found[:2]) > 0, "no guest comes back into another slot"
-
-
-def test_a_planned_stage_exchanges_no_counts_and_waits_for_nothing(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        planned, own = of["waits"]
-        assert planned == {}
-        assert min(own[what] for what in ("all_gather", "synchronize", "to_host")) >= LAYERS_OF_STAGE * MICRO_STEPS
-
-
-def test_a_stage_of_dense_layers_takes_part(found: list[dict[str, Any]]) -> None:
-    for rank, of in enumerate(found):
-        for stage, dense in enumerate(of["dense"]):
-            assert dense["worst"] <= 1e-12, (rank, stage, dense)
-            assert (dense["metrics"] == {}) == (rank // 2 == stage)
-
-
-def test_a_stage_of_dense_layers_refuses_what_another_stage_does(found: list[dict[str, Any]]) -> None:
-    own = "policy: eplb made a plan of residency free"
-    for rank, of in enumerate(found):
-        assert of["refused"][0].startswith(own if rank >= 2 else f"rank 2 refused: {own}"), (rank, of["refused"])
-
-
-def test_agreements_wait_for_no_device(found: list[dict[str, Any]]) -> None:
-    assert all(of["refused"][1:] == ["gloo", "gloo"] for of in found)
-
-
-@pytest.mark.parametrize("which", ["shadow", "virtual"])
-def test_shadow_mode_counts_in_pipelines(found: list[dict[str, Any]], which: str) -> None:
-    for of in found:
-        assert of[which]["equal"]
-        assert of[which]["metrics"]["foremoe/rho_vanilla"] == pytest.approx(of[which]["rho"], rel=1e-12)
-        assert of[which]["metrics"]["foremoe/rho_planned"] < of[which]["metrics"]["foremoe/rho_vanilla"]
-        assert of[which]["metrics"]["foremoe/modelled_seconds_vanilla"] == of[which]["seconds"]["vanilla"]
-        assert of[which]["metrics"]["foremoe/modelled_seconds"] == of[which]["seconds"]["foremoe"]
-
-
-def test_each_trap_is_seen(found: list[dict[str, Any]]) -> None:
-    for trap in found[0]["mutated"]:
-        assert max(of["mutated"][trap] for of in found) > 1e-6, (trap, [of["mutated"][trap] for of in found])
+@pytest.mark.parametrize(("case", "where", "name", "by"), [
+    ("two guests", steps.MicroBatchRows, "computed_again", stay),  # gradients stay in the slot of the forward
+    ("two guests", layer_turn.LayerTurn, "end_forward", end_forward),  # guests that leave keep their gradients
+    ("three layers, all recomputed", guests.Guests, "begin_ahead", do_nothing),  # it reads the forward's guests
+])  # fmt: skip
+def test_several_micro_steps_in_flight_that_are_not_heeded_are_seen(
+    rank: int, case: str, where: Any, name: str, by: Any
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, by)
+        assert max(gather(compare_case.__wrapped__(case)["worst"])) > 1e-6

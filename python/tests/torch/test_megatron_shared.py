@@ -1,10 +1,11 @@
 """Megatron-LM's MoE layers under plans of residency shared: guests of all layers lie in the same few buffers.
 
-One spawn of four processes runs all checks. What is expected is what Megatron-LM's own layers compute.
+What is expected is what Megatron-LM's own layers compute.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -16,19 +17,21 @@ from megatron_training import (
     LAYERS,
     Case,
     begin_groups,
-    count_waits,
     differences,
-    expect_equal,
-    forward_only,
+    expect_no_waits,
+    expect_planned_forwards,
+    expect_planned_rows,
     make_config,
     make_net,
+    stale_guests,
     train_unplanned,
     under_a_plan,
 )
+from processes import gather
+from refusals import input_error
 
 import foremoe
 import foremoe.megatron
-from foremoe._engine import guests
 from foremoe.megatron import experts
 from foremoe.megatron import step as steps
 
@@ -42,12 +45,16 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "EP 2 × 2": (Case(ep=2, ddp={}), SHARED),
     "EP 2 × 2, overlap, layers recomputed": (Case(ep=2, ddp=OVERLAP, recompute="moe"), SHARED),
     "EP 2 × 2, sharded, overlap": (Case(ep=2, ddp=OVERLAP | {"use_distributed_optimizer": True}), SHARED),
+    "resident": (Case(), {}),
 }
 
 
-def compare(case: Case, options: dict[str, Any]) -> dict[str, Any]:
-    """With bytes: of weights and of sums of gradients in which guests are computed, in one step. And waiting: at most
-    so many gradients have come home and are not added, when a layer's backward has ended."""
+@functools.cache
+def compare(case: str) -> tuple[dict[str, Any], dict[str, float], int, int]:
+    """Differences and metrics. Then bytes: of weights and of sums of gradients in which guests are computed, in one
+    step. And waiting: at most so many gradients have come home and are not added, when a layer's backward has ended."""
+    of_case, options = CASES[case]
+    begin_groups(of_case.ep)
     held: dict[int, int] = {}
     waiting = [0]
     with pytest.MonkeyPatch.context() as patch:
@@ -59,9 +66,6 @@ def compare(case: Case, options: dict[str, Any]) -> dict[str, Any]:
                     held[of.untyped_storage().data_ptr()] = of.untyped_storage().nbytes()
             return run(self, *args)
 
-        def forget(self: Any) -> None:
-            held.clear()
-
         end = steps.MicroBatchRows.backward_ends
 
         def count(self: Any) -> Any:
@@ -71,39 +75,61 @@ def compare(case: Case, options: dict[str, Any]) -> dict[str, Any]:
 
         patch.setattr(steps.MicroBatchRows, "backward_ends", count)
         patch.setattr(experts.GuestExperts, "__call__", watched)
-        patch.setattr(foremoe.megatron.Replicas, "_expect_usable", forget)  # a step begins
-        found, metrics = under_a_plan(case, options)
-    return differences(found, train_unplanned(case)) | {
-        "metrics": metrics, "bytes": sum(held.values()), "waiting": max(waiting)
-    }  # fmt: skip
+        patch.setattr(foremoe.megatron.Replicas, "_expect_usable", lambda _: held.clear())  # a step begins
+        found, metrics = under_a_plan(of_case, options)
+    return differences(found, train_unplanned(of_case)), metrics, sum(held.values()), max(waiting)
 
 
-def mutate() -> dict[str, float]:
-    """What goes wrong where buffers are lent without care."""
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_are_those_of_megatrons_own_layers(rank: int, case: str) -> None:
+    worst, metrics, _, _ = compare(case)
+    assert max(worst.values()) <= 1e-12, worst
+    expect_planned_rows(metrics)
+    assert sum(gather(metrics["foremoe/copies"])) > 0
 
-    def broken(where: Any, name: str, by: Any) -> float:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(where, name, by)
-            found = compare(*CASES["EP 4"])
-            return float(max(found[what] for what in ("loss", "dx", "dw")))
 
-    first: dict[Any, Any] = {}
+def test_copies_are_fetched_at_every_use(rank: int) -> None:
+    of_shared, of_resident = (sum(gather(compare(case)[1]["foremoe/copies"])) for case in ("EP 4", "resident"))
+    assert of_shared > 2 * of_resident
 
-    def stale(self: Any, expert: int) -> Any:
-        return first.setdefault((id(self), expert), self.parameters[expert].detach().clone())
 
-    def left(self: Any, layer: int, name: str, slot: int) -> Any:
-        return self._gradients[layer, name][slot].clone()
+def test_guests_of_all_layers_have_the_memory_of_a_few_turns(rank: int) -> None:
+    of_one = 3 * HIDDEN * FFN * 8  # weights of an expert, and a sum of its gradients
+    for case, held in (("EP 4", 2 + 1), ("EP 4, two guests, deep", (3 + 1) * 2), ("resident", 2 * LAYERS)):
+        assert max(gather(compare(case)[2])) == held * of_one
+    assert max(gather(compare("EP 2 × 2")[3])) == 0 < max(gather(compare("EP 4")[3]))
 
-    class Keeps(steps.KeptWeights):
-        def pack(self, tensor: Any) -> Any:
-            return tensor
 
-    return {
-        "a stale guest": broken(experts.Stack, "__getitem__", stale),
-        "a backward reads the buffers of its forward": broken(steps, "KeptWeights", Keeps),
-        "a slot serves another layer with its gradients": broken(guests.Guests, "_take_gradient", left),
-    }
+def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(rank: int) -> None:
+    expect_no_waits(**SHARED)
+
+
+def test_old_log_probabilities_are_computed_under_a_plan(rank: int) -> None:
+    expect_planned_forwards(**SHARED)
+
+
+def left(self: Any, layer: int, name: str, slot: int) -> Any:
+    return self._gradients[layer, name][slot].clone()
+
+
+class Keeps(steps.KeptWeights):
+    def pack(self, tensor: Any) -> Any:
+        return tensor
+
+
+@pytest.mark.parametrize(("name", "by"), [
+    ("foremoe.megatron.step.KeptWeights", Keeps),  # a backward reads the buffers of its forward
+    ("foremoe._engine.guests.Guests._take_gradient", left),  # a slot serves another layer with its gradients
+])  # fmt: skip
+def test_buffers_that_are_lent_without_care_are_seen(rank: int, name: str, by: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(name, by)
+        assert max(gather(max(compare.__wrapped__("EP 4")[0].values()))) > 1e-6
+
+
+def test_a_stale_guest_is_seen(rank: int) -> None:
+    with stale_guests():
+        assert max(gather(max(compare.__wrapped__("EP 4")[0].values()))) > 1e-6
 
 
 class Hides(torch.autograd.Function):
@@ -119,139 +145,57 @@ class Hides(torch.autograd.Function):
         return grads[0] @ ctx.weight, grads[0].T @ ctx.rows
 
 
-def hidden() -> dict[str, Any]:
-    """Experts that keep their weights where nobody sees it: what attach() says, and what else goes wrong."""
+def test_experts_that_hide_their_weights_are_refused_since_their_gradients_would_be_wrong(rank: int) -> None:
     from megatron.core.tensor_parallel import layers
 
+    begin_groups(4)
     with pytest.MonkeyPatch.context() as patch:
         multiply = "linear_with_grad_accumulation_and_async_allreduce"
         patch.setattr(layers, multiply, lambda input, weight, **_: Hides.apply(input, weight))
-        with pytest.raises(foremoe.InputError) as raised:
+        words = (
+            "residency: shared, but the experts of moe\\.0 read weights in the backward where they lay in the forward"
+        )
+        with pytest.raises(foremoe.InputError, match=words):
             foremoe.megatron.attach(make_net(make_config(Case())), ranks_per_node=2, **SHARED)
         patch.setattr(experts.GuestExperts, "try_lending", lambda _: None)
-        found = compare(*CASES["EP 4"])
-    return {"said": str(raised.value), "wrong": max(found[what] for what in ("dx", "dw"))}
+        worst = compare.__wrapped__("EP 4")[0]
+    assert max(worst["dx"], worst["dw"]) > 1e-6
 
 
-def refused() -> list[str]:
-    """Layers of other shapes, and a checkpoint of several layers."""
-    found = []
-    config = make_config(Case())
-    net = make_net(config)
+def test_layers_of_other_shapes_cannot_share_buffers(rank: int) -> None:
+    begin_groups(4)
+    net = make_net(make_config(Case()))
     net.moe[1] = make_net(make_config(Case(), moe_ffn_hidden_size=2 * FFN, ffn_hidden_size=2 * FFN), 1).moe[0]
-    with pytest.raises(foremoe.InputError) as raised:
+    with pytest.raises(
+        foremoe.InputError, match=r"residency: shared, but experts of moe\.1 are of other shapes or types"
+    ):
         foremoe.megatron.attach(net, ranks_per_node=2, **SHARED)
-    found.append(str(raised.value))
-    try:
+
+
+def test_a_checkpoint_of_all_layers_cannot_share_buffers(rank: int) -> None:
+    begin_groups(4)
+    with pytest.raises(RuntimeError, match="under residency shared a checkpoint may hold one MoE layer, not several"):
         under_a_plan(Case(recompute="all"), SHARED)
-    except RuntimeError as error:
-        found.append(str(error))
-    return found
 
 
-def checkpointed() -> dict[str, str]:
-    """What attach() says of Megatron-LM's own blocks of four layers, by how they are recomputed."""
+@pytest.mark.parametrize(("method", "layers", "sparse", "refused"), [
+    ("uniform", 1, [True] * 4, False), ("block", 2, [True] * 4, False), ("uniform", 2, [False, True, True, True], True),
+    ("uniform", 2, [False, True, True, False], False),
+])  # fmt: skip
+def test_checkpoints_of_several_moe_layers_are_refused_when_that_is_configured(
+    rank: int, method: str, layers: int, sparse: list[bool], refused: bool
+) -> None:
+    """In Megatron-LM's own blocks of four layers."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 
-    found = {}
-    sparse, dense = (
-        get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False) for experts in (EXPERTS, None)
-    )
-    for name, method, layers, specs in (
-        ("one by one", "uniform", 1, [sparse] * 4),
-        ("some one by one", "block", 2, [sparse] * 4),
-        ("by two", "uniform", 2, [dense, sparse, sparse, sparse]),
-        ("by two of which one is dense", "uniform", 2, [dense, sparse, sparse, dense]),
-    ):
-        config = make_config(
-            Case(), num_layers=4, recompute_granularity="full", recompute_method=method, recompute_num_layers=layers
-        )
-        block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=specs))
-        try:
-            foremoe.megatron.attach(block, ranks_per_node=2, **SHARED).detach()
-            found[name] = "nothing"
-        except foremoe.InputError as error:
-            found[name] = str(error)
-        foremoe.megatron.attach(block, ranks_per_node=2).detach()
-    return found
-
-
-def work(rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, (case, options) in CASES.items():
-        begin_groups(case.ep)
-        found[name] = compare(case, options)
     begin_groups(4)
-    found["resident"] = compare(Case(), {})
-    found["waits"] = count_waits(True, **SHARED)
-    found["forward only"] = forward_only(**SHARED)
-    found["mutated"] = mutate()
-    found["hidden"] = hidden()
-    found["refused"] = refused()
-    found["checkpointed"] = checkpointed()
-    return found
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_megatrons_own_layers(found: list[dict[str, Any]], case: str) -> None:
-    expect_equal(found, case)
-    for of in found:
-        metrics = of[case]["metrics"]
-        assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
-        assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
-    assert sum(of[case]["metrics"]["foremoe/copies"] for of in found) > 0
-
-
-def test_copies_are_fetched_at_every_use(found: list[dict[str, Any]]) -> None:
-    copies = {case: sum(of[case]["metrics"]["foremoe/copies"] for of in found) for case in ("EP 4", "resident")}
-    assert copies["EP 4"] > 2 * copies["resident"], copies
-
-
-def test_guests_of_all_layers_have_the_memory_of_a_few_turns(found: list[dict[str, Any]]) -> None:
-    of_one = 3 * HIDDEN * FFN * 8  # weights of an expert, and a sum of its gradients
-    assert max(of["EP 4"]["bytes"] for of in found) == (2 + 1) * of_one
-    assert max(of["EP 4, two guests, deep"]["bytes"] for of in found) == (3 + 1) * 2 * of_one
-    assert max(of["EP 2 × 2"]["waiting"] for of in found) == 0 < max(of["EP 4"]["waiting"] for of in found)
-    assert max(of["resident"]["bytes"] for of in found) == 2 * LAYERS * of_one
-
-
-def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(found: list[dict[str, Any]]) -> None:
-    assert all(of["waits"] == {} for of in found)
-
-
-def test_old_log_probabilities_are_computed_under_a_plan(found: list[dict[str, Any]]) -> None:
-    assert all(of["forward only"]["worst"] <= 1e-12 for of in found)
-
-
-def test_each_trap_is_seen(found: list[dict[str, Any]]) -> None:
-    for trap in found[0]["mutated"]:
-        assert max(of["mutated"][trap] for of in found) > 1e-6, (trap, [of["mutated"][trap] for of in found])
-
-
-def test_experts_that_hide_their_weights_are_refused(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["hidden"]["wrong"] > 1e-6
-        assert of["hidden"]["said"].startswith(
-            "residency: shared, but the experts of moe.0 read weights in the backward where they lay in the forward"
-        )
-
-
-def test_what_cannot_share_buffers_is_refused(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        shapes, checkpoint = of["refused"]
-        assert shapes.startswith("residency: shared, but experts of moe.1 are of other shapes or types than those of")
-        assert "under residency shared a checkpoint may hold one MoE layer, not several" in checkpoint
-
-
-def test_checkpoints_of_several_moe_layers_are_refused_when_that_is_configured(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        several = (
-            "recompute_num_layers: 2, so that a checkpoint holds several MoE layers; expected 1 under residency shared"
-        )
-        assert of["checkpointed"] == {
-            "one by one": "nothing",
-            "some one by one": "nothing",
-            "by two": several,
-            "by two of which one is dense": "nothing",
-        }
+    specs = [get_gpt_layer_local_spec(num_experts=EXPERTS if of else None, moe_grouped_gemm=False) for of in sparse]
+    config = make_config(
+        Case(), num_layers=4, recompute_granularity="full", recompute_method=method, recompute_num_layers=layers
+    )
+    block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=specs))
+    several = "a checkpoint holds several MoE layers; expected 1 under residency shared"
+    words = f"recompute_num_layers: 2, so that {several}" if refused else "nothing"
+    assert input_error(lambda: foremoe.megatron.attach(block, ranks_per_node=2, **SHARED).detach()) == words
+    foremoe.megatron.attach(block, ranks_per_node=2).detach()

@@ -1,7 +1,4 @@
-"""Planned steps in what trainers have around them: Megatron-LM's own schedule and optimizers, and the document's code.
-
-One spawn of four processes runs all checks.
-"""
+"""Planned steps inside what trainers have: Megatron-LM's own schedule and optimizers, and the document's code."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from megatron_training import (
-    LAYERS,
     MICRO_STEPS,
     TOKENS,
     Case,
@@ -24,9 +20,12 @@ from megatron_training import (
     begin_groups,
     counts_of,
     differences,
+    expect_equal,
+    group_of,
     make_config,
     make_net,
     replay,
+    rho_at_homes,
     run_step,
     wrap,
 )
@@ -36,16 +35,13 @@ import foremoe.megatron
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adopting.md"
 OVERLAP = {"overlap_grad_reduce": True}
 SHARDED = {"use_distributed_optimizer": True}
-OPTIMIZED = [
-    Case(ep=2, dtype=torch.float32, config={"moe_router_dtype": "fp32"}, ddp=ddp)
-    for ddp in (OVERLAP, SHARDED, SHARDED | OVERLAP | {"overlap_param_gather": True})
-]
 
 
-def documented() -> dict[str, float]:
-    """The snippet of docs/users/adopting.md, with Megatron-LM's own schedule, against that schedule without it."""
+def test_the_documented_snippet_runs_with_megatrons_own_schedule(rank: int) -> None:
+    """Against that schedule without it."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
+    begin_groups(2)
     snippet = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[0]
     case = Case(ep=2, ddp=OVERLAP)
 
@@ -62,14 +58,10 @@ def documented() -> dict[str, float]:
             return of(inputs[-1]), lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
 
         names: dict[str, Any] = {
-            "model": [model],
-            "counts": counts_of(0, dist.get_rank()),
-            "forward_backward_func": get_forward_backward_func(),
-            "forward_step": forward_step,
-            "data_iterator": iter(range(MICRO_STEPS)),
-            "seq_length": TOKENS,
-            "micro_batch_size": 1,
-        }
+            "model": [model], "counts": counts_of(0, dist.get_rank()),
+            "forward_backward_func": get_forward_backward_func(), "forward_step": forward_step,
+            "data_iterator": iter(range(MICRO_STEPS)), "seq_length": TOKENS, "micro_batch_size": 1,
+        }  # fmt: skip
         code = snippet
         if not planned:
             code = (
@@ -85,20 +77,22 @@ def documented() -> dict[str, float]:
         }
 
     expected, found = run(False), run(True)
-    return differences(found, expected) | {"rho": found["metrics"]["foremoe/rho_computed"]}
+    expect_equal(found, expected)
+    assert found["metrics"]["foremoe/rho_computed"] < 1.05
 
 
-def in_shadow() -> dict[str, Any]:
-    """The wrap that docs/users/adopting.md has for a trainer's training step, around Megatron-LM's own schedule, by the
-    line for each trainer."""
+@pytest.mark.parametrize("name", ["megatron_forward_backward", "in_step"])
+def test_the_documented_wrap_counts_training_steps_and_changes_nothing(rank: int, name: str) -> None:
+    """It is around Megatron-LM's own schedule, by the line for each trainer."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
+    begin_groups(2)
     document = DOCS.read_text()
     (snippet,) = [code for code in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "def in_shadow" in code]
     names = {"get_forward_backward_func": get_forward_backward_func}
     names["megatron_forward_backward"] = get_forward_backward_func()
     exec(snippet, names)
-    lines = re.findall(r"`((\w+) = in_shadow\([^`]*)`", document)
+    (line,) = re.findall(rf"`({name} = in_shadow\([^`]*)`", document)
 
     def run(forward_backward: Any) -> dict[str, Any]:
         net = make_net(make_config(Case(ep=2)))
@@ -111,31 +105,23 @@ def in_shadow() -> dict[str, Any]:
 
         for forward_only in (True, False):
             losses = forward_backward(
-                forward_step_func=forward_step,
-                data_iterator=iter(range(MICRO_STEPS)),
-                model=[net],
-                num_microbatches=MICRO_STEPS,
-                seq_length=TOKENS,
-                micro_batch_size=1,
-                forward_only=forward_only,
-            )
+                forward_step_func=forward_step, data_iterator=iter(range(MICRO_STEPS)), model=[net],
+                num_microbatches=MICRO_STEPS, seq_length=TOKENS, micro_batch_size=1, forward_only=forward_only,
+            )  # fmt: skip
         return {
             "losses": [float(of["loss"]) for of in losses],
             "inputs": [x.grad for x in inputs[MICRO_STEPS:]],
             "weights": [{name: p.grad for name, p in net.named_parameters()}],
         }
 
-    expected = run(get_forward_backward_func())
-    first = dist.get_rank() // 2 * 2
-    at_homes = sum(counts_of(0, r) for r in (first, first + 1)).view(MICRO_STEPS, LAYERS, 2, -1).sum(-1).double()
-    found: dict[str, Any] = {"rho": float((at_homes.amax(-1) / at_homes.mean(-1)).mean())}
-    for line, name in lines:
-        exec(line, names)
-        differs = differences(run(names[name]), expected)
-        (replicas,) = names[name].attached
-        replicas.detach()
-        found[name] = {**differs, "metrics": replicas.metrics()}
-    return found
+    exec(line, names)
+    found, expected = run(names[name]), run(get_forward_backward_func())
+    assert max(differences(found, expected).values()) == 0
+    (replicas,) = names[name].attached
+    replicas.detach()
+    metrics = replicas.metrics()
+    assert metrics["foremoe/rho_vanilla"] == pytest.approx(rho_at_homes(sum(counts_of(0, of) for of in group_of(rank))))
+    assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
 
 
 def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[dict[str, Any], list[float]]:
@@ -166,38 +152,11 @@ def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[di
     return {name: p.detach().clone() for name, p in net.named_parameters()}, norms
 
 
-def optimized(case: Case) -> dict[str, Any]:
+@pytest.mark.parametrize("ddp", [OVERLAP, SHARDED, SHARDED | OVERLAP | {"overlap_param_gather": True}])
+def test_steps_of_megatrons_optimizers_give_the_same_weights(rank: int, ddp: dict[str, Any]) -> None:
+    begin_groups(2)
+    case = Case(ep=2, dtype=torch.float32, config={"moe_router_dtype": "fp32"}, ddp=ddp)
     expected, norms = optimize(case)
     found, norms_found = optimize(case, lambda model: foremoe.megatron.attach(model, ranks_per_node=2))
-    return {
-        "weights": max(float((found[name] - of).abs().max() / of.abs().max()) for name, of in expected.items()),
-        "norms": [norms_found, norms],
-    }
-
-
-def work(rank: int) -> dict[str, Any]:
-    begin_groups(2)
-    return {"documented": documented(), "wrap": in_shadow(), "optimized": [optimized(case) for case in OPTIMIZED]}
-
-
-def test_the_documented_snippet_runs_with_megatrons_own_schedule(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert max(of["documented"][what] for what in ("loss", "dx", "dw")) <= 1e-12, of["documented"]
-        assert of["documented"]["rho"] < 1.05
-
-
-@pytest.mark.parametrize("name", ["megatron_forward_backward", "in_step"])
-def test_the_documented_wrap_counts_training_steps_and_changes_nothing(found: list[dict[str, Any]], name: str) -> None:
-    for of in found:
-        wrap, rho = of["wrap"][name], of["wrap"]["rho"]
-        assert wrap["loss"] == wrap["dx"] == wrap["dw"] == 0
-        assert wrap["metrics"]["foremoe/rho_vanilla"] == pytest.approx(rho, rel=1e-12)
-        assert wrap["metrics"]["foremoe/rho_planned"] < rho
-
-
-def test_steps_of_megatrons_optimizers_give_the_same_weights(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        for case in of["optimized"]:
-            assert case["weights"] <= 1e-6, case
-            assert case["norms"][0] == pytest.approx(case["norms"][1], rel=1e-6)
-            assert min(case["norms"][1]) > 0.1
+    assert max(float((found[name] - of).abs().max() / of.abs().max()) for name, of in expected.items()) <= 1e-6
+    assert norms_found == pytest.approx(norms, rel=1e-6) and min(norms) > 0.1

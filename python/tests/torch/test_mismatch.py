@@ -1,7 +1,4 @@
-"""Routers that choose other experts than recorded, under on_mismatch="home": all is as in one eager process.
-
-One spawn of four processes runs all checks; each rank reports what it found.
-"""
+"""Routers that choose other experts than recorded, under on_mismatch="home": all is as in one eager process."""
 
 from __future__ import annotations
 
@@ -10,54 +7,42 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import assert_equal_to_eager, draw_routes, recompute, run_step, steps_of
+from processes import gather
+from training import draw_routes, recompute, run_step
 
 import foremoe
 from foremoe.torch.dispatch import chosen_slots
 
+CASES: dict[str, dict[str, Any]] = {
+    "as recorded": {"wrong": 0.0},
+    "some": {"wrong": 0.1},
+    "static, all": {"seed": 2, "residency": "static", "wrong": 1.0},
+    "shared, uneven, home": {"seed": 3, "residency": "shared", "uneven": True, "unrouted": "home", "wrong": 0.1},
+    "host, home": {"seed": 4, "path": "host", "unrouted": "home", "wrong": 0.2},
+    "checkpointing": {"seed": 1, "checkpointing": True, "wrong": 0.1},
+    "whole checkpoint, float32": {"seed": 1, "dtype": torch.float32, "checkpointing": "whole", "wrong": 0.1},
+}
 
-def work(rank: int) -> dict[str, Any]:
-    f64 = torch.float64
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_that_were_not_recorded_are_counted_by_micro_step_and_layer(rank: int, case: str) -> None:
+    result = run_step(rank, **{"dtype": torch.float64, **CASES[case]})
+    assert sum(gather(result["copies"])) > 0
+    assert result["mismatched"] == result["mismatched_expected"]
+    assert result["unplanned"] == result["unplanned_expected"]
+    assert (sum(map(sum, result["mismatched"])) > 0) == (result["mismatch"] > 0) == (case != "as recorded")
+    if case == "as recorded":
+        assert result["rho_computed"] == result["rho_planned"]
+    if case == "static, all":
+        assert result["mismatch"] == 1
+        assert result["rho_computed"] == pytest.approx(result["rho_at_homes"], rel=1e-12)
+
+
+def test_a_phase_of_forwards_alone_gives_the_same_outputs(rank: int) -> None:
     worst, figures = recompute(rank, draw_routes, wrong=0.2, unrouted="home")
-    return {
-        "as recorded": run_step(rank, f64, wrong=0.0),
-        "some": run_step(rank, f64, wrong=0.1),
-        "static, all": run_step(rank, f64, seed=2, residency="static", wrong=1.0),
-        "shared, uneven, home": run_step(
-            rank, f64, seed=3, residency="shared", uneven=True, unrouted="home", wrong=0.1
-        ),
-        "host, home": run_step(rank, f64, seed=4, path="host", unrouted="home", wrong=0.2),
-        "checkpointing": run_step(rank, f64, seed=1, checkpointing=True, wrong=0.1),
-        "whole checkpoint, float32": run_step(rank, torch.float32, seed=1, checkpointing="whole", wrong=0.1),
-        "recompute": {"worst": worst, "mismatched": figures["mismatched"]},
-    }
-
-
-def test_losses_and_gradients_are_those_of_one_eager_process(found: list[dict[str, Any]]) -> None:
-    assert_equal_to_eager(found)
-
-
-def test_rows_that_were_not_recorded_are_counted_by_micro_step_and_layer(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        for case, result in steps_of(of).items():
-            assert result["mismatched"] == result["mismatched_expected"], case
-            assert result["unplanned"] == result["unplanned_expected"], case
-            assert (sum(map(sum, result["mismatched"])) > 0) == (result["mismatch"] > 0) == (case != "as recorded")
-        assert of["as recorded"]["rho_computed"] == of["as recorded"]["rho_planned"]
-        assert of["static, all"]["mismatch"] == 1
-        assert of["static, all"]["rho_computed"] == pytest.approx(of["static, all"]["rho_at_homes"], rel=1e-12)
-
-
-def test_guests_were_there(found: list[dict[str, Any]]) -> None:
-    for case in steps_of(found[0]):
-        assert sum(of[case]["copies"] for of in found) > 0, case
-
-
-def test_a_phase_of_forwards_alone_gives_the_same_outputs(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["recompute"]["worst"] < 1e-12
-        assert of["recompute"]["mismatched"] == found[0]["recompute"]["mismatched"]
-        assert all(0 < rows < 4 * 22 * 2 for layers in of["recompute"]["mismatched"] for rows in layers)
+    assert worst < 1e-12
+    assert gather(figures["mismatched"]) == 4 * [figures["mismatched"]]
+    assert all(0 < rows < 4 * 22 * 2 for layers in figures["mismatched"] for rows in layers)
 
 
 def test_recorded_rows_fill_the_quotas_of_the_plan_and_homes_where_a_layer_falls_back() -> None:

@@ -1,7 +1,4 @@
-"""Routes that are not those of their rows, rows without a route that the loss reads, and calls that not all ranks make.
-
-One start of four processes runs all checks; each rank reports what it found.
-"""
+"""Routes that are not those of their rows, rows without a route that the loss reads, and calls of some ranks alone."""
 
 from __future__ import annotations
 
@@ -12,17 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import RANKS
 from refusals import refusal
-from training import (
-    EXPERTS,
-    RANKS,
-    draw_batches,
-    draw_routes,
-    loss_of,
-    make_model,
-    on_all_ranks,
-    wrong_routes,
-)
+from training import EXPERTS, draw_batches, draw_routes, loss_of, make_model, wrong_routes
 
 from foremoe.hf import expert_layers
 from foremoe.torch import ExpertParallel
@@ -157,9 +146,9 @@ def replan(ep: Any) -> Any:
     return ep.plan(recorded(ep.rank))
 
 
-def call_alone(rank: int, case: str) -> dict[str, Any]:
-    """What is said where one rank makes another collective call than the others, and after how many seconds."""
-    odd, others, _ = ALONE[case]
+@pytest.mark.parametrize("case", ALONE)
+def test_a_call_that_one_rank_makes_alone_is_named_on_all(rank: int, case: str) -> None:
+    odd, others, words = ALONE[case]
     model = make_model(F64)
     ep = ExpertParallel(expert_layers(model))
     ep.wrap(model)
@@ -176,86 +165,54 @@ def call_alone(rank: int, case: str) -> dict[str, Any]:
 
     since = time.monotonic()
     said = refusal(call)
-    return {"said": said, "seconds": time.monotonic() - since}
-
-
-def work(rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = {case: call_alone(rank, case) for case in ALONE}
-    for name, (routes, _) in OTHER_ROWS.items():
-        found[name] = refusal(lambda routes=routes: run(rank, routes(rank)))
-    others = OTHER_ROWS["shuffled"][0](rank)
-    found["recompute"] = refusal(lambda: run(rank, others, phase="recompute"))
-    found["replayed all the same"] = refusal(lambda: run(rank, others, on_mismatch="replay"))
-    found["fresh"] = run(rank, recorded(rank))
-    found["stale"] = run(rank, recorded(rank), noise=1.0)
-    constant = [torch.arange(of.shape[-1]).expand_as(of).clone() for of in recorded(rank)]
-    found["constant"] = refusal(lambda: run(rank, constant if rank == 1 else recorded(rank)))
-    found["zeros"] = refusal(lambda: run(rank, [torch.zeros_like(of) for of in recorded(rank)]))
-    heard = Heard()
-    logging.getLogger("foremoe").addHandler(heard)
-    for name, routes, options in (
-        ("ends", recorded(rank), {}),
-        ("prefix", without_prefix(rank), {}),
-        ("last token", recorded(rank), {"every_row": True}),
-        ("home", without_prefix(rank), {"unrouted": "home", "every_row": True}),
-    ):
-        heard.words.clear()
-        found[name] = run(rank, routes, **options) | {"heard": list(heard.words)}
-    return found
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
+    assert time.monotonic() - since < 60
+    assert "ranks make different collective calls" in said and words in said and "died" not in said, said
 
 
 @pytest.mark.parametrize("case", OTHER_ROWS)
-def test_routes_of_other_rows_end_the_phase_on_all_ranks(found: list[dict[str, Any]], case: str) -> None:
-    for of in found:
-        assert of[case].startswith("InputError: routes: "), of[case]
-        assert OTHER_ROWS[case][1] in of[case], of[case]
+def test_routes_of_other_rows_end_the_phase_on_all_ranks(rank: int, case: str) -> None:
+    routes, words = OTHER_ROWS[case]
+    said = refusal(lambda: run(rank, routes(rank)))
+    assert said.startswith("InputError: routes: ") and words in said, said
 
 
-def test_so_do_they_in_a_recompute_phase_unless_routes_may_be_any(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert "no better than in any other order of rows" in of["recompute"]
-        assert of["replayed all the same"] == "nothing"
+def test_so_do_they_in_a_recompute_phase_unless_routes_may_be_any(rank: int) -> None:
+    others = OTHER_ROWS["shuffled"][0](rank)
+    said = refusal(lambda: run(rank, others, phase="recompute"))
+    assert "no better than in any other order of rows" in said
+    run(rank, others, on_mismatch="replay")
 
 
-def test_stale_routes_pass(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["fresh"]["mismatch"] == 0
-        assert of["stale"]["mismatch"] > 0.6
+def test_stale_routes_pass(rank: int) -> None:
+    assert run(rank, recorded(rank))["mismatch"] == 0
+    assert run(rank, recorded(rank), noise=1.0)["mismatch"] > 0.6
 
 
-def test_constant_routes_are_refused_when_they_are_read(found: list[dict[str, Any]]) -> None:
-    said = "routes[0]: all rows have the same experts in every layer"
-    for rank, of in enumerate(found):
-        assert ("" if rank == 1 else "rank 1 refused: ") + said in of["constant"]
-        assert "routes[0]" in of["zeros"]
+def test_constant_routes_are_refused_when_they_are_read(rank: int) -> None:
+    constant = [torch.arange(of.shape[-1]).expand_as(of).clone() for of in recorded(rank)]
+    said = refusal(lambda: run(rank, constant if rank == 1 else recorded(rank)))
+    told = "" if rank == 1 else "rank 1 refused: "
+    assert f"{told}routes[0]: all rows have the same experts in every layer" in said
+    assert "routes[0]" in refusal(lambda: run(rank, [torch.zeros_like(of) for of in recorded(rank)]))
 
 
-def test_rows_without_a_route_that_the_loss_reads_are_counted_and_warned_of(found: list[dict[str, Any]]) -> None:
-    prefix = sum(3 + rank for rank in range(RANKS)) / (RANKS * 24)
-    for rank, of in enumerate(found):
-        assert of["ends"] == {"mismatch": 0, "dropped": 1 / 12, "dropped_read": 0, "heard": []}
-        assert of["prefix"]["dropped"] == pytest.approx(1 / 12 + prefix)
-        assert of["prefix"]["dropped_read"] == pytest.approx(prefix / (1 / 12 + prefix))
-        assert of["last token"]["dropped_read"] == 1
-        assert of["home"]["dropped"] == of["home"]["dropped_read"] == 0
-        assert of["home"]["heard"] == []
-        for case in ("prefix", "last token"):
-            assert len(of[case]["heard"]) == (rank == 0)
-            assert all("unrouted='home'" in words for words in of[case]["heard"])
+def test_rows_without_a_route_that_the_loss_reads_are_counted_and_warned_of(rank: int) -> None:
+    heard = Heard()
+    logging.getLogger("foremoe").addHandler(heard)
 
+    def figures(routes: list[Any], *, warns: bool, **options: Any) -> tuple[float, float]:
+        heard.words.clear()
+        found = run(rank, routes, **options)
+        assert len(heard.words) == (warns and rank == 0)
+        assert all("unrouted='home'" in words for words in heard.words)
+        return found["dropped"], found["dropped_read"]
 
-@pytest.mark.parametrize("case", ALONE)
-def test_a_call_that_one_rank_makes_alone_is_named_on_all(found: list[dict[str, Any]], case: str) -> None:
-    for of in found:
-        assert "ranks make different collective calls" in of[case]["said"], of[case]
-        assert ALONE[case][2] in of[case]["said"], of[case]
-        assert "died" not in of[case]["said"]
-        assert of[case]["seconds"] < 60
+    prefix = sum(3 + of for of in range(RANKS)) / (RANKS * 24)
+    assert figures(recorded(rank), warns=False) == (1 / 12, 0)
+    expected = pytest.approx(1 / 12 + prefix), pytest.approx(prefix / (1 / 12 + prefix))
+    assert figures(without_prefix(rank), warns=True) == expected
+    assert figures(recorded(rank), warns=True, every_row=True)[1] == 1
+    assert figures(without_prefix(rank), warns=False, unrouted="home", every_row=True) == (0, 0)
 
 
 def drawn_pool(seed: int, kept: float) -> Any:

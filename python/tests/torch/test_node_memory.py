@@ -1,31 +1,17 @@
-"""Memory that the ranks of a node share: what a reader takes from it, and how long it stays.
-
-One spawn of four processes runs all that is collective; each rank reports what it found.
-"""
+"""Memory that the ranks of a node share: what a reader takes from it, and how long it stays."""
 
 from __future__ import annotations
 
 import dataclasses
 import mmap
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from training import (
-    RANKS,
-    draw_batches,
-    draw_routes,
-    loss_of,
-    make_model,
-    on_all_ranks,
-    reference,
-    spread,
-    whole_gradients,
-    worst_difference,
-)
+from processes import gather
+from training import begin, expected_gradients, gradient_error, make_model, run_phase, spread
 
 import foremoe
 from foremoe._core import HostArena
@@ -96,37 +82,28 @@ class Driver:
         return 0
 
 
-def keep_memory(rank: int) -> dict[str, Any]:
-    """Phases of one model, of which the second needs as much memory as the first, and the last needs more."""
-    model = make_model(torch.float64)
-    ep = spread(model, path="host", ranks_per_node=2)
-    ep.wrap(model)
-    found: dict[str, Any] = {"differences": [], "bytes": [], "host copies": []}
+def test_phases_share_memory_until_one_needs_more(rank: int) -> None:
+    """The second needs as much memory as the first, and the last needs more."""
+    ep, model, trained = begin(path="host", ranks_per_node=2)
+    held = []
     for seed, micro_steps in ((5, 1), (5, 1), (6, 1), (7, 4)):
-        batches = [draw_batches(r, micro_steps, seed) for r in range(RANKS)]
-        routes = [draw_routes(r, micro_steps, seed) for r in range(RANKS)]
         model.zero_grad()
-        with ep.plan(routes[rank]) as phase:
-            for m in phase.micro_steps:
-                with phase.micro_step(m):
-                    loss_of(model, batches[rank][m]).backward()
-            phase.drain()
-        _, expected = reference(torch.float64, batches, routes)
-        found["differences"].append(worst_difference(whole_gradients(ep, model), expected)[0])
-        found["bytes"].append(ep._memory.num_bytes)
-        found["host copies"].append(phase.figures()["host_copies"])
+        phase = run_phase(ep, trained, seed, micro_steps)
+        assert gradient_error(ep, model, expected_gradients(seed, micro_steps)) <= 1e-12
+        held.append(ep._memory.num_bytes)
+        assert sum(gather(phase.figures()["host_copies"])) > 0
+    first, second, third, last = held
+    assert 0 < first == second <= third < last
     ep.detach()
-    found["bytes"].append(ep._memory.num_bytes)
-    return found
+    assert ep._memory.num_bytes == 0
 
 
-def pin_memory(rank: int) -> dict[str, Any]:
+def test_memory_is_pinned_when_it_is_made_and_let_go_once(rank: int) -> None:
     """Memory of a node for a device that is CUDA, or so it is told."""
     model = make_model(torch.float32)
     ep = spread(model, path="host", ranks_per_node=2)
     driver, waits = Driver(), []
     memory = NodeMemory(dataclasses.replace(ep.ranks, device=torch.device("cuda")))
-    found: dict[str, Any] = {"left over": []}
     with (
         mock.patch.object(torch.cuda, "cudart", lambda: driver),
         mock.patch.object(torch.cuda, "check_error", lambda code: None),
@@ -134,63 +111,22 @@ def pin_memory(rank: int) -> dict[str, Any]:
     ):
         for experts in ([(0, 1), (0, 3)], [(1, 2)], [(0, 1), (1, 2)], [(0, 0), (0, 1), (0, 2), (0, 3)]):
             places = memory.take_places(experts, [8192, 6])
-            found["left over"] += [places.is_published(expert) or places.is_intact(expert) for expert in experts]
+            # What an earlier phase wrote is not taken for this one's.
+            assert not any(places.is_published(expert) or places.is_intact(expert) for expert in experts)
             dist.barrier(ep.ranks.agreement.group)
             if rank == ep.ranks.node * ep.ranks.ranks_per_node:
                 for expert in experts:
                     places.publish(expert, [np.full(size, 1, np.uint8) for size in (8192, 6)])
             dist.barrier(ep.ranks.agreement.group)
             assert all(places.is_intact(expert) for expert in experts)
-        (begin, size), last = driver.pinned[-1], places.segments((0, 3))[-1]
-        found |= {"pinned": len(driver.pinned), "let go": len(driver.let_go)}
-        found["first"] = begin <= places.segments((0, 0))[0].ctypes.data
-        found["last"] = last.ctypes.data + last.nbytes <= begin + size
-        found["pages"] = begin % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
-        other = [(0, 2)] if rank == 3 else [(0, 1)]
-        try:
-            memory.take_places(other, [8192, 6])
-        except RuntimeError as error:
-            found["other"] = str(error)
+        (start, size), last = driver.pinned[-1], places.segments((0, 3))[-1]
+        assert (len(driver.pinned), len(driver.let_go)) == (2, 1), "four phases, of which the last needs more places"
+        assert start <= places.segments((0, 0))[0].ctypes.data
+        assert last.ctypes.data + last.nbytes <= start + size
+        assert start % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
+        with pytest.raises(RuntimeError, match="ranks \\[3\\] share other experts than the first rank of their node"):
+            memory.take_places([(0, 2)] if rank == 3 else [(0, 1)], [8192, 6])
         memory.release()
         memory.release()
-    found["in the end"] = [address for address, _ in driver.pinned] == driver.let_go
-    found["waits"] = waits
-    return found
-
-
-def work(rank: int) -> dict[str, Any]:
-    return {"kept": keep_memory(rank), "pinned": pin_memory(rank)}
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
-
-
-def test_phases_share_memory_until_one_needs_more(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        kept = of["kept"]
-        assert max(kept["differences"]) <= 1e-12
-        first, second, third, last, detached = kept["bytes"]
-        assert 0 < first == second <= third < last
-        assert detached == 0
-    assert all(sum(copies) > 0 for copies in zip(*(of["kept"]["host copies"] for of in found), strict=True))
-
-
-def test_memory_is_pinned_when_it_is_made_and_let_go_once(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        pinned = of["pinned"]
-        assert (pinned["pinned"], pinned["let go"]) == (2, 1), "four phases, of which the last needs more places"
-        assert pinned["first"] and pinned["last"] and pinned["pages"]
-        assert pinned["in the end"]
-        assert pinned["waits"] == [0, 1], "the device reads it until then"
-
-
-def test_what_an_earlier_phase_wrote_is_not_taken_for_this_ones(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["pinned"]["left over"] == [False] * 9
-
-
-def test_ranks_of_a_node_that_share_other_experts_are_refused(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["pinned"]["other"] == "ranks [3] share other experts than the first rank of their node"
+    assert [address for address, _ in driver.pinned] == driver.let_go
+    assert waits == [0, 1], "the device reads it until then"

@@ -1,23 +1,23 @@
 """An optimizer's state leaves a spread model whole, and a run resumes on another number of ranks, or on one process.
 
-Four processes train two steps and save. Four, two and one train the third step, and so does an eager process that was
-never interrupted.
+Four ranks train two steps and save. Four, two and one train the third step, and so does an eager process that was never
+interrupted.
 """
 
 from __future__ import annotations
 
-import os
-import pathlib
-import tempfile
+import copy
+import functools
+import io
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from processes import begin_rank, run_ranks
+from processes import RANKS
 from refusals import refusal
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-from training import RANKS, draw_batches, draw_routes, loss_of, make_model, reference, spread, worst_difference
+from training import draw_batches, draw_routes, loss_of, make_model, reference, spread, worst_difference
 
 MICRO_STEPS = RANKS  # of a step in all, whatever the number of ranks
 STEPS = 3
@@ -49,107 +49,39 @@ def train_step(ep: Any, trained: Any, optimizer: Any, step: int) -> None:
 
 
 def train_eagerly(model: Any, optimizer: Any, step: int) -> None:
-    """On one thread, as ranks compute: routers' softmax is in float32, and its rounding depends on the threads."""
     batches, routes = batches_of(step)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     _, gradients = reference(torch.float64, [[b] for b in batches], [[r] for r in routes], state=model.state_dict())
-    torch.set_num_threads(threads)
     for name, p in model.named_parameters():
         p.grad = gradients[name]
     optimizer.step()
 
 
-def set_up(wrapper: str | None) -> tuple[Any, Any, Any, Any]:
+def set_up(wrapper: str | None, group: Any = None) -> tuple[Any, Any, Any, Any]:
     model = make_model(torch.float64)
-    ep = spread(model, ranks_per_node=2)
+    ep = spread(model, group, ranks_per_node=1)
     trained = ep.wrap(model, wrapper)
     groups = [ep.dense_parameters(), ep.expert_parameters()] if wrapper == "fsdp2" else [list(model.parameters())]
     return model, ep, trained, make_optimizer(groups)
 
 
-def begin(rank: int, folder: str) -> None:
-    """Two steps of each wrapper, saved; then a third, uninterrupted."""
-    begin_rank(rank, RANKS, folder)
-    found: dict[str, Any] = {}
-    for wrapper in (None, "fsdp2"):
-        model, ep, trained, optimizer = set_up(wrapper)
-        for step in range(STEPS - 1):
-            train_step(ep, trained, optimizer, step)
-        if rank == 1:  # as a state that was loaded may be
-            for p, of in optimizer.state.items():
-                optimizer.state[p] = dict(reversed(of.items()))
-        saved = {"model": ep.whole_state_dict(trained), "optimizer": ep.whole_optimizer_state(optimizer)}
-        on_rank_0 = ep.whole_optimizer_state(optimizer, rank0_only=True, cpu_offload=True)
-        found[f"rank 0, {wrapper}"] = set(on_rank_0) == ({"state", "param_groups"} if rank == 0 else set())
-        if rank == 0:
-            torch.save(saved, f"{folder}/saved, {wrapper}")
-        train_step(ep, trained, optimizer, STEPS - 1)
-    found |= refuse(rank, model, ep, optimizer)
-    torch.save(found, f"{folder}/begun {rank}")
-    dist.destroy_process_group()
+@functools.cache
+def saved_by(wrapper: str | None) -> dict[str, Any]:
+    """The state of model and optimizer after two steps."""
+    _, ep, trained, optimizer = set_up(wrapper)
+    for step in range(STEPS - 1):
+        train_step(ep, trained, optimizer, step)
+    if ep.rank == 1:  # as a state that was loaded may be
+        for p, of in optimizer.state.items():
+            optimizer.state[p] = dict(reversed(of.items()))
+    on_rank_0 = ep.whole_optimizer_state(optimizer, rank0_only=True, cpu_offload=True)
+    assert set(on_rank_0) == ({"state", "param_groups"} if ep.rank == 0 else set())
+    saved = {"model": ep.whole_state_dict(trained), "optimizer": ep.whole_optimizer_state(optimizer)}
+    file = io.BytesIO()
+    torch.save(saved, file)
+    return torch.load(io.BytesIO(file.getvalue()))
 
 
-def refuse(rank: int, model: Any, ep: Any, optimizer: Any) -> dict[str, str]:
-    """What the last optimizer and others are refused for. Ends with another step on rank 2."""
-    found = {}
-    state = ep.whole_optimizer_state(optimizer)
-
-    def load(changed: Any, into: Any = optimizer) -> str:
-        return refusal(lambda: ep.load_whole_optimizer_state(into, changed))
-
-    before = make_optimizer([list(make_model(torch.float64).parameters())])
-    found["made before"] = refusal(lambda: ep.whole_optimizer_state(before))
-    found["made before, on rank 1"] = refusal(lambda: ep.whole_optimizer_state(before if rank == 1 else optimizer))
-    found["numbers"] = load(optimizer.state_dict())
-    found["nothing"] = load({})
-    dense, experts = state["param_groups"]
-    found["missing"] = load(state | {"param_groups": [dense]})
-    found["unexpected"] = load(state | {"param_groups": [dense, experts | {"params": [*experts["params"], "more"]}]})
-    name = experts["params"][0]
-    part = {name: {"exp_avg": torch.ones(3)}}
-    found["shape"] = load(state | {"state": state["state"] | part})
-    one_group = torch.optim.AdamW(model.parameters(), lr=LR)
-    found["options"] = load(state | {"param_groups": [dense, experts | {"lr": 1.0}]}, one_group)
-    factored = torch.optim.Adafactor(ep.expert_parameters())
-    for p in ep.expert_parameters():
-        p.grad = torch.ones_like(p)
-    refusal(factored.step)  # is refused already
-    found["factored"] = refusal(lambda: ep.whole_optimizer_state(factored))
-    if rank == 2:
-        optimizer.state[ep.expert_parameters()[0]]["step"] += 1
-    found["step"] = refusal(lambda: ep.whole_optimizer_state(optimizer))
-    return found
-
-
-def resume(rank: int, folder: str, ranks: int, found_in: str) -> None:
-    begin_rank(rank, ranks, folder)
-    found = {}
-    for saved_by in (None, "fsdp2"):
-        for wrapper in (None, "fsdp2"):
-            saved = torch.load(f"{found_in}/saved, {saved_by}", mmap=True)
-            _, ep, trained, optimizer = set_up(wrapper)
-            ep.load_whole_state_dict(trained, saved["model"])
-            ep.load_whole_optimizer_state(optimizer, saved["optimizer"])
-            train_step(ep, trained, optimizer, STEPS - 1)
-            found[f"{saved_by} to {wrapper}"] = ep.whole_state_dict(trained)
-    if rank == 0:
-        torch.save(found, f"{found_in}/resumed on {ranks}")
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def folder() -> Any:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with tempfile.TemporaryDirectory() as into:
-        run_ranks(RANKS, begin, into)
-        for ranks in (4, 2):
-            with tempfile.TemporaryDirectory() as other:
-                run_ranks(ranks, resume, other, ranks, into)
-        yield pathlib.Path(into)
-
-
-@pytest.fixture(scope="module")
+@functools.cache
 def uninterrupted() -> tuple[dict[str, Any], dict[str, Any]]:
     """The weights after two and after three steps of one eager process."""
     model = make_model(torch.float64)
@@ -160,64 +92,83 @@ def uninterrupted() -> tuple[dict[str, Any], dict[str, Any]]:
     return before, model.state_dict()
 
 
+of_wrappers = pytest.mark.parametrize("saving", [None, "fsdp2"])
+
+
 @pytest.mark.parametrize("ranks", [4, 2])
-@pytest.mark.parametrize("case", [f"{a} to {b}" for a in (None, "fsdp2") for b in (None, "fsdp2")])
-def test_a_run_resumes_on_another_number_of_ranks(folder: Any, uninterrupted: Any, ranks: int, case: str) -> None:
-    weights = torch.load(folder / f"resumed on {ranks}")[case]
-    assert worst_difference(weights, uninterrupted[1])[0] <= 1e-12
-    assert worst_difference(weights, uninterrupted[0])[0] > 1e-3, "the step changes them"
-
-
-@pytest.mark.parametrize("saved_by", [None, "fsdp2"])
-def test_a_run_resumes_in_one_process_with_a_plain_optimizer(
-    folder: Any, uninterrupted: Any, saved_by: str | None
+@pytest.mark.parametrize("wrapper", [None, "fsdp2"])
+@of_wrappers
+def test_a_run_resumes_on_another_number_of_ranks(
+    rank: int, saving: str | None, wrapper: str | None, ranks: int
 ) -> None:
-    saved = torch.load(folder / f"saved, {saved_by}")
+    halves = [dist.new_group(of) for of in ([0, 1], [2, 3])]
+    saved = copy.deepcopy(saved_by(saving))
+    _, ep, trained, optimizer = set_up(wrapper, halves[rank // 2] if ranks == 2 else None)
+    ep.load_whole_state_dict(trained, saved["model"])
+    ep.load_whole_optimizer_state(optimizer, saved["optimizer"])
+    train_step(ep, trained, optimizer, STEPS - 1)
+    weights = ep.whole_state_dict(trained)
+    assert worst_difference(weights, uninterrupted()[1])[0] <= 1e-12
+    assert worst_difference(weights, uninterrupted()[0])[0] > 1e-3, "the step changes them"
+
+
+@of_wrappers
+def test_a_run_resumes_in_one_process_with_a_plain_optimizer(rank: int, saving: str | None) -> None:
+    saved = copy.deepcopy(saved_by(saving))
     model = make_model(torch.float64, seed=1)
     model.load_state_dict(saved["model"])
     optimizer = make_optimizer([list(model.parameters())], lr=1.0)
     options = StateDictOptions(full_state_dict=True)
     set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=options)
     train_eagerly(model, optimizer, STEPS - 1)
-    assert worst_difference(model.state_dict(), uninterrupted[1])[0] <= 1e-12
+    assert worst_difference(model.state_dict(), uninterrupted()[1])[0] <= 1e-12
 
 
-def test_the_state_has_the_names_and_shapes_of_the_unspread_model(folder: Any) -> None:
+@of_wrappers
+def test_the_state_has_the_names_and_shapes_of_the_unspread_model(rank: int, saving: str | None) -> None:
     shapes = {name: p.shape for name, p in make_model(torch.float64).named_parameters()}
-    for saved_by in (None, "fsdp2"):
-        state = torch.load(folder / f"saved, {saved_by}")["optimizer"]
-        assert {name: of["exp_avg"].shape for name, of in state["state"].items()} == shapes
-        assert {float(of["step"]) for of in state["state"].values()} == {STEPS - 1}
-        assert sorted(name for group in state["param_groups"] for name in group["params"]) == sorted(shapes)
+    state = saved_by(saving)["optimizer"]
+    assert {name: of["exp_avg"].shape for name, of in state["state"].items()} == shapes
+    assert {float(of["step"]) for of in state["state"].values()} == {STEPS - 1}
+    assert sorted(name for group in state["param_groups"] for name in group["params"]) == sorted(shapes)
 
 
-def test_rank_0_alone_has_the_state_where_that_is_asked(folder: Any) -> None:
-    for rank in range(RANKS):
-        found = torch.load(folder / f"begun {rank}")
-        assert found["rank 0, None"] and found["rank 0, fsdp2"]
+def test_state_that_cannot_be_whole_is_refused_on_all_ranks(rank: int) -> None:
+    model, ep, trained, optimizer = set_up("fsdp2")
+    train_step(ep, trained, optimizer, 0)
+    state = ep.whole_optimizer_state(optimizer)
+    dense, experts = state["param_groups"]
+    name = experts["params"][0]
 
+    def expect_refused(words: str, changed: Any, into: Any = optimizer) -> None:
+        said = refusal(lambda: ep.load_whole_optimizer_state(into, changed))
+        assert words in said, said
 
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("made before", "InputError: optimizer: parameter 0 of its group 0 is not one of the model's"),
-        ("made before, on rank 1", "optimizer: parameter 0 of its group 0 is not one of the model's"),
-        ("numbers", "InputError: state: its parameters have numbers"),
-        ("nothing", "InputError: state: expected what whole_optimizer_state() returned"),
-        ("missing", "is not in the state"),
-        ("unexpected", "InputError: state: more is not in the optimizer"),
-        (
-            "shape",
-            "InputError: state: exp_avg of model.layers.0.mlp.experts.gate_up_proj is (3,), expected (16, 32, 32)",
-        ),
-        ("options", "have different options, but are in one group now"),
-        ("factored", "InputError: optimizer: row_var of parameter 0 is [4, 32, 1], but"),
-        (
-            "step",
-            "InputError: optimizer[step of model.layers.0.mlp.experts.gate_up_proj]: 4.0 on rank 2, 3.0 on ranks 0, 1",
-        ),
-    ],
-)
-def test_state_that_cannot_be_whole_is_refused_on_all_ranks(folder: Any, case: str, words: str) -> None:
-    for rank in range(RANKS):
-        assert words in torch.load(folder / f"begun {rank}")[case]
+    expect_refused("InputError: state: its parameters have numbers", optimizer.state_dict())
+    expect_refused("InputError: state: expected what whole_optimizer_state() returned", {})
+    expect_refused("is not in the state", state | {"param_groups": [dense]})
+    more = experts | {"params": [*experts["params"], "more"]}
+    expect_refused("InputError: state: more is not in the optimizer", state | {"param_groups": [dense, more]})
+    gate_up = "model.layers.0.mlp.experts.gate_up_proj"
+    expect_refused(
+        f"InputError: state: exp_avg of {gate_up} is (3,), expected (16, 32, 32)",
+        state | {"state": state["state"] | {name: {"exp_avg": torch.ones(3)}}},
+    )
+    one_group = torch.optim.AdamW(model.parameters(), lr=LR)
+    faster = state | {"param_groups": [dense, experts | {"lr": 1.0}]}
+    expect_refused("have different options, but are in one group now", faster, one_group)
+
+    before = make_optimizer([list(make_model(torch.float64).parameters())])
+    words = "optimizer: parameter 0 of its group 0 is not one of the model's"
+    assert refusal(lambda: ep.whole_optimizer_state(before)).startswith(f"InputError: {words}")
+    assert words in refusal(lambda: ep.whole_optimizer_state(before if rank == 1 else optimizer))
+    factored = torch.optim.Adafactor(ep.expert_parameters())
+    for p in ep.expert_parameters():
+        p.grad = torch.ones_like(p)
+    refusal(factored.step)  # is refused already
+    said = refusal(lambda: ep.whole_optimizer_state(factored))
+    assert said.startswith("InputError: optimizer: row_var of parameter 0 is [4, 32, 1], but")
+    if rank == 2:
+        optimizer.state[ep.expert_parameters()[0]]["step"] += 1
+    said = refusal(lambda: ep.whole_optimizer_state(optimizer))
+    assert said.startswith(f"InputError: optimizer[step of {gate_up}]: 2.0 on rank 2, 1.0 on ranks 0, 1")

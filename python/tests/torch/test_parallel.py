@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pathlib
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -15,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of
-from processes import begin_rank, rank_starter, run_ranks
+from processes import begin_rank, gather, rank_starter
 from refusals import refusal
 
 import foremoe
@@ -63,17 +65,46 @@ class Summed(Layer):
         return grouped_linear(rows, weights["matrix"] + weights["more"], offsets)
 
 
-# An argument of ExpertParallel, a value that it cannot have, and what is said when it is made.
-REFUSED: list[tuple[str, Any, str]] = [
+@functools.cache
+def halves() -> list[Any]:
+    return [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+
+
+def spread(layers: list[Layer], **options: Any) -> Any:
+    """Over two ranks, of a model that has no other parameters. The other two do the same."""
+    ep = ExpertParallel(layers, halves()[dist.get_rank() // 2], replicate_group=None, **options)
+    ep.wrap(torch.nn.Module(), "own")
+    return ep
+
+
+def routes() -> list[Any]:
+    return routes_of(dist.get_rank() % 2)
+
+
+def ones(layer: Layer) -> tuple[Any, Any, Any]:
+    rows = len(routes()[0])
+    return torch.ones(rows, HIDDEN), layer.ids, torch.ones(rows, TOP_K)
+
+
+def run_one(ep: Any, layer: Layer, micro_steps: int = 1) -> int:
+    """Returns the number of experts that were copied into this rank."""
+    phase = ep.plan(routes() * micro_steps)
+    with phase:
+        for m in phase.micro_steps:
+            with phase.micro_step(m):
+                layer.execute(*ones(layer)).sum().backward()
+        phase.drain()
+    copies: int = phase.figures()["copies"]
+    return copies
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
     ("residency", "free", "InputError: residency: 'free', expected one of static, resident, shared"),
     ("residency", "auto", "InputError: residency: 'auto', expected one of static, resident, shared"),
     ("policy", "none", "InputError: policy: 'none', expected one of vanilla, static, "),
     ("policy", None, "InputError: policy: is a NoneType; expected a str"),
-    (
-        "policy",
-        "eplb",
-        "InputError: policy: eplb made a plan of residency free, 1 in flight, whose homes may have moved",
-    ),
+    ("policy", "eplb",
+     "InputError: policy: eplb made a plan of residency free, 1 in flight, whose homes may have moved"),
     ("policy", "finemoe-random", "PolicySkipped: policy finemoe-random cannot plan it: needs as many guest slots"),
     ("guest_slots", -1, "InputError: guest_slots: -1 is not in 0 … "),
     ("guest_slots", 0.5, "InputError: guest_slots: '0.5' is not a whole number"),
@@ -89,258 +120,199 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("stages", "Z", "InputError: stages: 'Z', expected some of B, L, P, T and S"),
     ("rehome", 1, "InputError: rehome: is none of"),
     ("in_flight", 2, "InputError: in_flight: is none of"),
-]
+])  # fmt: skip
+def test_arguments_that_cannot_be_are_refused_by_name(rank: int, name: str, value: Any, words: str) -> None:
+    assert words in refusal(lambda: spread([Layer()], **{name: value}))
 
 
-def make_parallel(layer: Layer) -> Any:
-    """Of a model that has no other parameters."""
-    ep = ExpertParallel([layer])
-    ep.wrap(torch.nn.Module(), "own")
-    return ep
+@pytest.mark.parametrize("policy", SHARING)
+def test_experts_that_hide_their_weights_cannot_share_buffers(rank: int, policy: str) -> None:
+    said = refusal(lambda: spread([Hiding()], policy=policy))
+    assert said.startswith("InputError: residency: shared, but the experts of own read")
+    spread([Hiding()], policy="static", residency="shared").detach()
 
 
-def run_one(ep: Any, layer: Layer, rank: int, micro_steps: int = 1) -> int:
-    """Returns the number of experts that were copied into this rank."""
-    phase = ep.plan(routes_of(rank) * micro_steps)
-    with phase:
-        for m in phase.micro_steps:
-            with phase.micro_step(m):
-                rows = len(routes_of(rank)[0])
-                out = layer.execute(torch.ones(rows, HIDDEN), layer.ids, torch.ones(rows, TOP_K))
-                out.sum().backward()
-        phase.drain()
-    copies: int = phase.figures()["copies"]
-    return copies
-
-
-def work(rank: int, folder: str) -> None:
-    begin_rank(rank, RANKS, folder)
-    found: dict[str, Any] = {}
-    found["no layers"] = refusal(lambda: ExpertParallel([]))
-    found["experts"] = refusal(lambda: ExpertParallel([Layer(5)]))
-    found["shapes"] = refusal(lambda: ExpertParallel([Layer(), Layer(8)]))
-
-    for name, value, _ in REFUSED:
-        found[f"{name}={value!r}"] = refusal(lambda name=name, value=value: ExpertParallel([Layer()], **{name: value}))
-    for policy in SHARING:
-        found[f"hiding, {policy}"] = refusal(lambda policy=policy: ExpertParallel([Hiding()], policy=policy))
-    found["hiding, static"] = refusal(lambda: ExpertParallel([Hiding()], policy="static", residency="shared").detach())
-    layer = Layer()
-    whole = layer.matrix.detach().clone()
-    ep = make_parallel(layer)
-    found["own experts"] = torch.equal(layer.matrix, whole[2 * rank : 2 * rank + 2])
-    run_one(ep, layer, rank)
-    # Rows of ones: the gradient of an expert is its rows, over both ranks, in the mean.
-    rows = {0: 4, 1: 1, 2: 0, 3: 1}
-    found["gradients"] = [float(g.max()) for g in layer.matrix.grad] == [rows[2 * rank + e] / RANKS for e in range(2)]
-
-    summed = Summed()
-    copies = run_one(make_parallel(summed), summed, rank, micro_steps=2)
-    gradients = [[float(g.min()) for g in weight.grad] for weight in summed.weights().values()]
-    found["of one tensor"] = copies, gradients, [2 * rows[2 * rank + e] / RANKS for e in range(2)]
-
-    norm = ep.clip_grad_norm_(1.0)
-    found["norm"] = float(norm), float(sum((HIDDEN * n / RANKS) ** 2 for n in rows.values()) ** 0.5)
-    clipped = torch.tensor(float(layer.matrix.grad.norm() ** 2))
-    dist.all_reduce(clipped)
-    found["clipped"] = float(clipped)
-
-    state = ep.whole_state_dict(layer)
-    found["state"] = state.keys() == {"matrix"} and torch.equal(state["matrix"], whole)
-    ep.load_whole_state_dict(layer, {"matrix": whole + 1})
-    found["loaded"] = torch.equal(layer.matrix, whole[2 * rank : 2 * rank + 2] + 1)
-    unknown = ExpertParallel([Layer()])
-    found["no model"] = refusal(lambda: unknown.whole_optimizer_state(torch.optim.SGD([layer.matrix])))
-    found["missing"] = refusal(lambda: ep.load_whole_state_dict(layer, {}))
-
-    good = routes_of(rank)
-    for name, wrong in {
-        "floats": [good[0].float()],
-        "layers": [good[0].repeat(1, 2, 1)],
-        "range": [good[0] + EXPERTS],
-        "inner": [torch.tensor([[[[0]], [[-1]], [[-1]], [[1]]]])],
-    }.items():
-        found[name] = refusal(lambda wrong=wrong: ep.plan(wrong))
-    found["unrouted"] = refusal(lambda: ep.plan(good, unrouted="away"))
-    found["on_mismatch"] = refusal(lambda: ep.plan(good, on_mismatch="away"))
-    found["one tensor"] = refusal(lambda: ep.plan(good[0]))
-    of_two = Layer()
-    of_two.top_k = 2
-    found["repeated"] = refusal(lambda: ExpertParallel([of_two]).plan([torch.tensor([[[0, 1]], [[2, 2]]])]))
-    warm_starts(found, ep, rank)
-    lone = Layer()
-    uneven = make_parallel(lone).plan(good * (2 - rank))
-    with uneven:
-        for m in uneven.micro_steps:
-            if m == 1 and rank == 1:
-                found["no batch"] = refusal(lambda: uneven.micro_step(1).__enter__())
-                uneven.idle(m)
-                continue
-            with uneven.micro_step(m):
-                of_rows = torch.ones(len(good[0]), HIDDEN), good[0].reshape(-1, 1), torch.ones(len(good[0]), 1)
-                lone.execute(*of_rows).sum().backward()
-        uneven.drain()
-    found["no micro-steps"] = refusal(lambda: ep.plan([]))
-    found["spread"] = refusal(lambda: ExpertParallel([Layer(), layer]))
+def test_layers_that_cannot_be_spread_are_refused(rank: int) -> None:
+    spread_already = Layer()
+    spread([spread_already])
+    for layers, words in (
+        ([], "layers: there is no MoE layer"),
+        ([Layer(5)], "group: 2 ranks must divide 5 experts"),
+        ([Layer(), Layer(8)], "layers[1]: is of another shape"),
+        ([Layer(), spread_already], "layers[1]: another ExpertParallel has spread its experts"),
+    ):
+        assert refusal(lambda layers=layers: spread(layers)).startswith(f"InputError: {words}")
     again = Layer()
-    ExpertParallel([again]).detach()
-    found["detached"] = refusal(lambda: ExpertParallel([again]))
+    spread([again]).detach()
+    spread([again]).detach()
     inside = Layer()
-    left = ExpertParallel([inside])
+    left = spread([inside])
     with left.unplanned():
         copied = copy.deepcopy(inside)  # as reference models are made
         left.detach()
-    found["detached inside"] = "nothing" if inside.execute is None and copied.execute is not None else "executed"
-    found["wrapper"] = refusal(lambda: ep.wrap(torch.nn.Linear(1, 1), "fsdp"))
-    two = ExpertParallel([Layer(), Layer()])
-    found["some layers"] = refusal(lambda: two.plan([torch.tensor([[[0], [1]], [[2], [-1]]])]))
-    phase = ep.plan(good)
-    found["not entered"] = refusal(lambda: phase.guests)
-    with phase:
-        found["order"] = refusal(lambda: phase.micro_step(1).__enter__())
-        found["outside"] = refusal(lambda: layer.execute(torch.ones(1, HIDDEN), None, torch.ones(1, 1)))
-        found["two phases"] = refusal(lambda: ep.plan(good).__enter__())
-        found["too early"] = refusal(phase.drain)
-        with phase.micro_step(0):
-            rows_here = len(good[0])
-            one = torch.ones(rows_here, HIDDEN), layer.ids, torch.ones(rows_here, 1)
-            found["rows"] = refusal(lambda: layer.execute(torch.ones(9, HIDDEN), None, torch.ones(9, 1)))
-            out = layer.execute(*one)
-            found["twice"] = refusal(lambda: layer.execute(*one))
-            out.sum().backward(retain_graph=True)
-            found["backward twice"] = refusal(out.sum().backward)
-        phase.drain()
-        found["drained twice"] = refusal(phase.drain)
-    frozen = Layer()
-    frozen.matrix.requires_grad_(False)
-    of_frozen = make_parallel(frozen)
-    run_one(of_frozen, frozen, rank)
-    found["frozen"] = frozen.matrix.grad is None
-    before = layer.matrix.grad.clone()
-    found["undrained"] = refusal(lambda: leave_undrained(ep, layer, rank))
-    found["gradients kept"] = torch.equal(layer.matrix.grad, before)
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    assert inside.execute is None and copied.execute is not None
 
 
-def warm_starts(found: dict[str, Any], ep: Any, rank: int) -> None:
-    """Plans from former plans: of one guest on rank 1, and of none."""
+def test_routes_and_options_of_a_phase_that_cannot_be_are_refused(rank: int) -> None:
+    ep, (good,) = spread([Layer()]), routes()
+    for of, words in (
+        ([good.float()], "routes[0]: is torch.float32"),
+        ([good.repeat(1, 2, 1)], "expected integers [rows, 1, 1]"),
+        ([good + EXPERTS], "]: expert 4 of 4"),
+        ([torch.tensor([[[[0]], [[-1]], [[-1]], [[1]]]])], "rows between rows with routes have none"),
+        (good, "InputError: routes: is one tensor"),
+        ([], "InputError: routes: there is no micro-step, on any rank"),
+    ):
+        assert words in refusal(lambda of=of: ep.plan(of))
+    for options, words in (
+        ({"unrouted": "away"}, "unrouted: 'away', expected drop or home"),
+        ({"on_mismatch": "away"}, "on_mismatch: 'away', expected refuse, replay or home"),
+    ):
+        assert refusal(lambda options=options: ep.plan([good], **options)) == f"InputError: {words}"
+    of_two = Layer()
+    of_two.top_k = 2
+    said = refusal(lambda: spread([of_two]).plan([torch.tensor([[[0, 1]], [[2, 2]]])]))
+    assert said.startswith("InputError: routes[0][1, 0, 1]: expert 2 appears twice in a row")
+    two_layers = spread([Layer(), Layer()])
+    said = refusal(lambda: two_layers.plan([torch.tensor([[[0], [1]], [[2], [-1]]])]))
+    assert said.startswith("InputError: routes[0]: a row has a route in some layers alone")
+    said = refusal(lambda: ep.wrap(torch.nn.Linear(1, 1), "fsdp"))
+    assert said.startswith("InputError: wrapper: 'fsdp', expected None, ddp, fsdp2 or own")
 
-    def plan_of(source: list[int], **options: Any) -> foremoe.Plan:
-        return foremoe.plan(foremoe.Load.from_array(np.array([[[source] * 2]]), top_k=1), **options)
 
-    hot = [9, 1, 0, 0]
-    skewed, even, static, of_eight = plan_of(hot), plan_of([1] * 4), plan_of(hot, residency="static"), plan_of([1] * 8)
+def plan_of(source: list[int], **options: Any) -> foremoe.Plan:
+    """A former plan, with one guest on rank 1 where the source is HOT."""
+    return foremoe.plan(foremoe.Load.from_array(np.array([[[source] * 2]]), top_k=1), **options)
+
+
+HOT = [9, 1, 0, 0]
+
+
+def test_former_plans_that_cannot_be_are_refused(rank: int) -> None:
+    ep, of = spread([Layer()]), rank % 2
+    skewed, static = plan_of(HOT), plan_of(HOT, residency="static")
     assert np.array_equal(static.slot_expert, skewed.slot_expert), "only their residencies differ"
-    good = routes_of(rank)
-    found["previous of rank 1"] = refusal(lambda: ep.plan(good, previous=(skewed, even)[rank]))
-    found["previous residency of rank 1"] = refusal(lambda: ep.plan(good, previous=(skewed, static)[rank]))
-    found["previous of more slots"] = refusal(lambda: ep.plan(good, previous=plan_of(hot, guest_slots=2)))
-    found["previous path"] = refusal(lambda: ep.plan(good, previous="former.plan"))
-    found["previous shape"] = refusal(lambda: ep.plan(good, previous=of_eight).__enter__())
-    for name, arguments in {"shared": {"residency": "shared"}, "no slots": {"guest_slots": 0}}.items():
-        cold = ExpertParallel([Layer()], policy="foremoe", **arguments)
-        found[f"warm, {name}"] = refusal(cold.expect_warm_starts)
-        found[f"previous, {name}"] = refusal(lambda cold=cold: cold.plan(good, previous=skewed))
+    no_effect = "previous: the former plan has no effect: "
+    for previous, words in (
+        ((skewed, plan_of([1] * 4))[of], "InputError: previous: "),
+        ((skewed, static)[of], "InputError: previous: "),
+        (plan_of(HOT, guest_slots=2), "nothing"),
+        ("former.plan", "InputError: previous: is a str"),
+    ):
+        assert refusal(lambda previous=previous: ep.plan(routes(), previous=previous)).startswith(words)
+    said = refusal(lambda: ep.plan(routes(), previous=plan_of([1] * 8)).__enter__())
+    assert "InputError: previous: has 1 layers, 2 ranks and 8 experts, the load 1, 2 and 4" in said
+    for options, words in (({"residency": "shared"}, "under"), ({"guest_slots": 0}, "there")):
+        cold = spread([Layer()], policy="foremoe", **options)
+        for act in (cold.expect_warm_starts, lambda cold=cold: cold.plan(routes(), previous=skewed)):
+            assert refusal(act).startswith(f"InputError: {no_effect}{words}")
         cold.detach()
+
+
+def test_a_former_plan_is_where_planning_starts(rank: int) -> None:
+    ep, skewed = spread([Layer()]), plan_of(HOT)
     ep.expect_warm_starts()
     with mock.patch.object(ep._shares, "start_plan", wraps=ep._shares.start_plan) as planner:
-        ep.plan(good, previous=skewed)
-        ep.plan(good)
-    found["planned from"] = [call.kwargs["previous"] is skewed for call in planner.call_args_list]
+        ep.plan(routes(), previous=skewed)
+        ep.plan(routes())
+    assert [call.kwargs["previous"] is skewed for call in planner.call_args_list] == [True, False]
 
 
-def leave_undrained(ep: Any, layer: Layer, rank: int) -> None:
-    with ep.plan(routes_of(rank)) as phase, phase.micro_step(0):
-        rows = len(routes_of(rank)[0])
-        layer.execute(torch.ones(rows, HIDDEN), layer.ids, torch.ones(rows, 1)).sum().backward()
+def test_calls_out_of_order_are_refused(rank: int) -> None:
+    layer = Layer()
+    ep = spread([layer])
+    phase = ep.plan(routes())
+
+    def expect(words: str, act: Callable[[], Any]) -> None:
+        said = refusal(act)
+        assert words in said, said
+
+    expect("the phase has not been entered", lambda: phase.guests)
+    with phase:
+        expect("micro-step 1 was entered, but 0 comes next", phase.micro_step(1).__enter__)
+        expect("outside of micro_step()", lambda: layer.execute(torch.ones(1, HIDDEN), None, torch.ones(1, 1)))
+        expect("another phase is running", ep.plan(routes()).__enter__)
+        expect("drain() comes once, after the backward of the last micro-step", phase.drain)
+        with phase.micro_step(0):
+            nine = torch.ones(9, HIDDEN), None, torch.ones(9, 1)
+            expect("9 rows ran, but there are routes of", lambda: layer.execute(*nine))
+            out = layer.execute(*ones(layer))
+            expect("its forward ran twice in one micro-step", lambda: layer.execute(*ones(layer)))
+            out.sum().backward(retain_graph=True)
+            expect("its backward of micro-step 0 ran out of order, or twice", out.sum().backward)
+        phase.drain()
+        expect("drain() comes once", phase.drain)
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks(RANKS, work, folder)
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
+def test_a_rank_without_a_batch_is_told_to_idle(rank: int) -> None:
+    layer = Layer()
+    uneven = spread([layer]).plan(routes() * (2 - rank % 2))
+    with uneven:
+        for m in uneven.micro_steps:
+            if m == 1 and rank % 2 == 1:
+                said = refusal(uneven.micro_step(1).__enter__)
+                assert "this rank has no batch in micro-step 1: run idle(1)" in said
+                uneven.idle(m)
+                continue
+            with uneven.micro_step(m):
+                layer.execute(*ones(layer)).sum().backward()
+        uneven.drain()
 
 
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("no layers", "InputError: layers: there is no MoE layer"),
-        ("experts", "InputError: group: 2 ranks must divide 5 experts"),
-        ("shapes", "InputError: layers[1]: is of another shape"),
-        ("missing", "InputError: state: matrix is missing"),
-        ("no model", "InputError: model: unknown; call ep.wrap(model) first"),
-        ("floats", "InputError: routes[0]: is torch.float32"),
-        ("layers", "expected integers [rows, 1, 1]"),
-        ("range", "]: expert 4 of 4"),
-        ("inner", "rows between rows with routes have none"),
-        ("one tensor", "InputError: routes: is one tensor"),
-        ("repeated", "InputError: routes[0][1, 0, 1]: expert 2 appears twice in a row"),
-        ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
-        ("on_mismatch", "InputError: on_mismatch: 'away', expected refuse, replay or home"),
-        ("previous of rank 1", "InputError: previous: "),
-        ("previous residency of rank 1", "InputError: previous: "),
-        ("previous of more slots", "nothing"),
-        ("previous path", "InputError: previous: is a str"),
-        ("previous shape", "InputError: previous: has 1 layers, 2 ranks and 8 experts, the load has 1, 2 and 4"),
-        *(
-            (f"{of}, shared", "InputError: previous: the former plan has no effect: under")
-            for of in ("warm", "previous")
-        ),
-        *(
-            (f"{of}, no slots", "InputError: previous: the former plan has no effect: there")
-            for of in ("warm", "previous")
-        ),
-        ("no micro-steps", "InputError: routes: there is no micro-step, on any rank"),
-        ("spread", "InputError: layers[1]: another ExpertParallel has spread its experts"),
-        ("detached", "nothing"),
-        ("detached inside", "nothing"),
-        ("wrapper", "InputError: wrapper: 'fsdp', expected None, ddp, fsdp2 or own"),
-        ("some layers", "InputError: routes[0]: a row has a route in some layers alone"),
-        ("not entered", "the phase has not been entered"),
-        ("order", "micro-step 1 was entered, but 0 comes next"),
-        ("outside", "outside of micro_step()"),
-        ("two phases", "another phase is running"),
-        ("undrained", "without drain()"),
-        *((f"{name}={value!r}", words) for name, value, words in REFUSED),
-        *((f"hiding, {policy}", "InputError: residency: shared, but the experts of own read") for policy in SHARING),
-        ("hiding, static", "nothing"),
-        ("too early", "drain() comes once, after the backward of the last micro-step"),
-        ("drained twice", "drain() comes once"),
-        ("rows", "9 rows ran, but there are routes of"),
-        ("twice", "its forward ran twice in one micro-step"),
-        ("backward twice", "its backward of micro-step 0 ran out of order, or twice"),
-    ],
-)
-def test_mistakes_are_named(found: list[dict[str, Any]], case: str, words: str) -> None:
-    for of in found:
-        assert words in of[case]
+ROWS = (4, 1, 0, 1)  # of each expert, over both ranks
 
 
-def test_a_former_plan_is_where_planning_starts(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["planned from"] == [True, False]
+def own(of_all: Any) -> Any:
+    of = dist.get_rank() % 2
+    return of_all[2 * of : 2 * of + 2]
 
 
-def test_a_rank_without_a_batch_is_told_to_idle(found: list[dict[str, Any]]) -> None:
-    assert "this rank has no batch in micro-step 1: run idle(1)" in found[1]["no batch"]
+def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(rank: int) -> None:
+    layer = Layer()
+    whole = layer.matrix.detach().clone()
+    ep = spread([layer])
+    assert torch.equal(layer.matrix, own(whole))
+    run_one(ep, layer)
+    # Rows of ones: the gradient of an expert is its rows, over both ranks, in the mean.
+    assert [float(g.max()) for g in layer.matrix.grad] == [rows / RANKS for rows in own(ROWS)]
+    norm = sum((HIDDEN * n / RANKS) ** 2 for n in ROWS) ** 0.5
+    assert float(ep.clip_grad_norm_(1.0)) == pytest.approx(norm)
+    clipped = torch.tensor(float(layer.matrix.grad.norm() ** 2))
+    dist.all_reduce(clipped, group=ep.group)
+    assert float(clipped) == pytest.approx(1.0, rel=1e-4)
+
+    state = ep.whole_state_dict(layer)
+    assert state.keys() == {"matrix"} and torch.equal(state["matrix"], whole)
+    ep.load_whole_state_dict(layer, {"matrix": whole + 1})
+    assert torch.equal(layer.matrix, own(whole) + 1)
+    said = refusal(lambda: ep.load_whole_state_dict(layer, {}))
+    assert said.startswith("InputError: state: matrix is missing")
+    unknown = ExpertParallel([Layer()], halves()[rank // 2], replicate_group=None)
+    said = refusal(lambda: unknown.whole_optimizer_state(torch.optim.SGD([layer.matrix])))
+    assert said.startswith("InputError: model: unknown; call ep.wrap(model) first")
+
+    before = layer.matrix.grad.clone()
+
+    def leave_undrained() -> None:
+        with ep.plan(routes()) as phase, phase.micro_step(0):
+            layer.execute(*ones(layer)).sum().backward()
+
+    assert "without drain()" in refusal(leave_undrained)
+    assert torch.equal(layer.matrix.grad, before)
 
 
-def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        for case in ("own experts", "gradients", "state", "loaded", "gradients kept", "frozen"):
-            assert of[case], case
-        norm, expected = of["norm"]
-        assert norm == pytest.approx(expected)
-        assert of["clipped"] == pytest.approx(1.0, rel=1e-4)
+def test_a_frozen_layer_has_no_gradients(rank: int) -> None:
+    frozen = Layer()
+    frozen.matrix.requires_grad_(False)
+    run_one(spread([frozen]), frozen)
+    assert frozen.matrix.grad is None
 
 
-def test_weights_whose_gradients_are_one_tensor_have_their_own_sums(found: list[dict[str, Any]]) -> None:
-    assert sum(of["of one tensor"][0] for of in found) > 0
-    for of in found:
-        _, gradients, expected = of["of one tensor"]
-        assert gradients == [expected, expected]
+def test_weights_whose_gradients_are_one_tensor_have_their_own_sums(rank: int) -> None:
+    summed = Summed()
+    assert sum(gather(run_one(spread([summed]), summed, micro_steps=2))) > 0
+    gradients = [[float(g.min()) for g in weight.grad] for weight in summed.weights().values()]
+    assert gradients == 2 * [[2 * rows / RANKS for rows in own(ROWS)]]
 
 
 def die(rank: int, folder: str) -> None:

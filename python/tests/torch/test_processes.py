@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from processes import begin_rank, run_ranks
+from processes import Ranks, begin_rank, run_ranks
 
 RANKS = 2
 
@@ -30,6 +30,25 @@ def test_a_rank_that_raises_ends_the_others(tmp_path: pathlib.Path) -> None:
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="KeyError: 'of rank 1'"):
         run_ranks(RANKS, fail, str(tmp_path))
     assert time.monotonic() - begin < 60
+
+
+def fail_a_test(rank: int, number: int) -> None:
+    if rank == 1:
+        assert number == 1
+    dist.barrier()
+
+
+def test_a_test_that_fails_on_a_rank_tells_why_and_the_next_one_has_other_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("processes.GRACE", 2)
+    ranks = Ranks("processes")
+    with pytest.raises(pytest.fail.Exception) as failed:
+        ranks.run("test_processes", "fail_a_test", {"number": 7})
+    words = str(failed.value)
+    assert "rank 0: still waited after 2 s" in words and "rank 1: Traceback" in words and "number = 7" in words
+    ranks.run("test_processes", "fail_a_test", {"number": 1})
+    ranks.stop()
 
 
 def hang(rank: int, folder: str) -> None:

@@ -1,14 +1,13 @@
-"""What leaves a spread model for files and rollouts is what the unspread model would give.
-
-One spawn of four processes runs all families; each rank reports what it found.
-"""
+"""What leaves a spread model for files and rollouts is what the unspread model would give."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
 import tempfile
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ import transformers
 from refusals import refusal
 from safetensors.torch import load_file
 from test_hf import BASE, EXPERTS, FAMILIES, MOE
-from training import on_all_ranks
 
 from foremoe.hf import expert_layers
 from foremoe.torch import ExpertParallel
@@ -37,7 +35,6 @@ ALL: dict[str, dict[str, Any]] = FAMILIES | {
 }  # fmt: skip
 WITH_ROUTER_BIAS = ("DeepseekV3", "Glm4Moe", "Lfm2Moe", "NemotronH")
 TIED = ("Qwen3Moe, tied", "Lfm2Moe")
-WRAPPERS = (None, "fsdp2")
 
 
 def make_model(case: str, seed: int = 0) -> Any:
@@ -97,7 +94,19 @@ def files(folder: str) -> dict[str, Any]:
     return found
 
 
-def save_family(rank: int, case: str, wrapper: str | None, folder: str) -> dict[str, Any]:
+@functools.cache
+def folder() -> str:
+    """A folder of all ranks."""
+    folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folders)
+    return folders[0]
+
+
+@pytest.mark.parametrize("wrapper", [None, "fsdp2"])
+@pytest.mark.parametrize("case", ALL)
+def test_whole_states_and_files_are_those_of_the_unspread_model_and_load(
+    rank: int, case: str, wrapper: str | None
+) -> None:
     eager, model = make_model(case), make_model(case)
     ep, trained = spread(model, wrapper)
     ids = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(rank))
@@ -107,121 +116,33 @@ def save_family(rank: int, case: str, wrapper: str | None, folder: str) -> dict[
         trained(ids, use_cache=False)  # leaves FSDP2's root with whole parameters
     expected = eager.state_dict()
     state = ep.whole_state_dict(trained)
-    found: dict[str, Any] = {"state": equal(state, expected)}
-    found["tied"] = tied(state)
-    found["tied, expected"] = tied(expected)
+    assert equal(state, expected) == ""
+    assert tied(state) == tied(expected) and (tied(state) or case not in TIED)
     fresh = make_model(case, seed=1)
     fresh.load_state_dict(state)
     with torch.no_grad():
         logits = [of(ids, use_cache=False).logits for of in (eager, fresh)]
-    found["logits"] = torch.equal(*logits)
+    assert torch.equal(*logits)
     on_rank_0 = ep.whole_state_dict(trained, rank0_only=True, cpu_offload=True)
-    found["rank 0"] = equal(on_rank_0, expected) if rank == 0 else len(on_rank_0)
+    assert equal(on_rank_0, expected) == "" if rank == 0 else not on_rank_0
 
-    where = f"{folder}/{case}, {wrapper}"
+    where = f"{folder()}/{case}, {wrapper}"
     ep.save_pretrained(trained, where, max_shard_size="20KB")
     if rank == 0:
         eager.save_pretrained(f"{where}, eager", max_shard_size="20KB")
     dist.barrier()
-    found["files"] = equal(files(where), files(f"{where}, eager"))
-    loaded = type(eager).from_pretrained(where)
-    found["reloaded"] = equal(loaded.state_dict(), expected)
+    assert equal(files(where), files(f"{where}, eager")) == ""
+    assert equal(type(eager).from_pretrained(where).state_dict(), expected) == ""
 
     other = make_model(case, seed=2)
     of_other, wrapped = spread(other, wrapper)
     of_other.load_whole_state_dict(wrapped, state)
-    found["loaded"] = equal(of_other.whole_state_dict(wrapped), expected)
+    assert equal(of_other.whole_state_dict(wrapped), expected) == ""
     with torch.no_grad():
-        found["spread logits"] = float((wrapped(ids, use_cache=False).logits - logits[0]).abs().max())
+        difference = (wrapped(ids, use_cache=False).logits - logits[0]).abs().max()
+    assert float(difference) < (0.1 if "bfloat16" in case else 1e-3)
     for of in (ep, of_other):
         of.detach()
-    return found
-
-
-def report(rank: int, folder: str) -> dict[str, Any]:
-    """What a spread model's own methods say, while it is spread."""
-    model = make_model("Qwen3Moe")
-    ep = ExpertParallel(expert_layers(model))
-    own = model.state_dict()
-    found: dict[str, Any] = {}
-    where = f"{folder}/report"
-    found["save"] = refusal(lambda: model.save_pretrained(where))
-    found["save base"] = refusal(lambda: model.model.save_pretrained(where))
-    found["save own"] = refusal(lambda: model.save_pretrained(where, state_dict=own))
-    found["nothing written"] = not os.path.exists(where)
-    whole = ep.whole_state_dict(model)
-    found["save whole"] = refusal(lambda: model.save_pretrained(f"{where}/{rank}", state_dict=whole))
-
-    ddp = ep.wrap(model, "ddp")
-    found["ddp"] = refusal(lambda: ddp.load_state_dict(ddp.state_dict()))
-    found["whole of ddp"] = equal(ep.whole_state_dict(ddp), whole)
-
-    found["other model"] = refusal(lambda: ep.whole_state_dict(make_model("Qwen3Moe")))
-    found["other model on rank 2"] = refusal(
-        lambda: ep.whole_state_dict(make_model("Qwen3Moe") if rank == 2 else model)
-    )
-    found["rank0_only on rank 0"] = refusal(lambda: ep.whole_state_dict(model, rank0_only=rank == 0))
-    found["no module"] = refusal(lambda: ep.whole_state_dict(whole))
-    found["missing"] = refusal(lambda: ep.load_whole_state_dict(model, {k: whole[k] for k in list(whole)[1:]}))
-    found["unexpected"] = refusal(lambda: ep.load_whole_state_dict(model, whole | {"more": torch.ones(1)}))
-    expert = "model.layers.0.mlp.experts.down_proj"
-    found["own part"] = refusal(lambda: ep.load_whole_state_dict(model, whole | {expert: own[expert].to_local()}))
-    found["own state"] = refusal(lambda: ep.load_whole_state_dict(model, own))
-    pathlib.Path(folder, "file").touch()
-    found["a file"] = refusal(lambda: ep.save_pretrained(model, f"{folder}/file"))
-    found["below a file"] = refusal(lambda: ep.save_pretrained(model, f"{folder}/file/model"))
-    found["option"] = refusal(lambda: ep.save_pretrained(model, f"{folder}/option", state_dict=own))
-
-    ep.detach()
-    found["detached"] = equal(model.state_dict(), make_model("Qwen3Moe").state_dict())
-    found["save detached"] = refusal(lambda: model.save_pretrained(f"{where}/detached/{rank}"))
-    return found
-
-
-def work(rank: int) -> dict[str, Any]:
-    folders = [tempfile.mkdtemp() if rank == 0 else ""]
-    dist.broadcast_object_list(folders)
-    (folder,) = folders
-    found = {f"{case}, {wrapper}": save_family(rank, case, wrapper, folder) for case in ALL for wrapper in WRAPPERS}
-    return found | {"report": report(rank, folder)}
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("case", ALL)
-def test_the_whole_state_is_that_of_the_unspread_model(
-    found: list[dict[str, Any]], case: str, wrapper: str | None
-) -> None:
-    for rank, of in enumerate(found):
-        result = of[f"{case}, {wrapper}"]
-        assert result["state"] == "", rank
-        assert result["logits"], "a fresh model that loads it strictly computes the same"
-        assert result["rank 0"] == ("" if rank == 0 else 0)
-        assert result["tied"] == result["tied, expected"]
-        assert result["tied"] or case not in TIED
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("case", ALL)
-def test_files_are_those_that_the_unspread_model_writes(
-    found: list[dict[str, Any]], case: str, wrapper: str | None
-) -> None:
-    for rank, of in enumerate(found):
-        result = of[f"{case}, {wrapper}"]
-        assert result["files"] == "" and result["reloaded"] == "", rank
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("case", ALL)
-def test_a_spread_model_takes_a_whole_state(found: list[dict[str, Any]], case: str, wrapper: str | None) -> None:
-    for rank, of in enumerate(found):
-        result = of[f"{case}, {wrapper}"]
-        assert result["loaded"] == "", rank
-        assert result["spread logits"] < (0.1 if "bfloat16" in case else 1e-3)
 
 
 def test_families_with_a_routers_bias_have_it_in_their_state() -> None:
@@ -229,42 +150,50 @@ def test_families_with_a_routers_bias_have_it_in_their_state() -> None:
         assert any("bias" in name for name, _ in make_model(case).named_buffers()), case
 
 
-@pytest.mark.parametrize("case", ["ddp", "save whole", "save detached"])
-def test_whole_states_and_those_of_a_wrapper_are_accepted(found: list[dict[str, Any]], case: str) -> None:
-    for of in found:
-        assert of["report"][case] == "nothing"
+def test_save_pretrained_of_a_spread_model_names_the_one_that_saves_all(rank: int) -> None:
+    """Whole states are accepted, and detaching gives the unspread state back."""
+    model = make_model("Qwen3Moe")
+    ep = ExpertParallel(expert_layers(model))
+    own, where = model.state_dict(), f"{folder()}/report"
+    for save in (model.save_pretrained, model.model.save_pretrained, partial(model.save_pretrained, state_dict=own)):
+        assert "ep.save_pretrained(model, folder)" in refusal(lambda save=save: save(where))
+        assert not os.path.exists(where)
+    dist.barrier()
+    whole = ep.whole_state_dict(model)
+    model.save_pretrained(f"{where}/{rank}", state_dict=whole)
+    ddp = ep.wrap(model, "ddp")
+    ddp.load_state_dict(ddp.state_dict())
+    assert equal(ep.whole_state_dict(ddp), whole) == ""
+    ep.detach()
+    assert equal(model.state_dict(), make_model("Qwen3Moe").state_dict()) == ""
+    model.save_pretrained(f"{where}/detached/{rank}")
 
 
-@pytest.mark.parametrize("case", ["save", "save base", "save own"])
-def test_save_pretrained_of_a_spread_model_names_the_one_that_saves_all(found: list[dict[str, Any]], case: str) -> None:
-    for of in found:
-        assert "ep.save_pretrained(model, folder)" in of["report"][case]
-        assert of["report"]["nothing written"]
-
-
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("other model", "InputError: model: it lacks 4 of the 4 expert parameters"),
-        ("other model on rank 2", "model: it lacks 4 of the 4 expert parameters"),
-        ("rank0_only on rank 0", "InputError: rank0_only: True on rank 0, False on ranks 1, 2, 3"),
-        ("no module", "InputError: model: is a dict, expected a torch.nn.Module"),
-        ("missing", "InputError: state: model.embed_tokens.weight is missing"),
-        ("unexpected", "InputError: state: more is not an entry"),
-        ("own part", "InputError: state: model.layers.0.mlp.experts.down_proj is (4, 32, 16), expected (16, 32, 16)"),
-        ("own state", "InputError: state: model.layers.0.mlp.experts.gate_up_proj is (16, 32, 32) in parts, expected"),
-        ("a file", "is not a folder"),
-        ("below a file", "Not a directory"),
-        ("option", "InputError: state_dict: is not an option of ExpertParallel.save_pretrained"),
-    ],
-)
-def test_one_ranks_experts_and_other_mistakes_are_refused_on_all_ranks(
-    found: list[dict[str, Any]], case: str, words: str
-) -> None:
-    for of in found:
-        assert words in of["report"][case]
-
-
-def test_detaching_gives_the_unspread_state_back(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["report"]["detached"] == "" and of["report"]["whole of ddp"] == ""
+def test_one_ranks_experts_and_other_mistakes_are_refused_on_all_ranks(rank: int) -> None:
+    model, other = make_model("Qwen3Moe"), make_model("Qwen3Moe")
+    ep = ExpertParallel(expert_layers(model))
+    own, whole = model.state_dict(), ep.whole_state_dict(model)
+    expert = "model.layers.0.mlp.experts.down_proj"
+    pathlib.Path(folder(), "file").touch()
+    load = partial(ep.load_whole_state_dict, model)
+    lacks = "model: it lacks 4 of the 4 expert parameters"
+    for act, words in (
+        (lambda: ep.whole_state_dict(other), f"InputError: {lacks}"),
+        (lambda: ep.whole_state_dict(other if rank == 2 else model), lacks),
+        (lambda: ep.whole_state_dict(model, rank0_only=rank == 0),
+         "InputError: rank0_only: True on rank 0, False on ranks 1, 2, 3"),
+        (lambda: ep.whole_state_dict(whole), "InputError: model: is a dict, expected a torch.nn.Module"),
+        (lambda: load({k: whole[k] for k in list(whole)[1:]}),
+         "InputError: state: model.embed_tokens.weight is missing"),
+        (lambda: load(whole | {"more": torch.ones(1)}), "InputError: state: more is not an entry"),
+        (lambda: load(whole | {expert: own[expert].to_local()}),
+         f"InputError: state: {expert} is (4, 32, 16), expected (16, 32, 16)"),
+        (lambda: load(own),
+         "InputError: state: model.layers.0.mlp.experts.gate_up_proj is (16, 32, 32) in parts, expected"),
+        (lambda: ep.save_pretrained(model, f"{folder()}/file"), "is not a folder"),
+        (lambda: ep.save_pretrained(model, f"{folder()}/file/model"), "Not a directory"),
+        (lambda: ep.save_pretrained(model, f"{folder()}/option", state_dict=own),
+         "InputError: state_dict: is not an option of ExpertParallel.save_pretrained"),
+    ):  # fmt: skip
+        said = refusal(act)
+        assert words in said, said

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from counting import Counter
-from training import RANKS, draw_batches, draw_routes, loss_of, make_model, on_all_ranks, spread
+from processes import RANKS, gather
+from training import begin, draw_batches, draw_routes, loss_of, run_phase
 
 from foremoe._engine.guests import Guests
-from foremoe.torch import buckets
 from foremoe.torch.buckets import average_in_buckets
 
 SHAPES = [(3, 5), (), (700,), (0,), (40, 2), (9, 1)]
@@ -37,45 +39,57 @@ def average_each(tensors: list[Any]) -> list[Any]:
     return of_all
 
 
-def average(rank: int, *, whole: bool, bucket_bytes: int) -> dict[str, Any]:
+def average(rank: int, *, whole: bool, bucket_bytes: int) -> tuple[dict[str, int], float]:
+    """Collectives, and the worst error in units of the last place."""
     tensors = draw(rank, whole=whole)
     expected = average_each(tensors)
     counter = Counter()
-    with counter.collectives(buckets):
+    with counter.collectives():
         average_in_buckets(tensors, dist.group.WORLD, bucket_bytes)
-    worst = max(
+    return counter.counts, max(
         float(((a - b).abs() / torch.finfo(a.dtype).eps).max()) if a.numel() else 0.0
         for a, b in zip(tensors, expected, strict=True)
     )
-    return {"collectives": counter.counts, "worst": worst}
 
 
-def average_sparse(rank: int) -> list[float]:
+def test_means_in_buckets_are_those_of_each_tensor_and_tensors_of_one_type_share_a_collective(rank: int) -> None:
+    assert average(rank, whole=True, bucket_bytes=1 << 20)[1] == 0
+    for bucket_bytes, collectives in ((1 << 20, 3), (64, 4)):
+        counts, worst = average(rank, whole=False, bucket_bytes=bucket_bytes)
+        assert worst <= 4
+        assert counts == {"all_reduce": collectives}
+
+
+def test_sparse_gradients_are_averaged(rank: int) -> None:
     tensor = torch.sparse_coo_tensor([[rank, RANKS]], [4.0, 8.0], (RANKS + 1,), check_invariants=True)
     average_in_buckets([tensor], dist.group.WORLD)
-    found: list[float] = tensor.to_dense().tolist()
-    return found
+    assert tensor.to_dense().tolist() == [1.0] * RANKS + [8.0]
 
 
-def drain(rank: int) -> dict[str, Any]:
-    """The collectives of a drain that average other weights, and how many of these there are."""
-    model = make_model(torch.float32)
-    ep = spread(model)
-    ep.wrap(model)
-    counter = Counter()
-    with ep.plan(draw_routes(rank, 1, 5)) as phase:
-        with phase.micro_step(0):
-            loss_of(model, draw_batches(rank, 1, 5)[0]).backward()
-        with counter.collectives(buckets):
-            phase.drain()
-    return {"collectives": counter.counts, "parameters": len(ep.dense_parameters())}
+def test_a_drain_averages_all_other_weights_in_one_collective(rank: int) -> None:
+    ep, _, trained = begin(dtype=torch.float32)
+    assert len(ep.dense_parameters()) > 20
+    reduced: list[int] = []  # numbers of a collective; figures and agreements are small
+    reduce = dist.all_reduce
+
+    def counted(of: Any, *more: Any, **named: Any) -> Any:
+        reduced.append(of.numel())
+        return reduce(of, *more, **named)
+
+    with contextlib.ExitStack() as stack:
+        run_phase(
+            ep,
+            trained,
+            5,
+            1,
+            between=lambda m: m and stack.enter_context(mock.patch.object(dist, "all_reduce", counted)),
+        )
+    (size,) = (size for size in reduced if size > 100)
+    assert size >= sum(p.numel() for p in ep.dense_parameters())
 
 
-def sum_guests(rank: int) -> dict[str, int]:
-    """Experts' gradients in bfloat16, as the drain leaves them, against sums in float32 that are rounded once."""
-    model = make_model(torch.bfloat16)
-    ep = spread(model, residency="resident", guest_slots=2)
-    ep.wrap(model)
+def test_gradients_of_guests_in_bfloat16_are_summed_in_float32_and_rounded_once(rank: int) -> None:
+    ep, model, _ = begin(dtype=torch.bfloat16, residency="resident", guest_slots=2)
     batches, routes = draw_batches(rank, 6, 9), draw_routes(rank, 6, 9)
     guests: list[Any] = []  # (layer, name, expert, gradient) of each turn of this rank's guests
     add = Guests.add_gradients
@@ -95,66 +109,20 @@ def sum_guests(rank: int) -> dict[str, int]:
                 loss_of(model, batch).backward()
         homes = [{name: w.grad.clone() for name, w in layer.weights().items()} for layer in ep.layers]
         phase.drain()
-    of_all: list[Any] = [None] * RANKS
-    dist.all_gather_object(of_all, guests)
     sums: dict[Any, Any] = {}
     shares: dict[Any, int] = {}
-    for layer, name, expert, gradient in (one for of in of_all for one in of):
+    for layer, name, expert, gradient in (one for of in gather(guests) for one in of):
         if expert // ep.ranks.homes == rank:
             key = layer, name, expert % ep.ranks.homes
             sums[key] = sums.get(key, 0) + gradient.double()
             shares[key] = shares.get(key, 0) + bool(gradient.any())
-    found = {"several": sum(n > 2 for n in shares.values()), "wrong": 0, "numbers": 0}
+    wrong = numbers = 0
     for (layer, name, home), total in sums.items():
         of_home = homes[layer][name][home].float()
         expected = (of_home + total.float()).bfloat16() / RANKS
-        found["wrong"] += int((ep.layers[layer].weights()[name].grad[home] != expected).sum())
-        found["numbers"] += expected.numel()
-    return found
-
-
-def work(rank: int) -> dict[str, Any]:
-    return {
-        "whole": average(rank, whole=True, bucket_bytes=1 << 20),
-        "any": average(rank, whole=False, bucket_bytes=1 << 20),
-        "small buckets": average(rank, whole=False, bucket_bytes=64),
-        "sparse": average_sparse(rank),
-        "drain": drain(rank),
-        "guests": sum_guests(rank),
-    }
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
-
-
-def test_means_in_buckets_are_those_of_each_tensor(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["whole"]["worst"] == 0
-        assert of["any"]["worst"] <= 4
-        assert of["small buckets"]["worst"] <= 4
-
-
-def test_sparse_gradients_are_averaged(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["sparse"] == [1.0] * RANKS + [8.0]
-
-
-def test_tensors_of_one_type_share_a_collective_up_to_the_size_of_a_bucket(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["any"]["collectives"] == {"all_reduce": 3}
-        assert of["small buckets"]["collectives"] == {"all_reduce": 4}
-
-
-def test_a_drain_averages_all_other_weights_in_one_collective(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["drain"]["parameters"] > 20
-        assert of["drain"]["collectives"] == {"all_reduce": 1}
-
-
-def test_gradients_of_guests_in_bfloat16_are_summed_in_float32_and_rounded_once(found: list[dict[str, Any]]) -> None:
-    assert sum(of["guests"]["several"] for of in found) > 10
+        wrong += int((ep.layers[layer].weights()[name].grad[home] != expected).sum())
+        numbers += expected.numel()
+    several, wrong, numbers = map(sum, zip(*gather((sum(n > 2 for n in shares.values()), wrong, numbers)), strict=True))
+    assert several > 10
     # In float32 the order of a sum decides, where it lies halfway between two numbers in bfloat16.
-    wrong, numbers = (sum(of["guests"][name] for of in found) for name in ("wrong", "numbers"))
     assert wrong <= 1e-4 * numbers

@@ -1,10 +1,8 @@
-"""What one rank is given otherwise than the others is refused by all of them, by its name.
-
-One spawn of four processes runs all checks.
-"""
+"""What one rank is given otherwise than the others is refused by all of them, by its name, within five seconds."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from matrix import HIDDEN, Layer
-from refusals import ODD, OTHERS, timed_refusal
-from training import RANKS, on_all_ranks
+from processes import RANKS
+from refusals import ODD, OTHERS, input_error
 
-import foremoe
 from foremoe._engine.arguments import OPTIONS
 from foremoe._engine.together import refused_together, shortened, spelled
 from foremoe.torch import ExpertParallel, stand_by
 
+input_error = functools.partial(input_error, within=5.0)
 # By argument of ExpertParallel: what rank 2 is given, and what all others are.
 ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "guest_slots": (2, 1),
@@ -57,23 +55,16 @@ def layers_of(**odd: Any) -> list[Any]:
     return layers
 
 
-def of_type(dtype: Any) -> list[Any]:
+def of_weight(change: Callable[[Any], Any]) -> list[Any]:
     layers = layers_of()
     for layer in layers:
-        layer.matrix = torch.nn.Parameter(layer.matrix.detach().to(dtype))
+        layer.matrix = torch.nn.Parameter(change(layer.matrix.detach()))
     return layers
 
 
 def of_frozen() -> list[Any]:
     layers = layers_of()
     layers[1].matrix.requires_grad_(False)
-    return layers
-
-
-def of_width(width: int) -> list[Any]:
-    layers = layers_of()
-    for layer in layers:
-        layer.matrix = torch.nn.Parameter(torch.zeros(4, width, width))
     return layers
 
 
@@ -94,97 +85,16 @@ ODD_LAYERS: dict[str, tuple[Callable[[], list[Any]], str]] = {
         lambda: [Named(), Named()],
         "layers[0]: own, top 1 of 4 experts, 8 wide, with square on rank 2",
     ),
-    "type": (lambda: of_type(torch.float64), f"layers[0].matrix: float64 [4, {HIDDEN}, {HIDDEN}], trained on rank 2"),
+    "type": (
+        lambda: of_weight(lambda weight: weight.double()),
+        f"layers[0].matrix: float64 [4, {HIDDEN}, {HIDDEN}], trained on rank 2",
+    ),
     "shape": (
-        lambda: of_width(6),
+        lambda: of_weight(lambda _: torch.zeros(4, 6, 6)),
         "layers[0].matrix: float32 [4, 6, 6], trained on rank 2, float32 [4, 8, 8], trained",
     ),
     "frozen": (of_frozen, f"layers[1].matrix: float32 [4, {HIDDEN}, {HIDDEN}], frozen on rank 2"),
 }
-
-
-def of_creation(rank: int) -> dict[str, Any]:
-    """By argument."""
-    found = {}
-    for name, (odd, others) in ARGUMENTS.items():
-        options = {name: odd if rank == ODD else others}
-        found[name] = timed_refusal(lambda options=options: ExpertParallel(layers_of(), **options))
-    not_given = {"tolerance": 0.1} if rank == ODD else {}
-    found["an option that others are not given"] = timed_refusal(lambda: ExpertParallel(layers_of(), **not_given))
-    threads = 2 if rank == ODD else 1
-    found["threads"] = timed_refusal(lambda: ExpertParallel(layers_of(), threads=threads).detach())
-    for name, (odd_layers, _) in ODD_LAYERS.items():
-        layers = odd_layers() if rank == ODD else layers_of()
-        found[f"layers: {name}"] = timed_refusal(lambda layers=layers: ExpertParallel(layers))
-    found["a wrong layer"] = timed_refusal(lambda: ExpertParallel([] if rank == ODD else layers_of()))
-    found["a wrong argument"] = timed_refusal(
-        lambda: ExpertParallel(layers_of(), path="air" if rank == ODD else "peer")
-    )
-    for of in ("foremoe", "torch"):
-        with pytest.MonkeyPatch.context() as patch:
-            if rank == ODD:
-                patch.setattr({"foremoe": foremoe, "torch": torch}[of], "__version__", "0.0.1")
-            found[of] = timed_refusal(lambda: ExpertParallel(layers_of()))
-            found[f"{of} where all stand by"] = timed_refusal(stand_by)
-    return found
-
-
-def of_groups(rank: int) -> dict[str, Any]:
-    world = [dist.new_group(list(range(RANKS))) for _ in range(2)]
-    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    half = halves[rank // 2]
-    cases = {
-        "group": {"group": half if rank == ODD else None},
-        "group of the same ranks": {"group": world[rank == ODD]},
-        "no group": {"group": "all" if rank == ODD else None},
-        "copy_group": {"copy_group": world[0] if rank == ODD else None},
-        "copy_group of the same ranks": {"copy_group": world[rank == ODD]},
-        "copy_group of fewer ranks": {"copy_group": half if rank == ODD else world[0]},
-        "of another half": {"group": half, "depth": 3 if rank == 3 else 2},
-        "of both halves": {"group": half, "depth": 3 if rank > 1 else 2},
-    }
-    found = {
-        name: timed_refusal(lambda options=options: ExpertParallel(layers_of(), replicate_group=None, **options))
-        for name, options in cases.items()
-    }
-    alone: dict[str, Any] = {"group": half, "replicate_group": None}
-    found["a rank that stands by"] = timed_refusal(
-        lambda: stand_by() if rank == ODD else ExpertParallel(layers_of(), **alone)
-    )
-    found["a half stands by"] = timed_refusal(
-        lambda: ExpertParallel(layers_of(), **alone).detach() if rank < 2 else stand_by()
-    )
-    return found
-
-
-def of_plan(rank: int) -> dict[str, Any]:
-    """By argument of plan() and of wrap(), which end before anything is planned, or wrapped."""
-    ep = ExpertParallel([Layer()])
-    good = [torch.tensor([[[rank]]])]
-    cases = {
-        "phase": {"phase": "recompute" if rank == ODD else "policy_update"},
-        "unrouted": {"unrouted": "home" if rank == ODD else "drop"},
-        "on_mismatch": {"on_mismatch": "home" if rank == ODD else "refuse"},
-    }
-    found = {name: timed_refusal(lambda options=options: ep.plan(good, **options)) for name, options in cases.items()}
-    found["routes"] = timed_refusal(lambda: ep.plan([good[0].repeat(1, 1, 1 + (rank == ODD))]))
-    model = torch.nn.Linear(2, 2)
-    found["wrapper"] = timed_refusal(lambda: ep.wrap(model, "ddp" if rank == ODD else None))
-    found["model"] = timed_refusal(lambda: ep.wrap(torch.nn.Linear(2, 3) if rank == ODD else model))
-    ep.wrap(model, "ddp")
-    found["micro-steps under ddp"] = timed_refusal(lambda: ep.plan(good * (1 + (rank == ODD))))
-    ep.layers[0].weights()["matrix"].requires_grad_(rank != ODD)
-    found["frozen since"] = timed_refusal(lambda: ep.plan(good))
-    return found
-
-
-def work(rank: int) -> dict[str, Any]:
-    return of_creation(rank) | of_groups(rank) | of_plan(rank)
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
 
 
 def test_every_argument_is_compared() -> None:
@@ -194,100 +104,112 @@ def test_every_argument_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_all_ranks_refuse_an_argument_that_one_has_otherwise(found: list[dict[str, Any]], name: str) -> None:
+def test_all_ranks_refuse_an_argument_that_one_has_otherwise(rank: int, name: str) -> None:
     odd, others = ARGUMENTS[name]
-    for of in found:
-        expected = f"{name}: {odd!r} on rank 2, {others!r} on {OTHERS}; expected the same on all ranks"
-        assert (of[name]["said"], of[name]["field"]) == (expected, name)
+    said = input_error(lambda: ExpertParallel(layers_of(), **{name: odd if rank == ODD else others}))
+    assert said == f"{name}: {odd!r} on rank 2, {others!r} on {OTHERS}; expected the same on all ranks"
 
 
-def test_an_option_of_one_rank_alone_is_named(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        said = of["an option that others are not given"]["said"]
-        assert said == f"tolerance: 0.1 on rank 2, not given on {OTHERS}; expected the same on all ranks"
-
-
-def test_threads_may_differ(found: list[dict[str, Any]]) -> None:
-    assert [of["threads"]["said"] for of in found] == ["nothing"] * RANKS
+def test_an_option_of_one_rank_alone_is_named_and_threads_may_differ(rank: int) -> None:
+    given = {"tolerance": 0.1} if rank == ODD else {}
+    said = input_error(lambda: ExpertParallel(layers_of(), **given))
+    assert said == f"tolerance: 0.1 on rank 2, not given on {OTHERS}; expected the same on all ranks"
+    ExpertParallel(layers_of(), threads=2 if rank == ODD else 1).detach()
 
 
 @pytest.mark.parametrize("name", ODD_LAYERS)
-def test_all_ranks_refuse_layers_that_one_has_otherwise(found: list[dict[str, Any]], name: str) -> None:
-    for of in found:
-        assert of[f"layers: {name}"]["said"].startswith(ODD_LAYERS[name][1])
-        assert of[f"layers: {name}"]["field"] == "layers"
+def test_all_ranks_refuse_layers_that_one_has_otherwise(rank: int, name: str) -> None:
+    layers = ODD_LAYERS[name][0]() if rank == ODD else layers_of()
+    assert input_error(lambda: ExpertParallel(layers)).startswith(ODD_LAYERS[name][1])
 
 
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("a wrong layer", "layers: there is no MoE layer"),
-        ("a wrong argument", "path: 'air', expected auto, host or peer"),
-        ("no group", "group: is a str; expected a process group"),
-        ("copy_group of fewer ranks", "copy_group: [2, 3] named "),
-    ],
-)
-def test_what_one_rank_refuses_is_told_by_all(found: list[dict[str, Any]], case: str, words: str) -> None:
-    for rank, of in enumerate(found):
-        assert of[case]["said"].startswith(words if rank == ODD else f"rank 2 refused: {words}")
+def expect_told_by_all(rank: int, call: Callable[[], Any], words: str) -> None:
+    assert input_error(call).startswith(words if rank == ODD else f"rank 2 refused: {words}")
 
 
-@pytest.mark.parametrize("name", ["foremoe", "torch"])
-def test_other_versions_are_refused(found: list[dict[str, Any]], name: str) -> None:
-    for of in found:
-        for case in (name, f"{name} where all stand by"):
-            assert of[case]["said"].startswith(f"{name}: 0.0.1 on rank 2, ")
+def test_what_one_rank_refuses_is_told_by_all(rank: int) -> None:
+    odd = rank == ODD
+    expect_told_by_all(rank, lambda: ExpertParallel([] if odd else layers_of()), "layers: there is no MoE layer")
+    expect_told_by_all(
+        rank, lambda: ExpertParallel(layers_of(), path="air" if odd else "peer"), "path: 'air', expected auto, host or "
+    )
+    ep = ExpertParallel([Layer()])
+    routes = [torch.zeros(1, 1, 1 + odd, dtype=torch.long)]
+    expect_told_by_all(
+        rank, lambda: ep.plan(routes), "routes[0]: is torch.int64 [1, 1, 2]; expected integers [rows, 1, 1]"
+    )
 
 
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("group", "group: [2, 3] on rank 2, [0, 1, 2, 3] on ranks 0, 1, 3; expected the same on all ranks of a group"),
-        ("group of the same ranks", "group: [0, 1, 2, 3] named "),
-        ("copy_group", "copy_group: [0, 1, 2, 3] named "),
-        ("copy_group of the same ranks", "copy_group: [0, 1, 2, 3] named "),
-        ("a rank that stands by", "group: none on rank 2, [2, 3] on rank 3, [0, 1] on ranks 0, 1; expected"),
-    ],
-)
-def test_other_groups_are_refused(found: list[dict[str, Any]], case: str, words: str) -> None:
-    for of in found:
-        assert of[case]["said"].startswith(words)
-        assert " on rank 2, " in of[case]["said"]
+@pytest.mark.parametrize("package", ["foremoe", "torch"])
+def test_other_versions_are_refused_also_where_all_stand_by(rank: int, package: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == ODD:
+            patch.setattr(f"{package}.__version__", "0.0.1")
+        for call in (lambda: ExpertParallel(layers_of()), stand_by):
+            assert input_error(call).startswith(f"{package}: 0.0.1 on rank 2, ")
 
 
-def test_groups_that_know_nothing_of_each_other_may_have_other_arguments(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["of both halves"]["said"] == "nothing"
-        assert of["a half stands by"]["said"] == "nothing"
-        assert of["of another half"]["said"].startswith("depth: 2 on rank 2, 3 on rank 3; expected")
+@functools.cache
+def groups() -> tuple[list[Any], list[Any]]:
+    """Two of all ranks, and two of half of them."""
+    return [dist.new_group(list(range(RANKS))) for _ in range(2)], [dist.new_group(of) for of in ([0, 1], [2, 3])]
 
 
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("phase", f"phase: 'recompute' on rank 2, 'policy_update' on {OTHERS}; expected the same"),
-        ("unrouted", f"unrouted: 'home' on rank 2, 'drop' on {OTHERS}; expected the same"),
-        ("on_mismatch", f"on_mismatch: 'home' on rank 2, 'refuse' on {OTHERS}; expected the same"),
-        ("wrapper", f"wrapper: 'ddp' on rank 2, None on {OTHERS}; expected the same"),
-        ("model", "model[weight]: float32 [3, 2], trained on rank 2, float32 [2, 2], trained on ranks"),
-        ("micro-steps under ddp", f"routes: 2 micro-steps on rank 2, 1 micro-steps on {OTHERS}; expected the same"),
-        ("frozen since", "layers[0].matrix: float32 [1, 8, 8], frozen on rank 2, float32 [1, 8, 8], trained on"),
-    ],
-)
-def test_all_ranks_plan_and_wrap_alike(found: list[dict[str, Any]], case: str, words: str) -> None:
-    for of in found:
-        assert of[case]["said"].startswith(words)
+def make(**options: Any) -> Any:
+    return ExpertParallel(layers_of(), **{"replicate_group": None, **options})
 
 
-def test_routes_that_one_rank_refuses_are_told_by_all(found: list[dict[str, Any]]) -> None:
-    words = "routes[0]: is torch.int64 [1, 1, 2]; expected integers [rows, 1, 1]"
-    assert [of["routes"]["said"] for of in found] == [
-        words if rank == ODD else f"rank 2 refused: {words}" for rank in range(RANKS)
-    ]
+def test_other_groups_are_refused(rank: int) -> None:
+    (world, same), halves = groups()
+    half, odd = halves[rank // 2], rank == ODD
+    whole = "[0, 1, 2, 3]"
+    for words, options in (
+        (f"group: [2, 3] on rank 2, {whole} on ranks 0, 1, 3; expected the same on all ranks of a group",
+         {"group": half if odd else None}),
+        (f"group: {whole} named ", {"group": same if odd else world}),
+        (f"copy_group: {whole} named ", {"copy_group": world if odd else None}),
+        (f"copy_group: {whole} named ", {"copy_group": same if odd else world}),
+    ):  # fmt: skip
+        said = input_error(lambda options=options: make(**options))
+        assert said.startswith(words) and " on rank 2, " in said, said
+    expect_told_by_all(rank, lambda: make(group="all" if odd else None), "group: is a str; expected a process group")
+    expect_told_by_all(rank, lambda: make(copy_group=half if odd else world), "copy_group: [2, 3] named ")
+    said = input_error(lambda: stand_by() if odd else make(group=half))
+    assert said.startswith("group: none on rank 2, [2, 3] on rank 3, [0, 1] on ranks 0, 1; expected")
 
 
-def test_ranks_refuse_within_five_seconds(found: list[dict[str, Any]]) -> None:
-    assert max(case["seconds"] for of in found for case in of.values()) < 5
+def test_groups_that_know_nothing_of_each_other_may_have_other_arguments(rank: int) -> None:
+    half = groups()[1][rank // 2]
+    make(group=half, depth=3 if rank > 1 else 2).detach()
+    if rank < 2:
+        make(group=half).detach()
+    else:
+        stand_by()
+    said = input_error(lambda: make(group=half, depth=3 if rank == 3 else 2))
+    assert said.startswith("depth: 2 on rank 2, 3 on rank 3; expected")
+
+
+def test_all_ranks_plan_and_wrap_alike(rank: int) -> None:
+    odd = rank == ODD
+    ep = ExpertParallel([Layer()])
+    good, model = [torch.tensor([[[rank]]])], torch.nn.Linear(2, 2)
+    for name, value, other in (
+        ("phase", "recompute", "policy_update"),
+        ("unrouted", "home", "drop"),
+        ("on_mismatch", "home", "refuse"),
+    ):
+        said = input_error(lambda name=name, value=value, other=other: ep.plan(good, **{name: value if odd else other}))
+        assert said.startswith(f"{name}: {value!r} on rank 2, {other!r} on {OTHERS}; expected the same")
+    said = input_error(lambda: ep.wrap(model, "ddp" if odd else None))
+    assert said.startswith(f"wrapper: 'ddp' on rank 2, None on {OTHERS}; expected the same")
+    said = input_error(lambda: ep.wrap(torch.nn.Linear(2, 3) if odd else model))
+    assert said.startswith("model[weight]: float32 [3, 2], trained on rank 2, float32 [2, 2], trained on ranks")
+    ep.wrap(model, "ddp")
+    said = input_error(lambda: ep.plan(good * (1 + odd)))
+    assert said.startswith(f"routes: 2 micro-steps on rank 2, 1 micro-steps on {OTHERS}; expected the same")
+    ep.layers[0].weights()["matrix"].requires_grad_(not odd)
+    said = input_error(lambda: ep.plan(good))
+    assert said.startswith("layers[0].matrix: float32 [1, 8, 8], frozen on rank 2, float32 [1, 8, 8], trained on")
 
 
 def test_a_long_value_is_shortened_and_yet_compared() -> None:

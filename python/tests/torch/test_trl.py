@@ -130,14 +130,9 @@ def work(rank: int, folder: str) -> None:
 
     # What differs between ranks before: all begin with the weights of rank 0.
     mixed = make_trainer(
-        foremoe.trl.GRPOTrainer,
-        f"{folder}/mixed",
-        make_model(rank).bfloat16(),
-        {"warm_start": True},
-        bf16=True,
-        max_steps=2,
-        max_grad_norm=0.0,
-    )
+        foremoe.trl.GRPOTrainer, f"{folder}/mixed", make_model(rank).bfloat16(), {"warm_start": True}, bf16=True,
+        max_steps=2, max_grad_norm=0.0,
+    )  # fmt: skip
     own = mixed.expert_parallel._shares
     with mock.patch.object(own, "start_plan", wraps=own.start_plan) as planner:
         mixed.train()
@@ -219,18 +214,10 @@ def train_with_a_reference(found: dict[str, Any], folder: str) -> None:
 def train_with_other_routers(found: dict[str, Any], folder: str) -> None:
     """Three generations' halves in an optimizer step, each completion used twice."""
     trainer = make_trainer(
-        OtherRouters,
-        f"{folder}/other",
-        parallel={"residency": "shared"},
-        num_iterations=2,
-        steps_per_generation=2,
-        gradient_accumulation_steps=6,
-        max_steps=2,
-        pad_to_multiple_of=8,
-        eval_strategy="steps",
-        eval_steps=1,
+        OtherRouters, f"{folder}/other", parallel={"residency": "shared"}, num_iterations=2, steps_per_generation=2,
+        gradient_accumulation_steps=6, max_steps=2, pad_to_multiple_of=8, eval_strategy="steps", eval_steps=1,
         router_aux_loss_coef=0.001,
-    )
+    )  # fmt: skip
     with mock.patch("foremoe.torch.figures.judge", return_value=""):  # it would refuse what routers never choose
         trainer.train()
     found["other"] = history(trainer, ("foremoe/mismatch", "eval_reward", "aux_loss"))

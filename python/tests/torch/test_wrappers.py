@@ -1,7 +1,4 @@
-"""Whatever averages the other parameters, an optimizer step is that of one eager process.
-
-One spawn of four processes runs all checks; each rank reports what it found.
-"""
+"""Whatever averages the other parameters, an optimizer step is that of one eager process."""
 
 from __future__ import annotations
 
@@ -10,16 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from processes import RANKS
+from refusals import refusal
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from training import (
-    RANKS,
-    assert_equal_to_eager,
+    begin,
     draw_batches,
     draw_routes,
+    gradient_error,
     loss_of,
     make_model,
-    on_all_ranks,
     reference,
     run_step,
     spread,
@@ -27,8 +25,6 @@ from training import (
     whole_gradients,
     worst_difference,
 )
-
-import foremoe
 
 WRAPPERS = (None, "ddp", "fsdp2")
 MAX_NORM = 0.1
@@ -59,10 +55,24 @@ def make_optimizer(groups: list[Any]) -> Any:
     return torch.optim.AdamW([{"params": group} for group in groups], lr=1e-2, eps=1e-3, foreach=True)
 
 
-def train(rank: int, wrapper: str | None) -> dict[str, Any]:
-    """An optimizer step of two phases, after an evaluation, and a third phase that is given up."""
-    batches = [draw_batches(r, 4, 11) for r in range(RANKS)]
-    routes = [draw_routes(r, 4, 11) for r in range(RANKS)]
+def give_up(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
+    """A phase without drain() changes no gradients, under any wrapper."""
+    parameters = [*ep.dense_parameters(), *ep.expert_parameters()]
+    before = [(p.grad, whole(p.grad).clone()) for p in parameters]
+    try:
+        with ep.plan(routes) as phase, phase.micro_step(0):
+            loss_of(trained, batch).backward()
+    except RuntimeError as error:
+        same = all(p.grad is grad for p, (grad, _) in zip(parameters, before, strict=True))
+        same = same and all(torch.equal(whole(grad), value) for grad, value in before)
+        return f"{'kept' if same else 'changed'}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize("wrapper", (*WRAPPERS, *SHARDED))
+def test_an_optimizer_step_of_two_phases_is_that_of_one_eager_process(rank: int, wrapper: str | None) -> None:
+    """After an evaluation, and with a third phase that is given up."""
+    batches, routes = ([draw(r, 4, 11) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
     _, expected = reference(torch.float64, batches, routes)
     norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
     eager = make_model(torch.float64)
@@ -78,108 +88,47 @@ def train(rank: int, wrapper: str | None) -> dict[str, Any]:
     shards = [p for p in ep.dense_parameters() if hasattr(p, "to_local")]  # which foreach takes by themselves
     others = [p for p in ep.dense_parameters() if not hasattr(p, "to_local")]
     optimizer = make_optimizer([shards, others, ep.expert_parameters()])
-    for begin in (0, 2):
+
+    def evaluate() -> None:
         with torch.no_grad():
             trained(input_ids=batches[rank][0], use_cache=False)  # leaves FSDP2's root with whole parameters
-        with ep.plan(routes[rank][begin : begin + 2]) as phase:
+
+    for first in (0, 2):
+        evaluate()
+        with ep.plan(routes[rank][first : first + 2]) as phase:
             for m in phase.micro_steps:
                 with phase.micro_step(m):
-                    loss_of(trained, batches[rank][begin + m]).backward()
+                    loss_of(trained, batches[rank][first + m]).backward()
             phase.drain()
-    found: dict[str, Any] = {"gradients": worst_difference(whole_gradients(ep, model), expected)}
-    with torch.no_grad():
-        trained(input_ids=batches[rank][0], use_cache=False)
-    found["norm"] = float(ep.clip_grad_norm_(MAX_NORM) / norm)
+    assert gradient_error(ep, model, expected) <= 1e-12
+    evaluate()
+    assert float(ep.clip_grad_norm_(MAX_NORM) / norm) == pytest.approx(1.0, rel=1e-12)
     clipped = torch.stack([gradient.norm() for gradient in whole_gradients(ep, model).values()]).norm()
-    found["clipped"] = float(clipped)
-    found["given up"] = give_up(ep, trained, batches[rank][0], routes[rank][:1])
+    assert float(clipped) == pytest.approx(MAX_NORM, rel=1e-4)
+    said = give_up(ep, trained, batches[rank][0], routes[rank][:1])
+    assert said.startswith("kept: the phase was left"), said
     optimizer.step()
     weights = ep.whole_state_dict(trained)
-    found["weights"] = worst_difference(weights, dict(eager.named_parameters()))
-    found["moved"] = worst_difference(dict(make_model(torch.float64).named_parameters()), weights)
+    assert worst_difference(weights, dict(eager.named_parameters()))[0] <= 1e-12
+    assert worst_difference(dict(make_model(torch.float64).named_parameters()), weights)[0] > 1e-3
     own = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in ep.dense_parameters())
     dense = sum(p.numel() for name, p in eager.named_parameters() if ".experts." not in name)
-    found["share"] = own / dense
-    return found
+    share = {None: 1, "ddp": 1, "fsdp2": 1 / RANKS, "hsdp": 2 / RANKS}.get(wrapper)  # of what is no expert
+    assert share is None or own / dense == pytest.approx(share, rel=0.1 if share < 1 else 0)
 
 
-def give_up(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
-    """A phase without drain() changes no gradients, under any wrapper."""
-    parameters = [*ep.dense_parameters(), *ep.expert_parameters()]
-    before = [(p.grad, whole(p.grad).clone()) for p in parameters]
-    try:
-        with ep.plan(routes) as phase, phase.micro_step(0):
-            loss_of(trained, batch).backward()
-    except RuntimeError as error:
-        same = all(p.grad is grad for p, (grad, _) in zip(parameters, before, strict=True))
-        same = same and all(torch.equal(whole(grad), value) for grad, value in before)
-        return f"{'kept' if same else 'changed'}: {error}"
-    return "nothing"
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+def test_a_rank_without_a_batch_is_refused(rank: int, wrapper: str) -> None:
+    ep, _, _ = begin(wrapper, torch.float32)
+    refused = "routes: 0 micro-steps on rank 0, 1 micro-steps on ranks 1, 2, 3; expected the same on all ranks"
+    assert refusal(lambda: ep.plan(draw_routes(rank, 1, 5) if rank else [])) == f"InputError: {refused}"
 
 
-def idle(rank: int) -> dict[str, str]:
-    """One rank has no batch."""
-    found = {}
-    for wrapper in ("ddp", "fsdp2"):
-        model = make_model(torch.float32)
-        ep = spread(model)
-        ep.wrap(model, wrapper)
-        try:
-            ep.plan(draw_routes(rank, 1, 5) if rank else [])
-        except foremoe.InputError as error:
-            found[wrapper] = str(error)
-    return found
-
-
-def work(rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = {str(wrapper): train(rank, wrapper) for wrapper in (*WRAPPERS, *SHARDED)}
-    for residency in ("static", "resident", "shared"):
-        for checkpointing in (False, True):
-            found[f"float64, {residency}, {checkpointing}"] = run_step(
-                rank, torch.float64, wrapper="fsdp2", residency=residency, checkpointing=checkpointing
-            )
-    found["idle"] = idle(rank)
-    found["float32"] = run_step(rank, torch.float32, seed=1, wrapper="fsdp2")
-    return found
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
-
-
-@pytest.mark.parametrize("wrapper", (*WRAPPERS, *SHARDED))
-def test_an_optimizer_step_of_two_phases_is_that_of_one_eager_process(
-    found: list[dict[str, Any]], wrapper: str | None
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("residency", ["static", "resident", "shared"])
+def test_losses_and_gradients_under_fsdp2_are_those_of_one_eager_process(
+    rank: int, residency: str, checkpointing: bool
 ) -> None:
-    for rank, of in enumerate(found):
-        result = of[str(wrapper)]
-        assert result["gradients"][0] <= 1e-12, (rank, result)
-        assert result["norm"] == pytest.approx(1.0, rel=1e-12), rank
-        assert result["clipped"] == pytest.approx(MAX_NORM, rel=1e-4), rank
-        assert result["weights"][0] <= 1e-12, (rank, result)
-        assert result["moved"][0] > 1e-3
-
-
-@pytest.mark.parametrize("wrapper", (*WRAPPERS, *SHARDED))
-def test_a_phase_that_is_given_up_changes_no_gradients(found: list[dict[str, Any]], wrapper: str | None) -> None:
-    for of in found:
-        assert of[str(wrapper)]["given up"].startswith("kept: the phase was left"), of[str(wrapper)]["given up"]
-
-
-def test_fsdp2_shards_what_is_no_expert(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert of["None"]["share"] == of["ddp"]["share"] == 1
-        assert of["fsdp2"]["share"] == pytest.approx(1 / RANKS, rel=0.1)
-        assert of["hsdp"]["share"] == pytest.approx(2 / RANKS, rel=0.1)
-
-
-def test_a_rank_without_a_batch_is_refused(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        assert set(of["idle"]) == {"ddp", "fsdp2"}
-        refused = "routes: 0 micro-steps on rank 0, 1 micro-steps on ranks 1, 2, 3; expected the same on all ranks"
-        assert set(of["idle"].values()) == {refused}
-
-
-def test_losses_and_gradients_under_fsdp2_are_those_of_one_eager_process(found: list[dict[str, Any]]) -> None:
-    assert_equal_to_eager(found)
+    run_step(rank, torch.float64, wrapper="fsdp2", residency=residency, checkpointing=checkpointing)
+    if residency == "resident":
+        run_step(rank, torch.float32, seed=1, wrapper="fsdp2", checkpointing=checkpointing)
