@@ -43,7 +43,7 @@ OPTIONS: list[tuple[Callable[..., Any], list[tuple[dict[str, Any], str, str]]]] 
     ]),
     (foremoe.evaluate, [
         ({"cluster": "h100", "model": {"name": "x", "hidden": 64}}, "model", "moe_layers is missing"),
-        ({"cluster": "h100", "model": {"nam": "x"}}, "model", "no option"),
+        ({"cluster": "h100", "model": {"nam": "x"}}, "model", "not an option"),
         ({"cluster": "h100", "model": {**TINY, "experts": 8}}, "model", "8"),
         ({**MODEL, "memory_budget": 0}, "memory_budget", "not above 0"),
         ({"policy_options": {"dyn": 2}}, "dyn", "foremoe has no options of its own"),

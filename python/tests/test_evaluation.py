@@ -103,7 +103,7 @@ def test_a_plan_that_cannot_be_evaluated_is_named(load):
         (
             {"plan": ahead, "recompute_plan": plan, "phase": "policy_update"},
             "recompute_plan",
-            "is given, and policy_up",
+            "cannot be combined with phase",
         ),
         ({"plan": ahead, "phase": "recompute"}, "event_pass", "cannot serve recompute"),
         ({"plan": plan, "phase": "forward"}, "phase", "expected recompute or policy_update"),

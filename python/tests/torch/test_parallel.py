@@ -201,7 +201,7 @@ def test_former_plans_that_cannot_be_are_refused(rank: int) -> None:
     ):
         assert refusal(lambda previous=previous: ep.plan(routes(), previous=previous)).startswith(words)
     said = refusal(lambda: ep.plan(routes(), previous=plan_of([1] * 8)).__enter__())
-    assert "InputError: previous: has 1 layers, 2 ranks and 8 experts, the load 1, 2 and 4" in said
+    assert "InputError: previous: has 1 layers, 2 ranks and 8 experts, the load has 1, 2 and 4" in said
     for options, words in (({"residency": "shared"}, "under"), ({"guest_slots": 0}, "there")):
         cold = spread([Layer()], policy="foremoe", **options)
         for act in (cold.expect_warm_starts, lambda cold=cold: cold.plan(routes(), previous=skewed)):

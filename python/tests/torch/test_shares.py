@@ -129,9 +129,9 @@ def test_what_one_rank_raises_is_raised_on_all_and_the_next_plan_is_made(rank: i
     with watched():
         assert saved(shares.start_plan(load).finish()) == saved(cold)
         said = refusal(lambda: shares.start_plan(load).wait_for(4))
-        assert said == "InputError: micro_step: 4 is none of 0 … 3"
+        assert said == "InputError: micro_step: 4 is not in 0 … 3"
         said = refusal(shares.start_plan(load, previous=foremoe.plan(few)).begin)
-        assert said == "InputError: previous: has 2 layers, and the load 6"
+        assert said == "InputError: previous: has 2 layers, but the load has 6"
         wrong = shares.start_plan(few, guest_slots=-1)  # two ranks have no layers of it
         assert refusal(wrong.begin).startswith("InputError: guest_slots")
     shares.close()
