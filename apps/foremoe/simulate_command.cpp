@@ -86,10 +86,11 @@ std::string describe_dispatch(const std::vector<Evaluation>& evaluations) {
   if (first == evaluations.end()) return "";
   const SimulatedPhase& phase = first->step->policy_update;
   if (phase.dispatch == Dispatch::kRow) return "dispatch row: every token–expert assignment directly to its rank\n";
-  return fmt::format("dispatch token: a token once to each node, and from there once to each rank{}\n",
-                     phase.dispatch_estimated
-                         ? "; estimated, since a load does not record which experts each token chose together"
-                         : "");
+  const char* const note = phase.dispatch_estimated
+                               ? "; estimated, since a load does not record which experts each token chose together"
+                           : phase.rows == Rows::kToken ? "; rows by token: each token's rows lie on few nodes"
+                                                        : "";
+  return fmt::format("dispatch token: a token once to each node, and from there once to each rank{}\n", note);
 }
 
 void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options,

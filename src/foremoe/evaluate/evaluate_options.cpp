@@ -76,6 +76,13 @@ std::vector<Option> simulation_options_of(EvaluateOptions& o) {
                      .initial = "none",
                      .group = group},
                     o.memory_budget_gigabytes, {.least = 0, .above = true}),
+      word_option<Rows>(
+          {.name = "rows",
+           .value = "WORD",
+           .help = "Which of a rank's rows go to which replica. order: in row order. token: such that each "
+                   "token's rows lie on few nodes; needs a trace and --dispatch token",
+           .group = group},
+          o.rows, {{"order", Rows::kOrder}, {"token", Rows::kToken}}),
       integer_option({.name = "prefetch_depth",
                       .value = "TURNS",
                       .help = "How many turns (one layer of one pass of one micro-step) ahead copies may begin",
