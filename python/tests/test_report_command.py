@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,10 +176,15 @@ def test_each_of_several_processes_refuses_but_may_print_help(
 def test_without_plotly_the_command_says_what_to_install(
     given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert main([*given, "--out", "page.html"]) == 2
     said = "foremoe report: plotly is not installed: pip install 'plotly>=6'\n"
     assert capsys.readouterr().err == said
+
+
+def test_importing_the_command_does_not_import_plotly() -> None:
+    program = "import sys, foremoe.report.command; sys.exit('plotly' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_program_hands_over_what_was_typed() -> None:

@@ -23,7 +23,6 @@ from .facts import Report
 from .gather import Request, gather_report
 from .output import expect_output, write_text
 from .page import document, plotly_script
-from .sections import sections
 from .summary import footer, header
 
 __all__ = ["Report", "to_html", "write_report"]
@@ -71,6 +70,8 @@ def write_report(
 
 
 def to_html(report: Report) -> str:
-    """The page. Equal reports make equal pages."""
+    """Return the page. Equal reports give equal pages."""
+    from .sections import sections  # imports plotly, which importing foremoe.report does not need
+
     title = f"{report.model} on {report.cluster}: ForeMoE report"
     return document(title, header(report), sections(report), footer(report))

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import plotly.graph_objects as go
 
 from .facts import Report
-from .heat_map import Cells, heat_map
+from .figures import CLEAR, Row, escape_all, heat_map, legend_of, policy_rows, row_figure, stacked_bars
 from .numbers import count_text, percent_text, ratio_text
 from .page import Plot, Section, Table, section_of
-from .plots import Drawn, Json, Row, axis, bar_chart, bars_of, in_rows, rows_of, trace
 
 RHO_BOUNDS = (1.1, 1.3, 1.5, 2.0)
 RHO_CLASSES = ("below 1.1", "1.1 to 1.3", "1.3 to 1.5", "1.5 to 2", "2 and more")
@@ -33,7 +33,7 @@ class Quantiles(NamedTuple):
 
 
 def quantiles(values: npt.NDArray[np.float64]) -> Quantiles:
-    """Of values, at least one; between two of them linear."""
+    """Return the quantiles of at least one value, with linear interpolation."""
     return Quantiles(*map(float, (*np.quantile(values, (0, 0.25, 0.5, 0.75, 0.99, 1)), values.mean())))
 
 
@@ -51,42 +51,35 @@ def load_section(report: Report) -> Section | None:
 
 
 def _load_side(report: Report, name: str, policy: str, tokens: npt.NDArray[np.int64]) -> tuple[Plot, Table]:
-    """Tokens are [micro_steps, ranks]. Of several in one cell the most loaded counts, and is what the cell tells."""
-    rows, columns = tokens.shape
-    down, right = -(-rows // MOST_CELLS), -(-columns // MOST_CELLS)
-    mean = tokens.mean(1, keepdims=True)
-    relative = tokens / np.where(mean > 0, mean, 1)
-    value = np.zeros((-(-rows // down), -(-columns // right)))
-    hover = []
-    for r in range(value.shape[0]):
-        said = []
-        for c in range(value.shape[1]):
-            cell = relative[r * down : (r + 1) * down, c * right : (c + 1) * right]
-            m, n = (int(i) for i in np.unravel_index(cell.argmax(), cell.shape))
-            value[r, c] = cell[m, n]
-            m, n = m + r * down, n + c * right
-            count = count_text(int(tokens[m, n]))
-            said.append(f"rank {n}, micro-step {m}: {count} tokens, {ratio_text(value[r, c])} × mean")
-        hover.append(said)
+    """Draw tokens, [micro_steps, ranks]. A cell that stands for several of them shows the most loaded."""
+    down, right = (-(-count // MOST_CELLS) for count in tokens.shape)
+    relative = tokens / np.maximum(tokens.mean(1, keepdims=True), np.finfo(float).tiny)
+    value = np.zeros((-(-tokens.shape[0] // down), -(-tokens.shape[1] // right)))
+    hover = [[""] * value.shape[1] for _ in value]
+    for r, c in np.ndindex(value.shape):
+        cell = relative[r * down : (r + 1) * down, c * right : (c + 1) * right]
+        m, n = (int(i) for i in np.unravel_index(cell.argmax(), cell.shape))
+        value[r, c] = cell[m, n]
+        m, n = m + r * down, n + c * right
+        count = count_text(int(tokens[m, n]))
+        hover[r][c] = f"rank {n}, micro-step {m}: {count} tokens, {ratio_text(float(value[r, c]))} × mean"
+    colours = [f"h{i}" for i in range(len(LOAD_BOUNDS) + 1)]
+    titles = _grouped(down, "micro-step"), _grouped(right, "rank")
+    figure = heat_map(np.searchsorted(LOAD_BOUNDS, value, "right"), colours, hover, titles, (down, right))
     per_node = report.ranks_per_node // right
-    cells = Cells(
-        bins=np.searchsorted(LOAD_BOUNDS, value, "right"),
-        num_bins=len(LOAD_BOUNDS) + 1,
-        colours="h",
-        hover=hover,
-        titles=(_grouped(down, "micro-step"), _grouped(right, "rank")),
-        steps=(down, right),
-        separate=per_node if per_node > 1 and report.num_nodes > 1 else 0,
-    )
+    if per_node > 1 and report.num_nodes > 1:
+        for column in range(per_node, value.shape[1], per_node):
+            width = 4 if figure.data[0].xgap else 2
+            figure.add_vline(right * (column - 0.5), line={"color": "var(--card)", "width": width})
     most = ratio_text(float(value.max()))
     what = "Columns are ranks, rows micro-steps; the largest load is"
     label = f"Load per rank and micro-step, {policy}. {what} {most} times the mean of its micro-step."
     caption = f"{policy}: at most {most} times the mean"
-    legend = [(f"h{i}", f"{bound:g}") for i, bound in enumerate(LOAD_BOUNDS)] + [(f"h{len(LOAD_BOUNDS)}", "")]
+    legend = list(zip(colours, [*(f"{bound:g}" for bound in LOAD_BOUNDS), ""], strict=True))
     table = Table(f"load ÷ mean per micro-step and rank, {policy}", ["micro-step"])
     table.head += [str(c * right) for c in range(value.shape[1])]
     table.rows = [[str(r * down), *(f"{v:.2f}" for v in row)] for r, row in enumerate(value)]
-    return Plot(name, caption, label, *heat_map(cells), legend=legend, scale=True), table
+    return Plot(name, caption, label, figure, legend, scale=True), table
 
 
 def _grouped(step: int, noun: str) -> str:
@@ -98,7 +91,7 @@ def balance_section(report: Report) -> Section | None:
     if not report.before.rho.size:
         return None
     values = [quantiles(p.rho) for p in report.planned]
-    rows = rows_of(report, [ratio_text(q.mean) for q in values])
+    rows = policy_rows(report, [ratio_text(q.mean) for q in values])
     head = ["policy", "least", "25 %", "median", "75 %", "99 %", "most", "mean"]
     told = list(zip(rows, values, strict=True))
     table = Table("imbalance ρ over all layers and micro-steps", head, [[r.name, *map(ratio_text, q)] for r, q in told])
@@ -108,33 +101,33 @@ def balance_section(report: Report) -> Section | None:
         "ρ: busiest rank ÷ mean rank. Line: from the least to the most of all layers and micro-steps; box: the middle "
         "half; dot and number: the mean.",
         f"Imbalance ρ by policy. {' '.join(said)}",
-        *_box_chart(rows, values, "ρ (1 is perfect; logarithmic axis)"),
-        rows=len(rows),
+        _box_figure(rows, values),
     )
     return section_of("balance", "Imbalance, by policy", (plot, table))
 
 
-def _box_chart(rows: Sequence[Row], values: Sequence[Quantiles], title: str) -> Drawn:
-    """Boxes on a logarithmic axis that begins at 1: the middle half, whiskers to least and most, a dot at the mean."""
-    places = list(range(len(rows)))
-    data = []
-    for strong, colour in ((False, "--s3"), (True, "--s2")):
-        here = [i for i in places if rows[i].strong == strong]
-        edges = ("lowerfence", "q1", "median", "q3", "upperfence")
-        kinds = ("least", "p25", "median", "p75", "most")
-        box = {edge: [getattr(values[i], kind) for i in here] for edge, kind in zip(edges, kinds, strict=True)}
-        look: Json = {"width": 0.55, "whiskerwidth": 0.5, "fillcolor": colour, "line": {"color": "--ink", "width": 1.2}}
-        if here:
-            data.append(trace("box", orientation="h", y=here, **box, **look))
-    dot = {"size": 7, "color": "--card", "line": {"color": "--ink", "width": 1.4}}
-    data.append(trace("scatter", mode="markers", x=[q.mean for q in values], y=places, marker=dot))
-    # What can be pointed at: all of the row.
-    said = [_spoken(row.name, q) for row, q in zip(rows, values, strict=True)]
-    extent = {"base": [q.least for q in values], "x": [max(q.most - q.least, 1e-3) for q in values]}
-    data.append(trace("bar", said, orientation="h", y=places, **extent, width=0.9, marker={"color": "rgba(0,0,0,0)"}))
+def _box_figure(rows: Sequence[Row], values: Sequence[Quantiles]) -> go.Figure:
+    """Return boxes on a logarithmic axis that begins at 1: middle half, whiskers to least and most, dot at the mean."""
     most = np.log10(max(1.05, *(q.most for q in values)))
-    xaxis = axis(title, type="log", range=[-0.01 * most, 1.03 * most])
-    return in_rows(rows, xaxis, data, boxmode="overlay", barmode="overlay")
+    title = "ρ (1 is perfect; logarithmic axis)"
+    figure = row_figure(rows, title, type="log", range=[-0.01 * most, 1.03 * most])
+    figure.update_layout(barmode="overlay", boxmode="overlay")
+    for i, (row, q) in enumerate(zip(rows, values, strict=True)):
+        box = {"lowerfence": [q.least], "q1": [q.p25], "median": [q.median], "q3": [q.p75], "upperfence": [q.most]}
+        figure.add_box(orientation="h", y=[i], **box, width=0.55, fillcolor=f"var(--{'s2' if row.strong else 's3'})")
+    places = list(range(len(rows)))
+    dot = {"size": 7, "color": "var(--card)", "line": {"color": "var(--ink)", "width": 1.4}}
+    figure.add_scatter(mode="markers", x=[q.mean for q in values], y=places, marker=dot)
+    figure.add_bar(  # an invisible bar over the whole row answers the pointer
+        orientation="h",
+        base=[q.least for q in values],
+        x=[max(q.most - q.least, 1e-3) for q in values],
+        y=places,
+        width=0.9,
+        marker={"color": CLEAR, "line_width": 0},
+        hovertext=escape_all(_spoken(row.name, q) for row, q in zip(rows, values, strict=True)),
+    )
+    return figure
 
 
 def _spoken(name: str, q: Quantiles) -> str:
@@ -146,24 +139,20 @@ def shares_section(report: Report) -> Section | None:
     """The classes of ρ, by policy."""
     if not report.before.rho.size:
         return None
-    rows = rows_of(report)
+    rows = policy_rows(report)
     in_class = [np.searchsorted(RHO_BOUNDS, p.rho, "right") for p in report.planned]
-    shares = [np.bincount(classes, minlength=len(RHO_CLASSES)) / classes.size for classes in in_class]
+    shares = [(np.bincount(classes, minlength=len(RHO_CLASSES)) / classes.size).tolist() for classes in in_class]
     table = Table("share of layers and micro-steps by ρ", ["policy", *RHO_CLASSES])
     table.rows = [[row.name, *map(percent_text, part)] for row, part in zip(rows, shares, strict=True)]
     names = [f"ρ {RHO_CLASSES[0]}", *RHO_CLASSES[1:]]
-    bars = [
-        bars_of(rows, name, f"--q{i}", [float(part[i]) for part in shares], percent_text)
-        for i, name in enumerate(names)
-    ]
+    parts = {name: (f"q{i}", [share[i] for share in shares]) for i, name in enumerate(names)}
     ticks = {"tickformat": ".0%", "range": [0, 1], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
     told = [f"{row.name}: {percent_text(part[0])} below 1.1." for row, part in zip(rows, shares, strict=True)]
     plot = Plot(
         "shares-plot",
         "Every layer of every micro-step falls in one of five classes of ρ.",
         f"Share of micro-steps by imbalance. {' '.join(told)}",
-        *bar_chart(rows, bars, {"title": "share of all layers and micro-steps", **ticks}),
-        rows=len(rows),
-        legend=[(f"q{i}", name) for i, name in enumerate(names)],
+        stacked_bars(rows, parts, percent_text, "share of all layers and micro-steps", **ticks),
+        legend_of(parts),
     )
     return section_of("shares", "How often is it unbalanced?", (plot, table))

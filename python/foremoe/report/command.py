@@ -1,4 +1,4 @@
-"""`foremoe report`: what balancing would gain on a cluster, as a page for people. The program parses the options."""
+"""`foremoe report`: a page that shows what balancing gains on a cluster. The program parses the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = ("out", "policy", "guest_slots", "threads", "align", "without_measured")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Makes the page. arguments: the options that were given, by name, as typed, in JSON. Returns the exit code."""
+    """Write the page and return the exit code. The argument is a JSON object: options by name, as typed."""
     tables = _core._option_tables()
     names = [*OWN, *(o["name"] for table in ("input", "planning", "cost", "simulation") for o in tables[table])]
     spelling = {name: f"--{name.replace('_', '-')}" for name in names}

@@ -1,6 +1,6 @@
-"""What a page shows, as plain data: whoever has these figures can have the page, wherever they come from.
+"""The data of a page. to_html() needs nothing else.
 
-Times are seconds, memory and traffic bytes. All of it is about one training step of the whole model.
+Times are in seconds, memory and traffic in bytes, all of one training step of the whole model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 def speedup(before: float, after: float) -> float:
-    """How many times as fast; 1 where nothing takes time."""
+    """Return how many times as fast `after` is; 1 if it takes no time."""
     return before / after if after > 0 else 1.0
 
 
@@ -30,13 +30,13 @@ class PhaseTime:
 
 @dataclass
 class LinkBytes:
-    """One kind of link in the whole step, all ranks together; busiest_use is 0 … 1, of the busiest such link's time."""
+    """Traffic over one kind of link in the whole step, all ranks together."""
 
     link: str
     rows: int = 0
     copies: int = 0
     gradients: int = 0
-    busiest_use: float = 0.0
+    busiest_use: float = 0.0  # 0 … 1: share of the time in which the busiest such link is in use
 
     @property
     def all_bytes(self) -> int:
@@ -45,14 +45,14 @@ class LinkBytes:
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What one policy's plan is worth."""
+    """Figures of one policy's plan."""
 
     policy: str
     residency: str  # of its plan
     rho: npt.NDArray[np.float64]  # of every (layer, micro-step) with load
     copies_per_layer_event: float
     home_moves: int
-    plan_us: float | None  # as the JSON key has it, measured; None where the page leaves it out
+    plan_us: float | None  # measured, µs; None: not shown
     recompute: PhaseTime
     policy_update: PhaseTime
     step_seconds: float
@@ -61,14 +61,14 @@ class PolicyResult:
     speedup: float  # over Report.before
     rl_speedup: float | None  # of the RL step, where the rollout's seconds are known
     memory_bytes: int  # of the fullest rank
-    guest_bytes: int  # of these, weights and gradients of guests
+    guest_bytes: int  # part of memory_bytes: weights and gradients of guests
     peak_tokens: int  # the most that any rank computes at once
     largest_micro_batch: int | None  # tokens per rank that fit the memory budget
     links: list[LinkBytes]
 
     @property
     def can_train(self) -> bool:
-        """Else its plan serves recompute alone: gradients and optimizer state have no home."""
+        """Whether gradients and optimizer state have a home. A plan without homes serves recompute alone."""
         return self.residency != "free"
 
     @property
@@ -82,7 +82,7 @@ class PolicyResult:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A policy without a plan, and why."""
+    """A policy without a plan, and the reason."""
 
     policy: str
     reason: str
@@ -90,7 +90,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class LayerLoads:
-    """Tokens of every rank in one layer, int64 [micro_steps, ranks] each."""
+    """Tokens of every rank in one layer, [micro_steps, ranks]."""
 
     layer: int
     before: npt.NDArray[np.int64]
@@ -108,18 +108,18 @@ class MemoryPoint:
 
 @dataclass(frozen=True)
 class Span:
-    """What a rank did, in seconds of the window. `beneath`: it ran beside the rank's work."""
+    """What a rank does from `begin` to `end`."""
 
     kind: str
     name: str
     begin: float
     end: float
-    beneath: bool = False
+    beneath: bool = False  # a copy, which travels while the rank works
 
 
 @dataclass(frozen=True)
 class Window:
-    """What some ranks did while one layer of one micro-step ran."""
+    """What some ranks do while one layer of one micro-step runs. Spans are in seconds since its begin."""
 
     policy: str
     what: str
@@ -129,7 +129,7 @@ class Window:
 
 @dataclass
 class Report:
-    """All of it. `before` and `after` are policies: what is compared with, and what the reader came for."""
+    """All data of a page. It compares all policies with `before` and presents `after`."""
 
     input: str
     model: str
@@ -147,7 +147,7 @@ class Report:
     ablation: dict[str, PolicyResult] = field(default_factory=dict)  # by stages
     memory: list[MemoryPoint] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)  # plans that are not right, in words; none of them is shown
+    wrong: list[str] = field(default_factory=list)  # wrong plans, in words; the page leaves them out
 
     @property
     def num_nodes(self) -> int:

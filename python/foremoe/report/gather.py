@@ -1,7 +1,7 @@
-"""Gathers what a page shows: plans with every policy, simulates, and looks closer at two of them.
+"""Gathers what a page shows: evaluates every policy, and looks closer at two of them.
 
-Vanilla is what everything is compared with. The plans of all but two policies are let go as soon as their figures are
-known: vanilla's, and foremoe's or, where that was not asked for, those of the fastest.
+All policies are compared with vanilla. Only two policies keep their plans: vanilla, and foremoe or, if it was not asked
+for, the fastest policy.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import _core
 from .._core import Evaluation, Load
 from .._errors import InputError
 from ..balance import imbalance, planned_rows
+from ..evaluation import evaluate
 from .facts import LayerLoads, LinkBytes, MemoryPoint, PhaseTime, PolicyResult, Report, Skipped, speedup
 from .numbers import counted
 from .window import choose_window, window_of
@@ -25,15 +25,18 @@ BASELINE = "vanilla"
 OURS = "foremoe"
 ABLATED = ("B", "BL", "BLP", "BLPT")  # stages; before them, vanilla
 RESIDENCIES = ("static", "resident", "shared")
+_ARGUMENTS = ("homes", "previous", "previous_load", "threads")  # options of evaluate() that no C++ table has
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be shown. Raises InputError for what cannot be.
+    """What a page shows. Raises InputError for invalid values.
 
-    policies: keys of foremoe.policies(), or "all". guest_slots: policies are compared at the first number; memory is
-    weighed against speedup at all of them. options: further keywords of foremoe.evaluate(); values may be texts.
-    measured: whether the planning time is shown, which is measured here and differs from run to run.
+    Attributes:
+        policies: Keys of foremoe.policies(), or "all".
+        guest_slots: Policies are compared at the first number; the plot of memory against speedup has all of them.
+        options: Further options of foremoe.evaluate(). Values may be texts.
+        measured: Show the planning time, which is measured here and differs from run to run.
     """
 
     policies: Sequence[str]
@@ -46,23 +49,19 @@ class Request:
         if not self.options.get("cluster"):
             raise InputError("cluster: is missing", field="cluster")
         if "policy_options" in self.options:
-            raise InputError(
-                "policy_options: are of one policy alone, and a report compares several", field="policy_options"
-            )
+            problem = "policy_options: are of one policy alone, and a report compares several"
+            raise InputError(problem, field="policy_options")
         if len(self.guest_slots) == 0:
             raise InputError("guest_slots: lists no number", field="guest_slots")
         if self.options.get("residency") == "auto":
             raise InputError("residency: 'auto', expected static, resident, shared or free", field="residency")
         for slots in self.guest_slots:
             _core._check_evaluation({"guest_slots": slots})
-        _core._check_evaluation({key: value for key, value in self.options.items() if key not in _BESIDE_OPTIONS})
-
-
-_BESIDE_OPTIONS = ("homes", "previous", "previous_load", "threads", "policy_options")  # arguments of their own
+        _core._check_evaluation({key: value for key, value in self.options.items() if key not in _ARGUMENTS})
 
 
 def gather_report(load: Load, request: Request, progress: Callable[[str], None] = lambda what: None) -> Report:
-    """Everything that the page shows. progress: told what happens next. Raises InputError where there is no plan."""
+    """Return what the page shows. Calls `progress` before each evaluation. Raises InputError if there is no plan."""
     return _Gatherer(load, request, progress).report()
 
 
@@ -73,64 +72,51 @@ class _Gatherer:
         self.progress = progress
         self.wrong: list[str] = []
         self.slots = int(request.guest_slots[0])
-        self.baseline = self.evaluated(BASELINE)
-        reason = self.why_not(self.baseline)
-        if reason:
-            raise InputError(f"{load.name}: {BASELINE}: {reason}", file=load.name)
-        self.before = self.result_of(self.baseline)
+        self.vanilla: dict[str, Any] | None = None
+        self.baseline, before = self.evaluated(BASELINE)
+        if isinstance(before, Skipped):
+            raise InputError(f"{load.name}: {BASELINE}: {before.reason}", file=load.name)
+        self.before = before
+        self.vanilla = self.baseline.figures
 
-    def evaluated(self, policy: str, **changed: object) -> Evaluation:
+    def evaluated(self, policy: str, **changed: object) -> tuple[Evaluation, PolicyResult | Skipped]:
+        """Evaluate a policy with changed options. A wrong plan is noted and left out."""
         self.progress(f"evaluating {policy}")
-        options = {**self.request.options, "guest_slots": self.slots, **changed}
-        beside = {key: options.pop(key) for key in _BESIDE_OPTIONS if key in options}
-        return _core._evaluate(self.load, policy, options, **beside)
-
-    def why_not(self, evaluation: Evaluation) -> str | None:
-        """Why there is nothing to show of it, or None. A wrong plan is noted."""
+        options: dict[str, Any] = {**self.request.options, "guest_slots": self.slots, **changed}
+        evaluation = evaluate(self.load, policy, **options)
         if evaluation.skipped is not None:
-            return evaluation.skipped
+            return evaluation, Skipped(policy, evaluation.skipped)
         figures = evaluation.figures
         if figures["ok"]:
-            return None
+            return evaluation, result_of(evaluation, self.vanilla or figures, measured=self.request.measured)
         plan = evaluation.plan
         reason = f"its plan is WRONG: {figures['violations'][0]['message']}"
         slots = counted(plan.guest_slots, "guest slot")
         self.wrong.append(f"{evaluation.policy}, {slots}, residency {plan.residency}: {reason}")
-        return reason
-
-    def result_of(self, evaluation: Evaluation) -> PolicyResult:
-        vanilla = self.baseline.figures if evaluation is not self.baseline else evaluation.figures
-        return result_of(evaluation, vanilla, measured=self.request.measured)
+        return evaluation, Skipped(policy, reason)
 
     def compared(self) -> tuple[list[PolicyResult | Skipped], Evaluation, PolicyResult]:
-        """All policies, and of the one that the reader came for its evaluation and figures."""
+        """Return the results of all policies, and evaluation and result of the one that the reader came for."""
         results: list[PolicyResult | Skipped] = [self.before]
         chosen, after = self.baseline, self.before
         for policy in dict.fromkeys(_core._policies_named(list(self.request.policies))):
             if policy == BASELINE:
                 continue
-            evaluation = self.evaluated(policy)
-            reason = self.why_not(evaluation)
-            if reason:
-                results.append(Skipped(policy, reason))
-                continue
-            result = self.result_of(evaluation)
+            evaluation, result = self.evaluated(policy)
             results.append(result)
-            better = chosen is self.baseline or result.speedup > after.speedup
+            if isinstance(result, Skipped):
+                continue
+            better = after is self.before or result.speedup > after.speedup
             if policy == OURS or (better and after.policy != OURS):
                 chosen, after = evaluation, result
         return results, chosen, after
 
-    def ours(self, **changed: object) -> PolicyResult | None:
-        """foremoe with other options; None where it has no plan."""
-        evaluation = self.evaluated(OURS, **changed)
-        return None if self.why_not(evaluation) else self.result_of(evaluation)
-
     def report(self) -> Report:
         policies, chosen, after = self.compared()
         before_loads, after_loads = planned_rows(self.baseline.plan), planned_rows(chosen.plan)
-        layer = int(imbalance(before_loads).sum(0).argmax())
-        window = choose_window(before_loads, imbalance(before_loads))
+        rho = imbalance(before_loads)
+        layer = int(rho.sum(0).argmax())
+        window = choose_window(before_loads, rho)
         cost = self.baseline.cost
         assert cost is not None  # the request has a cluster
         report = Report(
@@ -145,42 +131,32 @@ class _Gatherer:
             after=after,
             policies=policies,
             loads=LayerLoads(layer, before_loads[:, layer], after_loads[:, layer]),
-            traffic={e.policy: between_nodes(e.figures) for e in (self.baseline, chosen)},
+            traffic={
+                e.policy: np.sum([phase["between_nodes"] for phase in e.figures["phases"]], 0, np.int64)
+                for e in (self.baseline, chosen)
+            },
             windows=[window_of(e, window) for e in (self.baseline, chosen)],
+            ablation={BASELINE: self.before},
+            memory=[MemoryPoint("no guests", 0, self.before)],
+            wrong=self.wrong,
         )
         del chosen
-        report.ablation[BASELINE] = self.before
         for stages in ABLATED:
-            ablated = self.ours(stages=stages)
-            if ablated:
-                report.ablation[stages] = ablated
-        report.memory = self.memory_points()
+            _, result = self.evaluated(OURS, stages=stages)
+            if isinstance(result, PolicyResult):
+                report.ablation[stages] = result
+        for residency in RESIDENCIES:
+            for slots in filter(None, map(int, self.request.guest_slots)):
+                _, result = self.evaluated(OURS, residency=residency, guest_slots=slots)
+                if isinstance(result, PolicyResult):
+                    report.memory.append(MemoryPoint(residency, slots, result))
         needed = [(p.policy, p.memory_bytes) for p in report.planned]
-        report.remarks = [
-            f"Memory, of the policies side by side: {remark}."
-            for remark in _core._memory_remarks(self.baseline, needed)
-        ]
-        report.wrong = self.wrong
+        remarks = _core._memory_remarks(self.baseline, needed)
+        report.remarks = [f"Memory, of the policies side by side: {remark}." for remark in remarks]
         return report
 
-    def memory_points(self) -> list[MemoryPoint]:
-        points = [MemoryPoint("no guests", 0, self.before)]
-        for residency in RESIDENCIES:
-            for slots in map(int, self.request.guest_slots):
-                result = self.ours(residency=residency, guest_slots=slots) if slots else None
-                if result:
-                    points.append(MemoryPoint(residency, slots, result))
-        return points
-
-    def dispatch(self, cost: Mapping[str, Any]) -> str:
-        """How rows travel, in words."""
-        if cost["dispatch"] == "row":
-            return "every token–expert assignment directly to its rank"
-        estimated = ", estimated from the load" if self.baseline.figures["dispatch_estimated"] else ""
-        return f"a token once to each node, and from there once to each rank{estimated}"
-
     def settings(self, cost: Mapping[str, Any]) -> dict[str, str]:
-        """What was asked for, in words."""
+        """Return the options, in words."""
         initial = {option["name"]: option["default"] for option in _core._option_tables()["planner"]}
         options = {key: value for key, value in self.request.options.items() if value is not None}
         settings = {
@@ -194,7 +170,7 @@ class _Gatherer:
             "tokens of a sequence": str(cost["sequence_tokens"]),
             "data-parallel ranks that share optimizer state": str(cost["optimizer_shards"]),
             "memory of a rank": f"{cost['memory_bytes'] / 1e9:.1f} GB",
-            "dispatch": self.dispatch(cost),
+            "dispatch": _dispatch(cost, self.baseline.figures),
             "activations": _activations(cost),
         }
         moe_layers = cost["moe_layers"]
@@ -207,6 +183,13 @@ class _Gatherer:
         return settings
 
 
+def _dispatch(cost: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    if cost["dispatch"] == "row":
+        return "every token–expert assignment directly to its rank"
+    estimated = ", estimated from the load" if figures["dispatch_estimated"] else ""
+    return f"a token once to each node, and from there once to each rank{estimated}"
+
+
 def _activations(cost: Mapping[str, Any]) -> str:
     if not cost["keep_activations"]:
         return "computed anew in the backward pass"
@@ -214,7 +197,7 @@ def _activations(cost: Mapping[str, Any]) -> str:
 
 
 def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any], *, measured: bool = True) -> PolicyResult:
-    """The figures of one plan beside those of vanilla. measured: with the planning time."""
+    """Return the figures of one plan beside those of vanilla, with the planning time if `measured`."""
     f = evaluation.figures
     recompute, update = f["phases"]
     update_parts = parts_of(update)
@@ -250,7 +233,7 @@ def parts_of(phase: Mapping[str, Any]) -> dict[str, float]:
 
 
 def links_of(phases: Sequence[Mapping[str, Any]]) -> list[LinkBytes]:
-    """Traffic of all phases, one entry a link."""
+    """Return the traffic of all phases, by kind of link."""
     links: dict[str, LinkBytes] = {}
     for traffic in (traffic for phase in phases for traffic in phase["traffic"]):
         link = links.setdefault(traffic["link"], LinkBytes(traffic["link"]))
@@ -259,9 +242,3 @@ def links_of(phases: Sequence[Mapping[str, Any]]) -> list[LinkBytes]:
         link.gradients += traffic["gradient_bytes"]
         link.busiest_use = max(link.busiest_use, traffic["busiest_use"])
     return list(links.values())
-
-
-def between_nodes(figures: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-    recompute, update = (np.array(phase["between_nodes"], np.int64) for phase in figures["phases"])
-    total: npt.NDArray[np.int64] = recompute + update
-    return total

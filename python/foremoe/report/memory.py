@@ -1,16 +1,17 @@
-"""What more guest slots buy, and what they cost in memory."""
+"""What more guest slots gain, and what they cost in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import plotly.graph_objects as go
+
 from .facts import MemoryPoint, Report
+from .figures import BYTES, TEMPLATE, escape_all
 from .numbers import bytes_text, counted, ratio_text, seconds_text, times_text
 from .page import Plot, Section, Table, section_of
-from .plots import Drawn, axis, bytes_axis, layout, trace
 
-SYMBOLS = ("circle", "square", "triangle-up", "diamond")
-COLOURS = ("--s1", "--s5", "--s2", "--s7")
+MARKS = (("s1", "circle"), ("s5", "square"), ("s2", "triangle-up"), ("s7", "diamond"))
 
 
 def memory_section(report: Report) -> Section | None:
@@ -19,15 +20,16 @@ def memory_section(report: Report) -> Section | None:
     if not points:
         return None
     front = _pareto_front(points)
+    names = dict.fromkeys(p.residency for p in points)
+    marks = {name: MARKS[i % len(MARKS)] for i, name in enumerate(names)}
     said = [_words(points[i]) for i in sorted(front)]
-    names = list(dict.fromkeys(p.residency for p in points))
     plot = Plot(
         "memory-plot",
         f"{report.after.policy}, by where guests stay; numbers at the marks are guest slots per rank and layer. The "
         "line is the front: nothing is quicker with as little memory.",
         f"Memory against speedup. {'. '.join(said)}.",
-        *_chart(points, front, f"times as fast as {report.before.policy}"),
-        legend=[(f"p{i} {SYMBOLS[i % 4]}", name) for i, name in enumerate(names)],
+        _memory_figure(points, front, marks, f"times as fast as {report.before.policy}"),
+        [(" ".join(mark), name) for name, mark in marks.items()],
     )
     head = ["residency", "guest slots", "speedup", "memory", "guests", "ρ mean", "copies", "waits for copies"]
     table = Table("memory and speedup by residency and guest slots", [*head, "on the front"])
@@ -40,7 +42,7 @@ def memory_section(report: Report) -> Section | None:
 
 
 def _pareto_front(points: Sequence[MemoryPoint]) -> list[int]:
-    """Those that nothing beats with as little memory, by memory."""
+    """Return the points that no other beats with as little memory, by memory."""
     order = sorted(range(len(points)), key=lambda i: (points[i].result.memory_bytes, -points[i].result.speedup))
     front: list[int] = []
     for i in order:
@@ -55,27 +57,34 @@ def _words(point: MemoryPoint) -> str:
     return f"{slots}: {bytes_text(result.memory_bytes)}, {times_text(result.speedup)}"
 
 
-def _chart(points: Sequence[MemoryPoint], front: Sequence[int], y_title: str) -> Drawn:
-    """Speedup over memory: a mark for each point with its guest slots beside it, and the front."""
+def _memory_figure(
+    points: Sequence[MemoryPoint], front: Sequence[int], marks: dict[str, tuple[str, str]], y_title: str
+) -> go.Figure:
+    """Return a mark for each point with its guest slots beside it, and the front."""
     memory, gain = [p.result.memory_bytes for p in points], [p.result.speedup for p in points]
     x_range, y_range = _extent(memory), _extent(gain)
-    x = [*(memory[i] for i in front), x_range[1]]
-    y = [*(gain[i] for i in front), gain[front[-1]]]
-    steps = {"shape": "hv", "dash": "3px,4px", "width": 1.6, "color": "--soft"}
-    data = [trace("scatter", mode="lines", x=x, y=y, line=steps)]
-    for series, residency in enumerate(dict.fromkeys(p.residency for p in points)):
+    figure = go.Figure(layout={"template": TEMPLATE, "height": 340})
+    figure.update_xaxes(title_text="memory of the fullest rank", range=x_range, **BYTES)
+    figure.update_yaxes(title_text=escape_all([y_title])[0], range=y_range)
+    figure.add_scatter(
+        mode="lines",
+        x=[*(memory[i] for i in front), x_range[1]],
+        y=[*(gain[i] for i in front), gain[front[-1]]],
+        line={"shape": "hv", "dash": "3px,4px", "width": 1.6, "color": "var(--soft)"},
+    )
+    for residency, (colour, symbol) in marks.items():
         here = [i for i, p in enumerate(points) if p.residency == residency]
-        mark = {"symbol": SYMBOLS[series % 4], "size": 12, "color": COLOURS[series % 4]}
-        marks = {
-            "x": [memory[i] for i in here],
-            "y": [gain[i] for i in here],
-            "text": [str(points[i].guest_slots) for i in here],
-            "textfont": {"color": "--text", "size": 12},
-            "marker": {**mark, "line": {"color": "--card", "width": 1.2}},
-        }
-        data.append(trace("scatter", [_words(points[i]) for i in here], mode="markers+text", **marks))
-    xaxis = axis(range=x_range, **bytes_axis("memory of the fullest rank"))
-    return data, layout(340, xaxis, axis(y_title, range=y_range))
+        figure.add_scatter(
+            mode="markers+text",
+            x=[memory[i] for i in here],
+            y=[gain[i] for i in here],
+            text=[str(points[i].guest_slots) for i in here],
+            marker={"symbol": symbol, "size": 12, "color": f"var(--{colour})"},
+            marker_line={"color": "var(--card)", "width": 1.2},
+            hovertext=escape_all(_words(points[i]) for i in here),
+            hoverinfo="text",
+        )
+    return figure
 
 
 def _extent(values: Sequence[float]) -> list[float]:

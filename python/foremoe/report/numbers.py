@@ -1,4 +1,4 @@
-"""Numbers as people read them: three digits that count and the unit that fits. Spaces before units do not break."""
+"""Numbers as text: three significant digits and the unit that fits, after a space that does not break."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ def seconds_text(seconds: float) -> str:
 def bytes_text(count: float) -> str:
     """ "2.70 GB", in powers of a thousand."""
     unit, *larger = ("B", "kB", "MB", "GB", "TB", "PB")
-    if abs(count) < 999.5:
-        return f"{count:.0f}{SPACE}{unit}"
+    text = f"{count:.0f}"
     while abs(count) >= 999.5 and larger:
         count /= 1000
-        unit = larger.pop(0)
-    return f"{_three_digits(count)}{SPACE}{unit}"
+        unit, text = larger.pop(0), _three_digits(count)
+    return f"{text}{SPACE}{unit}"
 
 
 def times_text(factor: float) -> str:
@@ -43,7 +42,7 @@ def count_text(count: int) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """ "1.017"; "17.2" where that is enough."""
+    """ "1.017"; "17.2" from 10 on."""
     return f"{ratio:.{1 if abs(ratio) >= 9.9995 else 3}f}"
 
 

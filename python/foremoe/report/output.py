@@ -1,4 +1,4 @@
-"""Files that a command writes: refused early, and there whole or not at all."""
+"""Output files: refused early, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def expect_output(path: str, inputs: Iterable[str], option: str = "out") -> None
 
 
 def write_text(path: str, text: str) -> None:
-    """Replaces what is there. A device or a pipe is written to. Raises InputError where that cannot be."""
+    """Replaces a file, or writes to a device or pipe. Raises InputError if that fails."""
     try:
         if _is_stream(path):
             with open(path, "w", encoding="utf-8") as stream:
@@ -48,7 +48,7 @@ def _is_stream(path: str) -> bool:
 
 
 def _beside(path: str) -> str:
-    """A new, empty file in the same folder."""
+    """Create an empty file in the same folder."""
     folder, name = os.path.split(os.path.realpath(path))
     try:
         if os.path.isdir(path):

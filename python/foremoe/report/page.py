@@ -1,8 +1,8 @@
-"""The page around sections: one HTML file that needs neither network nor anything beside it.
+"""The page around sections: one HTML file that needs neither network nor other files.
 
-Names of files, models and policies are whatever somebody called them. escaped() is where they become part of the page,
-and lose the power to be anything but text. The page's security policy permits its own scripts and style sheet, by their
-hashes, and nothing else but style attributes, which Plotly sets; what draws is Plotly, embedded once, and page.js.
+Names of files, models and policies come from users. escaped() turns them into plain text wherever they enter the page.
+The content-security policy permits the page's own scripts and style sheet, by their hashes, and style attributes, which
+Plotly sets. Plotly's script, embedded once, and page.js draw the figures.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import base64
 import hashlib
 import html
 import importlib.resources
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 # Control characters but tab and newline, those that turn the direction of writing, and halves of surrogates.
-_NOT_SHOWN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
-)
+_NOT_SHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escaped(text: str) -> str:
-    """Text as it may stand between tags, inside quoted attributes, and in texts that Plotly draws."""
+    """Return text that is safe between tags, inside quoted attributes, and in texts that Plotly draws."""
     return html.escape(_NOT_SHOWN.sub("\ufffd", text))
 
 
@@ -35,37 +35,30 @@ class Table:
     caption: str
     head: list[str]
     rows: list[list[str]] = field(default_factory=list)
-    strong_row: int | None = None  # that the reader came for
+    strong_row: int | None = None  # the row of the policy that the reader came for
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of Plotly's, with what stands around it.
-
-    label: what it shows and its numbers, for who does not see it. layout.height is of the plot on a wide screen.
-    rows: their number, where rows are named at the left; on a narrow screen names move above the bars. legend: colour
-    (a name in style.css) and meaning.
-    """
+    """A Plotly figure with its caption and legend."""
 
     id: str
     caption: str
-    label: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    rows: int = 0
-    legend: Sequence[tuple[str, str]] = ()
-    scale: bool = False  # the legend is a scale: its words stand between colours
+    label: str  # accessible description, with the most important numbers
+    figure: go.Figure
+    legend: Sequence[tuple[str, str]] = ()  # CSS classes of the mark, such as a colour of style.css, and its meaning
+    scale: bool = False  # the legend is a colour scale: its words stand between colours
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it; `wide`: over the whole width of a wide screen."""
+    """A heading and the HTML below it."""
 
     id: str
     heading: str
     body: str
-    wide: bool = False
-    plots: tuple[Plot, ...] = ()
+    wide: bool = False  # spans the whole width of a wide screen
+    plots: Sequence[Plot] = ()
 
 
 def paragraph(text: str, css: str = "") -> str:
@@ -73,62 +66,57 @@ def paragraph(text: str, css: str = "") -> str:
 
 
 def beside(*parts: str) -> str:
-    """Side by side where there is room."""
+    """Place parts side by side where there is room."""
     return '<div class="pair">\n' + "".join(f"<div>\n{part}</div>\n" for part in parts) + "</div>\n"
 
 
 def table_html(table: Table) -> str:
-    """In a box of its own that scrolls, so that the page need not."""
+    """Return a table in a box that scrolls, so that the page need not."""
     name = escaped(table.caption)
     head = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in table.head)
-    rows = [_row(row, len(table.head), index == table.strong_row) for index, row in enumerate(table.rows)]
+    rows = ""
+    for index, cells in enumerate(table.rows):
+        spans = len(table.head) - len(cells) + 1
+        more = ["" for _ in cells[1:]] + [f' colspan="{spans}" class="words"' if spans > 1 else ""]
+        rows += '<tr class="strong">' if index == table.strong_row else "<tr>"
+        rows += f'<th scope="row"{more[0]}>{escaped(cells[0])}</th>'
+        rows += "".join(f"<td{m}>{escaped(cell)}</td>" for m, cell in zip(more[1:], cells[1:], strict=True)) + "</tr>\n"
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">\n<table><caption>{name}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody></table>\n</div>\n"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table>\n</div>\n"
     )
 
 
-def folded(table: Table) -> str:
-    """The same, to be unfolded: the numbers of a plot."""
-    summary = f"<summary>Numbers: {escaped(table.caption)}</summary>"
-    return f"<details>{summary}\n{table_html(table)}</details>\n"
-
-
-def _row(cells: list[str], columns: int, strong: bool) -> str:
-    out = ['<tr class="strong">' if strong else "<tr>"]
-    for i, cell in enumerate(cells):
-        spans = columns - i if i == len(cells) - 1 and len(cells) < columns else 1
-        more = f' colspan="{spans}" class="words"' if spans > 1 else ""
-        out.append(f"<td{more}>{escaped(cell)}</td>" if i else f'<th scope="row"{more}>{escaped(cell)}</th>')
-    return "".join(out) + "</tr>\n"
-
-
-def figure(plot: Plot, table: Table) -> str:
-    """The place of a plot, which page.js fills, with caption, legend and numbers."""
+def figure_html(plot: Plot, table: Table) -> str:
+    """Return the place of a plot, which page.js fills, with caption, legend and a folded table of its numbers."""
     keys = "".join(f'<li><i class="{css}"></i><span>{escaped(words)}</span></li>' for css, words in plot.legend)
     legend = f'<ul class="{"scale" if plot.scale else "legend"}" aria-hidden="true">{keys}</ul>\n' if keys else ""
     place = f'<div class="plot" id="{plot.id}" role="img" aria-label="{escaped(plot.label)}"></div>'
-    return f"<figure>\n<figcaption>{escaped(plot.caption)}</figcaption>\n{legend}{place}\n</figure>\n" + folded(table)
+    return (
+        f"<figure>\n<figcaption>{escaped(plot.caption)}</figcaption>\n{legend}{place}\n</figure>\n"
+        f"<details><summary>Numbers: {escaped(table.caption)}</summary>\n{table_html(table)}</details>\n"
+    )
 
 
 def section_of(id: str, heading: str, *sides: tuple[Plot, Table], about: str = "", wide: bool = False) -> Section:
-    """Figures with their numbers, side by side where there are several."""
-    drawn = [figure(*side) for side in sides]
+    """Return a section of plots with their numbers, side by side if there are several."""
+    drawn = [figure_html(*side) for side in sides]
     body = (paragraph(about) if about else "") + (drawn[0] if len(drawn) == 1 else beside(*drawn))
-    return Section(id, heading, body, wide, tuple(plot for plot, _ in sides))
+    return Section(id, heading, body, wide, [plot for plot, _ in sides])
 
 
 def document(title: str, header: str, sections: Sequence[Section], footer: str) -> str:
-    """The whole page. Equal arguments, equal text."""
+    """Return the whole page. Equal arguments give equal text."""
     style, script, plotly = _own_file("style.css"), _own_file("page.js"), plotly_script()
     policy = (
         f"default-src 'none'; script-src {_hash(plotly)} {_hash(script)}; style-src {_hash(style)}; "
         "style-src-attr 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    plots = (plot for section in sections for plot in section.plots)
-    drawn = {plot.id: {"data": plot.data, "layout": plot.layout, "rows": plot.rows} for plot in plots}
-    # Data, not a script: no browser runs it. Only "</script" could end it.
-    figures = json.dumps(drawn, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    # A browser does not run JSON. to_json() escapes "<", so that no text can end the script element.
+    plots = [plot for section in sections for plot in section.plots]
+    figures = ",".join(f'"{plot.id}":{plot.figure.to_json(engine="json")}' for plot in plots)
+    # Plotly would add style sheets for maps. It does not if there are elements with their ids.
+    maps = sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly)))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -142,7 +130,7 @@ def document(title: str, header: str, sections: Sequence[Section], footer: str) 
 <style id="plotly.js-style-global" class="no-inline-styles">{style}</style>
 </head>
 <body>
-{"".join(f'<template id="{one}"></template>' for one in _styles_of(plotly))}
+{"".join(f'<template id="{one}"></template>' for one in maps)}
 <header>
 {header}<noscript><p class="note">The plots need JavaScript. The tables have all their numbers.</p></noscript>
 </header>
@@ -150,7 +138,7 @@ def document(title: str, header: str, sections: Sequence[Section], footer: str) 
 {"".join(map(_section_html, sections))}</main>
 <footer>
 {footer}</footer>
-<script type="application/json" id="figures">{figures}</script>
+<script type="application/json" id="figures">{{{figures}}}</script>
 <script>{plotly}</script>
 <script>{script}</script>
 </body>
@@ -159,18 +147,13 @@ def document(title: str, header: str, sections: Sequence[Section], footer: str) 
 
 
 def plotly_script() -> str:
-    """Plotly's own script, in one file. Raises ImportError, which says how to get it, where there is no Plotly."""
+    """Return Plotly's script in one file. Raises ImportError, which says how to install it, if there is no Plotly."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ImportError("plotly is not installed: pip install 'plotly>=6'") from error
     script: str = get_plotlyjs()
     return script
-
-
-def _styles_of(script: str) -> list[str]:
-    """Ids of style sheets that Plotly would add for maps, and does not where there is an element of that id."""
-    return sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', script)))
 
 
 def _section_html(section: Section) -> str:

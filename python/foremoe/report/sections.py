@@ -1,5 +1,6 @@
-"""The parts of the page, each from a report to a section with plots and their numbers in tables. One that has nothing
-to show is None and is left out.
+"""The sections of the page, each a function of a report, and the table of policies.
+
+A section without data is None, and the page leaves it out.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from .facts import PolicyResult, Report, Skipped
 from .memory import memory_section
 from .numbers import bytes_text, count_text, counted, percent_text, ratio_text, seconds_text, times_text
 from .page import Section, Table, paragraph, table_html
-from .step_time import ablation_section, time_section
-from .timeline import timeline_section
+from .step import ablation_section, time_section, timeline_section
 from .traffic import traffic_section
 
 CANNOT_TRAIN = (
@@ -22,7 +22,7 @@ CANNOT_TRAIN = (
 
 
 def sections(report: Report) -> list[Section]:
-    """Those that there is data for, in the order of the page."""
+    """Return the sections that have data, in the order of the page."""
     make: Sequence[Callable[[Report], Section | None]] = (
         policies_section,
         load_section,
@@ -38,15 +38,10 @@ def sections(report: Report) -> list[Section]:
 
 
 def policies_section(report: Report) -> Section:
-    """The table of policies."""
+    """Return the table of policies."""
     table = Table(f"Policies, {counted(report.guest_slots, 'guest slot')} per rank and layer", [])
-    left_out = set()
-    if all(p.rl_speedup is None for p in report.planned):
-        left_out.add("RL step")
-    if all(p.largest_micro_batch is None for p in report.planned):
-        left_out.add("largest micro-batch")
-    if all(p.plan_us is None for p in report.planned):
-        left_out.add("planning")
+    optional = {"RL step": "rl_speedup", "largest micro-batch": "largest_micro_batch", "planning": "plan_us"}
+    left_out = {h for h, name in optional.items() if all(getattr(p, name) is None for p in report.planned)}
     for p in report.policies:
         if isinstance(p, Skipped):
             table.rows.append([p.policy, f"skipped: {p.reason}"])

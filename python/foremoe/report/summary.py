@@ -1,4 +1,4 @@
-"""The page's header and footer: the numbers that matter in two or three sentences, and what was asked."""
+"""Header and footer of the page: the most important numbers in a few sentences, and the options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .page import escaped, paragraph
 
 
 def header(report: Report) -> str:
-    """Title, summary, tiles and remarks."""
+    """Return title, summary, tiles and remarks."""
     title = escaped(f"{report.model} on {report.cluster}")
     out = f'<p class="over">ForeMoE report</p>\n<h1>{title}</h1>\n' + paragraph(report.input, "input")
     if not report.before.rho.size:
@@ -21,7 +21,7 @@ def header(report: Report) -> str:
 
 
 def footer(report: Report) -> str:
-    """Settings, and what the page's words mean."""
+    """Return the settings and the meaning of the page's words."""
     settings = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>\n" for name, value in report.settings.items()
     )
@@ -34,7 +34,7 @@ def footer(report: Report) -> str:
 
 
 def conclusion(report: Report) -> str:
-    """One line: what came out."""
+    """Return the result in one line."""
     before, after = report.before, report.after
     what = f"{report.model} on {report.cluster}"
     if not after.rho.size:
@@ -50,7 +50,7 @@ def conclusion(report: Report) -> str:
 
 
 def _served(report: Report, p: PolicyResult) -> tuple[float, float]:
-    """Seconds of what the reader's plan serves, and at perfect balance: a training step, or recompute alone."""
+    """Return the seconds of what `report.after` serves, a training step or recompute alone, and at perfect balance."""
     if report.after.can_train:
         return p.step_seconds, p.ideal_step_seconds
     return p.recompute.seconds, p.recompute.ideal_seconds
@@ -61,7 +61,7 @@ def _exposed(p: PolicyResult) -> float:
 
 
 def _summary_of_one(report: Report) -> str:
-    """Where there is nothing to compare."""
+    """Return the summary if there is nothing to compare."""
     only = report.before
     text = (
         f"On {counted(report.num_ranks, 'rank')} of {report.cluster}, {only.policy} takes "
@@ -122,9 +122,7 @@ def _tiles(report: Report) -> str:
             f"fullest rank {bytes_text(after.memory_bytes)}, was {memory}",
         ),
     ]
-    return '<dl class="tiles">\n' + "".join(map(_tile, tiles)) + "</dl>\n"
-
-
-def _tile(tile: tuple[str, str, str]) -> str:
-    what, value, detail = map(escaped, tile)
-    return f'<div class="tile"><dt>{what}</dt><dd>{value}<span>{detail}</span></dd></div>\n'
+    out = ""
+    for name, value, detail in (map(escaped, tile) for tile in tiles):
+        out += f'<div class="tile"><dt>{name}</dt><dd>{value}<span>{detail}</span></dd></div>\n'
+    return f'<dl class="tiles">\n{out}</dl>\n'

@@ -1,4 +1,4 @@
-"""What crosses between nodes, or inside the node where there is but one."""
+"""Bytes between nodes, or inside the node if there is only one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .facts import LinkBytes, Report
-from .heat_map import Cells, heat_map
+from .figures import BYTES, heat_map, legend_of, policy_rows, stacked_bars
 from .numbers import bytes_text, percent_text
-from .page import Plot, Section, Table, beside, figure
-from .plots import bar_chart, bars_of, bytes_axis, rows_of
+from .page import Plot, Section, Table, beside, figure_html
 
 MOST_NODES = 64  # of a matrix that one can read
-NETWORK = "network"
 
 
 def traffic_section(report: Report) -> Section | None:
@@ -23,36 +21,32 @@ def traffic_section(report: Report) -> Section | None:
     if not any(p.links for p in report.planned):
         return None
     many_nodes = report.num_nodes > 1
-    bars, table = _link_bars(report, NETWORK if many_nodes else "peers")
-    body, drawn = figure(bars, table), [bars]
-    matrices = report.traffic.items()
-    if all(bytes_.ndim == 2 and 1 < len(bytes_) <= MOST_NODES for _, bytes_ in matrices):
-        bounds = _byte_bounds(max(int(bytes_.max()) for _, bytes_ in matrices))
-        sides = [_node_matrix(f"nodes-{i}", policy, bytes_, bounds) for i, (policy, bytes_) in enumerate(matrices)]
-        drawn += [plot for plot, _ in sides]
-        body = beside(body, beside(*(figure(*side) for side in sides)))
+    sides = [_link_bars(report, "network" if many_nodes else "peers")]
+    if all(count.ndim == 2 and 1 < len(count) <= MOST_NODES for count in report.traffic.values()):
+        bounds = _byte_bounds(max(int(count.max()) for count in report.traffic.values()))
+        sides += [_node_matrix(f"nodes-{i}", *side, bounds) for i, side in enumerate(report.traffic.items())]
+    bars, *matrices = (figure_html(*side) for side in sides)
+    body = beside(bars, beside(*matrices)) if matrices else bars
     heading = "Traffic between nodes" if many_nodes else "Traffic inside the node"
-    return Section("traffic", heading, body, wide=many_nodes, plots=tuple(drawn))
+    return Section("traffic", heading, body, wide=many_nodes, plots=[plot for plot, _ in sides])
 
 
 def _link_bars(report: Report, link: str) -> tuple[Plot, Table]:
     over = [next((one for one in p.links if one.link == link), LinkBytes(link)) for p in report.planned]
-    rows = rows_of(report, [bytes_text(b.all_bytes) for b in over])
+    rows = policy_rows(report, [bytes_text(b.all_bytes) for b in over])
     parts = {
         "tokens": ("s1", [b.rows for b in over]),
         "copies": ("s5", [b.copies for b in over]),
         "gradients of guests": ("s7", [b.gradients for b in over]),
     }
-    bars = [bars_of(rows, name, f"--{css}", part, bytes_text) for name, (css, part) in parts.items()]
     plot = Plot(
         "traffic-bars",
         "Between nodes, in a whole step: all ranks together."
-        if link == NETWORK
+        if link == "network"
         else "There is one node: what its ranks send to each other in a whole step.",
         f"Bytes over links to {link}, by policy. {' '.join(f'{row.name}: {row.text}.' for row in rows)}",
-        *bar_chart(rows, bars, bytes_axis("in a step, all ranks")),
-        rows=len(rows),
-        legend=[(css, name) for name, (css, _) in parts.items()],
+        stacked_bars(rows, parts, bytes_text, "in a step, all ranks", **BYTES),
+        legend_of(parts),
     )
     head = ["policy", "link", "tokens", "copies", "gradients", "busiest link's use"]
     table = Table("bytes by link, all ranks, whole step", head)
@@ -64,7 +58,7 @@ def _link_bars(report: Report, link: str) -> tuple[Plot, Table]:
 
 
 def _byte_bounds(most: int) -> list[float]:
-    """Nothing, and five equal steps up to a round number that is not below the most."""
+    """Return 1 and four bounds that divide the range up to a round number, not below `most`, in five equal steps."""
     power = 10.0 ** math.floor(math.log10(max(most, 1) / 5))
     step = next(f * power for f in (1, 2, 5, 10) if f * power >= most / 5 * (1 - 1e-9))
     top = math.ceil(most / step - 1e-9) * step if most else 1
@@ -76,21 +70,19 @@ def _node_matrix(
 ) -> tuple[Plot, Table]:
     nodes = range(len(count))
     words = [[bytes_text(int(count[i, j])) for j in nodes] for i in nodes]
-    cells = Cells(
-        bins=np.searchsorted(bounds, count, "right"),
-        num_bins=len(bounds) + 1,
-        colours="f",
-        hover=[[f"node {i} to node {j}: {words[i][j]}" for j in nodes] for i in nodes],
-        titles=("from node", "to node"),
-        square=True,
-    )
+    hover = [[f"node {i} to node {j}: {words[i][j]}" for j in nodes] for i in nodes]
+    colours = [f"f{i}" for i in range(len(bounds) + 1)]
+    figure = heat_map(np.searchsorted(bounds, count, "right"), colours, hover, ("from node", "to node"))
+    figure.update_layout(height=56 + min(264, 60 * len(count)), yaxis_scaleanchor="x")
+    figure.update_xaxes(constrain="domain")
+    figure.update_yaxes(constrain="domain")
     total = bytes_text(int(count.sum()))
     plot = Plot(
         plot_id,
         f"{policy}: {total} in all",
         f"Bytes from node to node, {policy}. {total} in all.",
-        *heat_map(cells),
-        legend=[(f"f{i}", word) for i, word in enumerate(["0", *map(bytes_text, bounds[1:]), ""])],
+        figure,
+        list(zip(colours, ["0", *map(bytes_text, bounds[1:]), ""], strict=True)),
         scale=True,
     )
     table = Table(f"bytes from node to node, {policy}", ["from", *(f"to {node}" for node in nodes)])

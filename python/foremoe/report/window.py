@@ -1,10 +1,9 @@
-"""A close look at one layer of one micro-step: which, and what some ranks did meanwhile in the modelled recompute."""
+"""A close look at one layer of one micro-step: what some ranks do meanwhile in the modelled recompute."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,43 +11,30 @@ import numpy.typing as npt
 from .._core import Evaluation
 from .facts import Span, Window
 
-# Far enough for residents to have settled, and few enough to be simulated again in no time.
+# Enough for residents to settle, and few enough to simulate again at once.
 MOST_LAYERS = 8
 MOST_MICRO_STEPS = 8
 MOST_RANKS = 8
 
-# Lanes of the trace, by tid.
+# Lanes of Evaluation.timeline(), by tid.
 KINDS = ("dense", "experts", "dispatch", "waiting for copies", "copies from the host", "copies from peers", "planning")
-DISPATCH = KINDS.index("dispatch")
-COPIES = (KINDS.index("copies from the host"), KINDS.index("copies from peers"))
 
 
 @dataclass(frozen=True)
 class WindowChoice:
-    """Where to look; ranks ascend."""
+    """A layer, a micro-step and ranks in ascending order."""
 
     layer: int
     micro_step: int
     ranks: list[int]
 
-    @property
-    def turn(self) -> str:
-        """How the names of its spans end."""
-        return f"micro-step {self.micro_step}, layer {self.layer}"
-
-
-@dataclass(frozen=True)
-class _TraceSpan:
-    name: str
-    lane: int
-    begin: float  # seconds
-    end: float
-
 
 def choose_window(loads: npt.NDArray[np.int64], rho: npt.NDArray[np.float64]) -> WindowChoice:
-    """The least balanced of the first layers and micro-steps, and ranks from the most to the least loaded.
+    """Choose the least balanced of the first layers and micro-steps, and ranks from the most to the least loaded.
 
-    loads: [micro_steps, layers, ranks]. rho: [micro_steps, layers].
+    Args:
+        loads: Rows of each rank, [micro_steps, layers, ranks].
+        rho: Imbalance, [micro_steps, layers].
     """
     first = rho[:MOST_MICRO_STEPS, :MOST_LAYERS].T
     layer, micro_step = (int(i) for i in np.unravel_index(first.argmax(), first.shape))
@@ -59,44 +45,42 @@ def choose_window(loads: npt.NDArray[np.int64], rho: npt.NDArray[np.float64]) ->
 
 
 def window_of(evaluation: Evaluation, choice: WindowChoice) -> Window:
-    """What the ranks did from the first to the last moment at which any of them worked on the layer."""
-    spans: dict[int, list[_TraceSpan]] = {}
+    """Return what the chosen ranks do from the first to the last moment at which any rank works on the layer."""
+    turn = f"micro-step {choice.micro_step}, layer {choice.layer}"  # names of its spans end so
+    spans: dict[int, list[Span]] = {}
     for event in evaluation.timeline(choice.micro_step + 1, choice.layer + 1):
         if event["ph"] == "X":
-            spans.setdefault(event["pid"], []).append(_span_of(event))
-    worked = [s for of_rank in spans.values() for s in of_rank if _belongs(s, choice)]
+            kind, begin = KINDS[event["tid"]], 1e-6 * event["ts"]
+            span = Span(kind, event["name"], begin, begin + 1e-6 * event["dur"], kind.startswith("copies"))
+            if span.beneath or span.name.endswith(turn):
+                spans.setdefault(event["pid"], []).append(span)
+    worked = [span for of_rank in spans.values() for span in of_rank if not span.beneath]
     begin, end = min((s.begin for s in worked), default=0.0), max((s.end for s in worked), default=0.0)
-    lanes = {r: _lane(sorted(spans.get(r, []), key=lambda s: s.begin), choice, begin, end) for r in choice.ranks}
-    return Window(evaluation.policy, f"{choice.turn}, forward", end - begin, lanes)
+    lanes = {r: _lane(sorted(spans.get(r, []), key=lambda s: s.begin), begin, end) for r in choice.ranks}
+    return Window(evaluation.policy, f"{turn}, forward", end - begin, lanes)
 
 
-def _span_of(event: Mapping[str, Any]) -> _TraceSpan:
-    begin = 1e-6 * event["ts"]
-    return _TraceSpan(event["name"], event["tid"], begin, begin + 1e-6 * event["dur"])
-
-
-def _belongs(span: _TraceSpan, choice: WindowChoice) -> bool:
-    return span.lane not in COPIES and span.name.endswith(choice.turn)
-
-
-def _lane(spans: list[_TraceSpan], choice: WindowChoice, begin: float, end: float) -> list[Span]:
-    """One rank's work, what it waited for in between, then the copies that travelled meanwhile."""
+def _lane(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
+    """Return one rank's work from `begin` to `end`, the waiting in between, then the copies that travel meanwhile."""
     lane: list[Span] = []
-    exchanges = 0
+    exchanged = False
     until = begin
+
+    def wait_until(time: float) -> None:
+        if time - until > 1e-9:
+            lane.append(Span("waiting", "waiting for others", until - begin, time - begin))
+
     for span in spans:
-        if not _belongs(span, choice) or span.end <= span.begin:
+        if span.beneath or span.end <= span.begin:
             continue
-        if span.begin - until > 1e-9:
-            lane.append(Span("waiting", "waiting for others", until - begin, span.begin - begin))
-        kind = "combine" if span.lane == DISPATCH and exchanges else KINDS[span.lane]
-        exchanges += span.lane == DISPATCH
+        wait_until(span.begin)
+        kind = "combine" if span.kind == "dispatch" and exchanged else span.kind
+        exchanged |= span.kind == "dispatch"
         lane.append(Span(kind, kind, span.begin - begin, span.end - begin))
-        until = max(until, span.begin, span.end)
-    if end - until > 1e-9:
-        lane.append(Span("waiting", "waiting for others", until - begin, end - begin))
+        until = max(until, span.end)
+    wait_until(end)
     for span in spans:
-        if span.lane in COPIES and span.end > begin and span.begin < end:
+        if span.beneath and span.end > begin and span.begin < end:
             inside = max(0.0, span.begin - begin), min(span.end, end) - begin
-            lane.append(Span(KINDS[span.lane], span.name, *inside, beneath=True))
+            lane.append(Span(span.kind, span.name, *inside, beneath=True))
     return lane

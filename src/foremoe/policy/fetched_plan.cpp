@@ -12,7 +12,7 @@ namespace foremoe {
 
 namespace {
 
-// Homes of the policy's own, recorded as moves that no option limits.
+// Sets the policy's own homes. The recorded option `rehome` is `free`: the number of moves is unlimited.
 void move_homes(ArrayView<const RankId, 2> home, StepPlan& plan) {
   assert(home.shape() == plan.home.shape());
   std::ranges::copy(home.flat(), plan.home.flat().begin());
@@ -21,7 +21,7 @@ void move_homes(ArrayView<const RankId, 2> home, StepPlan& plan) {
   plan.options = options.dump();
 }
 
-// One layer while its events go by.
+// Plans one layer, event by event.
 class FetchedLayer {
  public:
   FetchedLayer(const FetchedPolicy& policy, const PolicyInput& input, LayerId layer, StepPlan& plan)
@@ -65,7 +65,7 @@ class FetchedLayer {
     std::ranges::sort(shares_, {}, [](const Share& share) { return std::pair(share.rank, share.expert); });
   }
 
-  // Those of the micro-step's forward, for its backward.
+  // Recovers the shares of the micro-step's forward from the plan, for its backward.
   void read_shares(int forward) {
     shares_.clear();
     for (int r = 0; r < plan_.num_ranks(); ++r) {
@@ -89,7 +89,7 @@ class FetchedLayer {
     }
   }
 
-  // Experts that stay in their slots, the others ascending in what is free.
+  // Guests that stay keep their slots. The others take the free slots in ascending order.
   void fill_guests(int t) {
     std::vector<Share> newcomers;
     for (auto of_rank = shares_.begin(); of_rank != shares_.end();) {
@@ -113,7 +113,7 @@ class FetchedLayer {
     }
   }
 
-  // −1 when the rank did not have the expert as a guest at the event before.
+  // The guest's slot at the previous event, or −1 if the rank did not have it.
   int slot_before(int t, const Share& share) const {
     if (t == 0) return -1;
     const std::span<const ExpertId> before = std::as_const(plan_.slot_expert).row(t - 1, layer_, share.rank);
@@ -150,11 +150,11 @@ class FetchedLayer {
 
   const LoadTable& load_;
   LayerId layer_;
-  StepPlan& plan_;  // only this layer of it is touched
+  StepPlan& plan_;  // only this layer is written
   int num_homes_;   // per rank
   ChooseShares choose_;
   std::vector<std::int64_t> of_expert_;  // [expert], tokens of the micro-step
-  std::vector<Share> shares_;            // of the micro-step, ranks ascending, on each the experts ascending
+  std::vector<Share> shares_;            // of the micro-step, sorted by rank, then by expert
 };
 
 }  // namespace

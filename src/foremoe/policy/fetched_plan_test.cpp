@@ -24,7 +24,7 @@ using Shares = std::vector<Share>;
 
 Share share(int expert, int rank, int tokens) { return {ExpertId{expert}, RankId{rank}, tokens}; }
 
-// Two ranks, four experts, one layer; rank 1 alone sends, every expert 10 tokens.
+// Two ranks, four experts, one layer. Rank 1 is the only source; every expert has 10 tokens.
 LoadTable tens(std::size_t micro_steps) {
   LoadTable table;
   table.load = Array<Tokens, 4>({micro_steps, 1, 2, 4});
@@ -62,8 +62,8 @@ StepPlan planned(const Request& request) {
   return plan;
 }
 
-// Experts 0 and 3 on rank 1, 1 on rank 0, 2 on rank 2; what the vectors held before is gone.
-TEST(FetchedPlan, TellsWhatRanksHaveAtHome) {
+// Experts 0 and 3 are at home on rank 1, expert 1 on rank 0, expert 2 on rank 2. Old contents are overwritten.
+TEST(FetchedPlan, CountsAndListsTheHomeExpertsOfRanks) {
   const std::vector<std::int64_t> of_expert{5, 6, 0, 7};
   const std::vector<RankId> home{RankId{1}, RankId{0}, RankId{2}, RankId{1}};
   const LayerLoad load{.of_expert = of_expert, .home = home, .topology = {.num_ranks = 3, .ranks_per_node = 3}};
@@ -76,18 +76,18 @@ TEST(FetchedPlan, TellsWhatRanksHaveAtHome) {
               ElementsAre(ElementsAre(ExpertId{1}), ElementsAre(ExpertId{0}, ExpertId{3}), ElementsAre(ExpertId{2})));
 }
 
-TEST(FetchedPlan, ServesAtHomeWhatNoGuestServes) {
+TEST(FetchedPlan, ServesRemainingTokensAtHome) {
   const StepPlan plan = planned({.shares = {{share(1, 1, 4), share(0, 1, 10), share(3, 0, 1)}}});
   EXPECT_EQ(plan.residency, Residency::kShared);
   EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 1, 3, _));
   EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(0, 6, 1, 0));
-  EXPECT_THAT(experts(plan, 0, 1), ElementsAre(2, 3, 0, 1));  // in whatever order they were chosen
+  EXPECT_THAT(experts(plan, 0, 1), ElementsAre(2, 3, 0, 1));  // in ascending order, not in the order of choice
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(10, 9, 10, 4));
   EXPECT_EQ(plan.max_load(0, 0), Tokens{33});
   EXPECT_EQ(plan.lower_bound(0, 0), Tokens{20});
 }
 
-TEST(FetchedPlan, LeavesAGuestThatIsFetchedAgainInItsSlot) {
+TEST(FetchedPlan, KeepsTheSlotOfAGuestThatIsFetchedAgain) {
   const StepPlan plan = planned({.shares = {{share(0, 1, 1), share(1, 1, 1)},
                                             {share(1, 1, 2)},
                                             {share(0, 1, 3), share(1, 1, 3)},
@@ -112,7 +112,7 @@ TEST(FetchedPlan, GivesBothPassesOfAMicroStepTheSameGuests) {
   }
 }
 
-TEST(FetchedPlan, ServesFromTheHomesThatThePolicyGives) {
+TEST(FetchedPlan, UsesThePolicysHomes) {
   Array<RankId, 2> home({1, 4}, RankId{0});
   home(0, 1) = home(0, 2) = RankId{1};
   const StepPlan plan = planned({.shares = {{share(3, 1, 4)}}, .home = home});
@@ -122,7 +122,7 @@ TEST(FetchedPlan, ServesFromTheHomesThatThePolicyGives) {
   EXPECT_EQ(plan_figures(plan, tens(1), {.initial_home = contiguous_homes(1, 4, 2)}).home_moves, 2);
 }
 
-TEST(FetchedPlan, ShowsThePolicyEveryLayerAndMicroStepOnce) {
+TEST(FetchedPlan, CallsThePolicyOncePerLayerAndMicroStep) {
   const LoadTable load = test::random_load({.micro_steps = 3, .layers = 2}, 1);
   const Array<RankId, 2> home = contiguous_homes(2, 8, 4);
   std::vector<std::pair<int, int>> seen;
@@ -147,7 +147,7 @@ TEST(FetchedPlan, ShowsThePolicyEveryLayerAndMicroStepOnce) {
                                 std::pair{1, 2}));
 }
 
-TEST(FetchedPlan, IsSkippedWhereExpertsCannotBeSpreadEvenly) {
+TEST(FetchedPlan, IsSkippedIfRanksDoNotDivideExperts) {
   ThreadPool pool(1);
   const LoadTable load = test::random_load({.ranks = 3, .experts = 8}, 1);
   const Array<RankId, 2> home({2, 8});
@@ -157,7 +157,7 @@ TEST(FetchedPlan, IsSkippedWhereExpertsCannotBeSpreadEvenly) {
             "8 experts cannot be spread evenly over 3 ranks: their number must be a multiple");
 }
 
-TEST(FetchedPlan, NamesTheOptionThatMakesNoSense) {
+TEST(FetchedPlan, NamesTheInvalidOption) {
   const auto message = [](PlannerOptions options) -> std::string {
     ThreadPool pool(1);
     const LoadTable load = tens(1);
@@ -173,12 +173,12 @@ TEST(FetchedPlan, NamesTheOptionThatMakesNoSense) {
   EXPECT_THAT(message({.in_flight = 0}), HasSubstr("in_flight: 0 is less than 1"));
 }
 
-// Compiled without assertions nothing is promised for what a policy must not do.
+// The contract is checked by assertions only, so there is nothing to test with NDEBUG.
 #ifndef NDEBUG
-TEST(FetchedPlanDeathTest, HoldsPoliciesToTheirContractInDebugBuilds) {
+TEST(FetchedPlanDeathTest, ChecksTheContractOfPoliciesInDebugBuilds) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(planned({.shares = {{share(0, 1, 11)}}}), "shares_keep_the_contract");                 // too many
-  EXPECT_DEATH(planned({.shares = {{share(0, 1, 0)}}}), "shares_keep_the_contract");                  // none
+  EXPECT_DEATH(planned({.shares = {{share(0, 1, 0)}}}), "shares_keep_the_contract");                  // no tokens
   EXPECT_DEATH(planned({.shares = {{share(0, 0, 1)}}}), "shares_keep_the_contract");                  // at home
   EXPECT_DEATH(planned({.shares = {{share(0, 1, 1), share(0, 1, 1)}}}), "shares_keep_the_contract");  // twice
   EXPECT_DEATH(planned({.shares = {{share(0, 1, 1), share(1, 1, 1)}}, .guest_slots = 1}), "guest_slots");

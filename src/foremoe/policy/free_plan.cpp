@@ -27,7 +27,7 @@ std::optional<Skipped> skipped(const FreePolicy& policy, const PolicyInput& inpu
   return std::nullopt;
 }
 
-// One layer while its events go by.
+// Plans one layer, event by event.
 class FreeLayer {
  public:
   FreeLayer(const FreePolicy& policy, const PolicyInput& input, LayerId layer)
@@ -37,26 +37,26 @@ class FreeLayer {
         parts_({input.load.load.extent(2), input.load.load.extent(3)}),
         own_split_(policy.own_split ? policy.own_split(layer) : SplitTokens{}) {}
 
-  // Returns the CPU time of what is done once per step.
+  // Returns the CPU seconds spent once per step.
   double plan_into(StepPlan& plan) {
     const double begin = thread_cpu_seconds();
     const Array<ExpertId, 3> placements = policy_.place(layer_, load_);
     const double placing = placements.extent(0) < load_.extent(0) ? thread_cpu_seconds() - begin : 0;
     assert(placements.extent(0) == 1 || placements.extent(0) == load_.extent(0));
     assert(policy_.residency == Residency::kFree || placements.extent(0) == 1);
-    std::vector<int> forward(load_.extent(0));  // [micro_step], event; as in the order, which has it before a backward
+    std::vector<int> forward(load_.extent(0));  // [micro_step], event; set before the backward reads it
     for (int t = 0; t < plan.num_events(); ++t) {
       const MicroStepId m = plan.event_micro_step[t];
       count_parts(placements.view()[placements.extent(0) == 1 ? 0 : m.index()]);
       fill_slots(t, plan);
-      if (plan.event_pass[t] == Pass::kBackward) {  // the slots are those of the forward, which never change
+      if (plan.event_pass[t] == Pass::kBackward) {  // slots are fixed, so quotas equal the forward's
         std::ranges::copy(plan.slot_tokens.view()[forward[m.index()]][layer_].flat(),
                           plan.slot_tokens.view()[t][layer_].flat().begin());
         continue;
       }
       forward[m.index()] = t;
       planner::ReplicaGraph graph(plan.num_ranks(), plan.num_slots(), plan.num_experts());
-      for (int s = graph.num_slots() - 1; s >= 0; --s) {  // the last put is the first that the graph lists
+      for (int s = graph.num_slots() - 1; s >= 0; --s) {  // the graph lists the latest put() first
         const ExpertId e = plan.slot_expert(t, layer_, graph.rank_of(s), s - graph.first_slot(graph.rank_of(s)));
         if (e != kNoExpert) graph.put(s, e.value);
       }
@@ -136,8 +136,8 @@ class FreeLayer {
   const FreePolicy& policy_;
   LayerId layer_;
   Array<std::int64_t, 2> load_;  // [micro_step][expert], tokens
-  Array<int, 2> parts_;          // [rank][expert], replicas before they are merged
-  SplitTokens own_split_;        // none: as policy_.split says
+  Array<int, 2> parts_;          // [rank][expert], replicas before merging
+  SplitTokens own_split_;        // empty: split by policy_.split
   planner::Assignment assignment_;
   planner::AssignmentSearch search_;
   std::int64_t lower_bound_ = 0;  // ⌈mean⌉

@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 constexpr int _ = -1;  // an empty slot
 
-// Two ranks, four experts, one layer; rank 0 alone has tokens.
+// Two ranks, four experts, one layer. Only rank 0 has tokens.
 LoadTable load_of(const std::vector<std::vector<int>>& expert_loads) {
   LoadTable table;
   table.load = Array<Tokens, 4>({expert_loads.size(), 1, 2, 4});
@@ -68,7 +68,7 @@ StepPlan planned(const Request& request) {
   return step;
 }
 
-TEST(FreePlan, LeavesHomesInTheirSlotsAtTheFirstEvent) {
+TEST(FreePlan, KeepsHomesInTheirSlotsAtTheFirstEvent) {
   const StepPlan plan = planned({.placements = {{{2, 1, 0}, {3, 0, 2}}}});
   EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 1, 2));
   EXPECT_THAT(experts(plan, 0, 1), ElementsAre(2, 3, 0));
@@ -89,7 +89,7 @@ TEST(FreePlan, KeepsTheSlotOfAnExpertThatStaysAndFillsFreeSlotsAscending) {
 TEST(FreePlan, MergesReplicasOfAnExpertOnOneRankAndAddsTheirParts) {
   const StepPlan plan = planned({.placements = {{{2, 1, 2}, {3, 0, 2}}}});
   EXPECT_THAT(experts(plan, 0, 0), ElementsAre(2, 1, _));
-  EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(14, 7, 0));  // 20 in three parts: 7, 7 and 6
+  EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(14, 7, 0));  // 20 tokens in parts of 7, 7 and 6
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(6, 3, 10));
   EXPECT_EQ(plan.max_load(0, 0), Tokens{21});
   EXPECT_EQ(plan.lower_bound(0, 0), Tokens{20});
@@ -101,14 +101,14 @@ TEST(FreePlan, GivesTheRemainderOfAnEqualSplitToTheLowestRanks) {
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(20, 1, 3));  // experts 2, 3, 1
 }
 
-TEST(FreePlan, ReachesTheLeastLargestLoadWhenItSplitsExactly) {
+TEST(FreePlan, MinimisesTheLargestLoadWithAnExactSplit) {
   Request request{.load = load_of({{11, 0, 20, 0}}), .placements = {{{0, 1, 2}, {2, 3, _}}}};
   EXPECT_EQ(planned(request).max_load(0, 0), Tokens{21});
   request.split = Split::kExact;
   EXPECT_EQ(planned(request).max_load(0, 0), Tokens{16});
 }
 
-TEST(FreePlan, HoldsOnePlacementOverTheWholeStep) {
+TEST(FreePlan, KeepsASinglePlacementForTheWholeStep) {
   const StepPlan plan =
       planned({.load = load_of({{4, 0, 0, 0}, {0, 0, 0, 9}}), .placements = {{{0, 1, 3}, {2, 3, 0}}}});
   EXPECT_EQ(experts(plan, 0, 0), experts(plan, 1, 0));
@@ -116,7 +116,7 @@ TEST(FreePlan, HoldsOnePlacementOverTheWholeStep) {
   EXPECT_THAT(tokens(plan, 1, 0), ElementsAre(0, 0, 5));
 }
 
-TEST(FreePlan, IsResidentWithBackwardEventsWhereHomesStayAndGuestsNeverChange) {
+TEST(FreePlan, IsResidentIfHomesStayAndGuestsNeverChange) {
   const StepPlan plan = planned({.load = load_of({{4, 0, 0, 0}, {0, 0, 0, 9}, {3, 3, 3, 3}}),
                                  .placements = {{{3, 0, 1}, {2, 0, 3}}},
                                  .in_flight = 2,
@@ -131,7 +131,7 @@ TEST(FreePlan, IsResidentWithBackwardEventsWhereHomesStayAndGuestsNeverChange) {
   EXPECT_THAT(tokens(plan, 4, 0), ElementsAre(0, 0, 5));
 }
 
-TEST(FreePlan, SplitsAsThePolicySays) {
+TEST(FreePlan, UsesThePolicysOwnSplit) {
   std::vector<int> asked;
   const StepPlan plan = planned({.load = load_of({{5, 0, 0, 0}, {6, 0, 0, 0}}),
                                  .placements = {{{0, 1, 3}, {2, 3, 0}}},
@@ -149,13 +149,13 @@ TEST(FreePlan, SplitsAsThePolicySays) {
   EXPECT_THAT(tokens(plan, 1, 1), ElementsAre(0, 0, 6));
 }
 
-TEST(FreePlan, IsSkippedWhereThereAreBackwardEvents) {
+TEST(FreePlan, IsSkippedWithBackwardEvents) {
   const PolicyResult result = plan({.placements = {{{0, 1, 3}, {2, 3, 0}}}, .in_flight = 2});
   ASSERT_TRUE(std::holds_alternative<Skipped>(result));
   EXPECT_THAT(std::get<Skipped>(result).reason, HasSubstr("one micro-step in flight"));
 }
 
-TEST(FreePlan, IsSkippedWhereRanksWouldHaveUnequalSlots) {
+TEST(FreePlan, IsSkippedIfRanksDoNotDivideExperts) {
   ThreadPool pool(1);
   const LoadTable load = test::random_load({.ranks = 3, .experts = 8}, 1);
   const Array<RankId, 2> home({2, 8});
@@ -164,7 +164,7 @@ TEST(FreePlan, IsSkippedWhereRanksWouldHaveUnequalSlots) {
   EXPECT_EQ(std::get<Skipped>(result).reason, "8 experts and 1 guest slots on each of 3 ranks cannot be placed evenly");
 }
 
-TEST(FreePlan, NamesTheOptionThatMakesNoSense) {
+TEST(FreePlan, NamesTheInvalidOption) {
   const auto message = [](auto call) -> std::string {
     try {
       call();

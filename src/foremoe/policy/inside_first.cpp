@@ -7,13 +7,13 @@ namespace foremoe {
 
 namespace {
 
-// Where the replicas of one expert are, those of one rank together.
+// A rank that holds at least one replica of an expert.
 struct Holder {
   int rank = 0;
   int replicas = 0;
 };
 
-// [expert][holder], ranks ascending.
+// Returns [expert][holder], ranks ascending.
 std::vector<std::vector<Holder>> holders_of(ArrayView<const ExpertId, 2> layout, std::size_t num_experts) {
   std::vector<std::vector<Holder>> holders(num_experts);
   for (int r = 0; r < static_cast<int>(layout.extent(0)); ++r) {

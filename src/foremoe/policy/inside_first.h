@@ -1,9 +1,9 @@
 #pragma once
 
-// Routing inside the node first: the tokens of a source go in equal parts to the replicas on its own node, or to all
-// replicas if its node has none. LAER-MoE and Galvatron's FlexMoE route so.
+// Node-first routing: the tokens of a source go in equal parts to the replicas on its own node, or to all replicas if
+// its node has none. LAER-MoE and Galvatron's FlexMoE route this way.
 //
-// Inferred: the remainder of equal parts goes to the lowest ranks. Galvatron adds it to parts that already contain it.
+// Inferred: the remainder of equal parts goes to the lowest ranks. Galvatron adds it to parts that already include it.
 // Cost: O(ranks · experts · replicas).
 
 #include <cstdint>
@@ -22,13 +22,13 @@ struct InsideFirstRoutes {
   std::int64_t between_nodes = 0;  // tokens sent to another node
 };
 
-// `by_source` is [source rank][expert], tokens; `layout` [rank][slot], where a rank may hold several replicas of an
-// expert. Every expert with tokens is in the layout.
+// `by_source` is [source rank][expert], tokens. `layout` is [rank][slot]; a rank may hold several replicas of an
+// expert. The layout must contain every expert with tokens.
 InsideFirstRoutes route_inside_first(ArrayView<const std::int64_t, 2> by_source, ArrayView<const ExpertId, 2> layout,
                                      const Topology& topology);
 
-// FreePolicy::own_split by route_inside_first(). `layouts` is [layer] of [micro_step][rank][slot], filled by place()
-// before the layer is split. Both arguments must outlive the result.
+// Returns a FreePolicy::own_split that calls route_inside_first(). `layouts` is [layer] of [micro_step][rank][slot];
+// place() must fill a layer before it is split. Both arguments must outlive the result.
 std::function<SplitTokens(LayerId layer)> split_inside_first(const PolicyInput& input,
                                                              const std::vector<Array<ExpertId, 3>>& layouts);
 

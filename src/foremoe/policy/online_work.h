@@ -1,6 +1,6 @@
 #pragma once
 
-// What a system does between a layer's router and its experts where it runs as published, for the simulator to charge.
+// Work of a system, as published, between a layer's router and its experts. The simulator charges it.
 
 #include <span>
 
@@ -8,47 +8,47 @@
 
 namespace foremoe {
 
-// The peer copies of one expert for one turn.
+// The peer copies of one expert in one turn.
 struct CopiesOfExpert {
   RankId home;
-  std::span<const RankId> ranks;  // that receive one, ascending
-  std::span<RankId> sources;      // of each copy; the home until somebody else is chosen
+  std::span<const RankId> ranks;  // receivers, ascending
+  std::span<RankId> sources;      // sender of each copy; initially the home
 };
 
-// From which rank each copy comes. `sent` is [rank of the group], copies that it sends for this turn so far, of experts
-// that were asked about before.
+// Chooses the sender of each copy. `sent` is [rank of the group]: the copies that each rank sends in this turn, counted
+// over the experts of earlier calls.
 using ChooseSources = void (*)(const CopiesOfExpert& copies, std::span<int> sent);
 
-// Nothing for a system that plans before the phase begins.
+// The defaults describe a system that plans before the phase begins.
 struct OnlineWork {
-  // Its copies begin when the router of their layer and micro-step has run. An arena must hold all experts.
+  // Copies begin when the router of their layer and micro-step has run. A host-path arena must contain all experts.
   bool copies_after_router = false;
-  // Under `shared`, its copies of a backward, whose plan it knows from the forward, begin as early as those of systems
-  // that plan ahead. That takes as many sets of guest slots.
+  // Under `shared`, copies for a backward pass begin as early as in systems that plan ahead, since its plan is known
+  // from the forward pass. This needs as many sets of guest slots.
   bool prefetches_in_backward = false;
-  // It plans by all ranks' counts of the layer and micro-step, which they gather first. Part of planning.
+  // Before planning, ranks gather all ranks' counts of the layer and micro-step. Charged as planning.
   bool gathers_loads = false;
-  double planning_seconds = 0;           // per layer and micro-step, between router and experts; source in the file
-  double planning_seconds_per_slot = 0;  // besides, for every home and guest slot of the group; the file has its source
-  // Part of the dispatch that needs no plan, in an exchange of its own while planning runs.
+  double planning_seconds = 0;  // per layer and micro-step, between router and experts; cited in the system's file
+  double planning_seconds_per_slot = 0;  // added per home and guest slot of the group; cited likewise
+  // Fraction of the dispatch that needs no plan. It is sent in a separate exchange while planning runs.
   double dispatched_unplanned = 0;
-  // Planning runs while a rank sorts the rows that it sends by expert. The time of the experts has that, and hides no
-  // more than it; nothing under dispatch `token`, where rows leave unsorted.
+  // Planning overlaps with sorting outgoing rows by expert, and is hidden for at most that long. Sorting is part of the
+  // experts' time. Under dispatch `token`, rows are sent unsorted, so nothing is hidden.
   bool plans_beside_sorting = false;
-  // After dispatch a rank computes its own experts, then its guests. With copies_after_router copies begin beside them.
+  // After dispatch, a rank computes its own experts, then its guests. With copies_after_router, copies begin then too.
   bool own_experts_first = false;
-  // With own_experts_first: planning begins after dispatch too, which goes to homes; they pass on the rows of guests.
+  // With own_experts_first: planning also begins after dispatch. Dispatch goes to homes, which forward guests' rows.
   bool plans_after_dispatch = false;
-  // With plans_after_dispatch: results of rows that were passed on return to the homes, in an exchange of their own
-  // before combine. Else they take no time.
+  // With plans_after_dispatch: results of forwarded rows return to the homes in a separate exchange before combine. If
+  // false, their return takes no time.
   bool results_return = false;
-  // Under `shared`: where activations are kept, guests are kept with them, from a micro-step's forward to its backward.
+  // Under `shared`: if activations are kept, guests are kept too, from a micro-step's forward to its backward.
   bool keeps_guests = false;
-  // Every expert is sharded over all ranks: each pass of a layer gathers the experts of a rank's slots, and a backward
-  // scatters their gradients, from and to peers (sim/sharded_experts.h). Homes hold nothing more than others do.
+  // Every expert is sharded over all ranks. Each pass of a layer gathers the experts of a rank's slots from its peers,
+  // and a backward scatters their gradients (sim/sharded_experts.h). Homes store no more than other ranks.
   bool shards_experts = false;
   ChooseSources sources = nullptr;  // null: the home sends every copy
-  // A gradient goes to the rank that its copy came from, which adds it to its own; else straight home.
+  // A gradient goes to the rank that sent the copy, which adds it to its own gradient. If false, it goes straight home.
   bool gradients_go_to_sources = false;
 };
 

@@ -11,7 +11,7 @@ namespace foremoe {
 
 PolicyWithOptions policy_with_options(const Policy& policy) {
   if (std::shared_ptr<Policy> copy = policy.copy()) return {.policy = copy, .options = copy->options()};
-  return {.policy = {&policy, [](const Policy*) {}}, .options = {}};  // registered, so it lives as long as the program
+  return {.policy = {&policy, [](const Policy*) {}}, .options = {}};  // registered objects live as long as the program
 }
 
 std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policies, const std::string& name) {
@@ -37,7 +37,7 @@ std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policie
 namespace {
 
 void set(const std::vector<PolicyWithOptions>& policies, const std::vector<std::string>& assignments) {
-  std::vector<std::pair<Option, std::string>> chosen;  // all names are found before a value is set
+  std::vector<std::pair<Option, std::string>> chosen;  // resolve all names before setting a value
   for (const std::string& assignment : assignments) {
     const std::size_t equals = assignment.find('=');
     if (equals == std::string::npos) {

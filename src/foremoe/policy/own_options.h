@@ -1,7 +1,7 @@
 #pragma once
 
-// Options that one system alone has (FEPLB's number of dynamic experts, UltraEP's smallest replica, FineMoE's weights
-// of LP 4, the review's ε), set on copies of the registered policies. Each is declared beside its system:
+// Options that only one system has (FEPLB's number of dynamic experts, UltraEP's smallest replica, FineMoE's weights of
+// LP 4, the review's ε). They are set on copies of the registered policies. Each system declares its own in
 // Policy::options().
 //
 //   PolicyWithOptions feplb = policy_with_options(policy_named("feplb"));
@@ -19,21 +19,21 @@
 namespace foremoe {
 
 struct PolicyWithOptions {
-  std::shared_ptr<const Policy> policy;  // a copy where it has options of its own, else the registered one
-  std::vector<Option> options;           // variables of `policy`; none for most
+  std::shared_ptr<const Policy> policy;  // a copy if the policy has own options, else the registered object
+  std::vector<Option> options;           // bound to variables of `policy`; empty for most
 };
 
 PolicyWithOptions policy_with_options(const Policy& policy);
 
-// The option of that name of each policy that has it. Throws InputError that lists what they have when none has.
+// The option `name` of each policy that has it. Throws InputError, listing the policies' options, if none has it.
 std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policies, const std::string& name);
 
-// Policies with their options set by texts "name=value", each for all of them that have it. Throws InputError for
-// `policy_option`: an option that none of them has, or an invalid value.
+// Returns policies with options set from "name=value" texts, each applied to every policy that has the option. Throws
+// InputError (field `policy_option`) for a malformed text, an option that no policy has, or an invalid value.
 std::vector<PolicyWithOptions> policies_with_options(const std::vector<const Policy*>& policies,
                                                      const std::vector<std::string>& assignments);
 
-// Lines for a help text: policy, option, range, meaning, default.
+// Help text, one line per option: policy, option, range, meaning, default.
 std::string list_of_own_options();
 
 }  // namespace foremoe

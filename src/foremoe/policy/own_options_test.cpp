@@ -1,4 +1,4 @@
-// Options beside their systems: set on copies, whole, in any order.
+// Options of single systems: set on copies, all or none of them, in any order.
 
 #include "foremoe/policy/own_options.h"
 
@@ -23,7 +23,7 @@ TEST(OwnOptions, AreSetOnACopyAndNeverOnTheRegisteredPolicy) {
   EXPECT_EQ(option_named(another.options, "try_smaller").initial, "0");
 }
 
-TEST(OwnOptions, OfEverySystemTakeTheirOwnDefaults) {
+TEST(OwnOptions, AcceptTheirDefaultsAndRejectInvalidValues) {
   int num_options = 0;
   for (const Policy* const registered : all_policies()) {
     PolicyWithOptions copy = policy_with_options(*registered);
@@ -38,7 +38,7 @@ TEST(OwnOptions, OfEverySystemTakeTheirOwnDefaults) {
   EXPECT_GT(num_options, 30);
 }
 
-TEST(OwnOptions, OfVariantsAreThoseOfTheirSystem) {
+TEST(OwnOptions, AreTheSameForAVariantAndItsSystem) {
   for (const auto& [system, variant] : {std::pair("feplb", "feplb-smaller"), {"ultraep", "ultraep-minimum"}}) {
     const auto names = [](const char* policy) {
       std::vector<std::string> all;
@@ -49,7 +49,7 @@ TEST(OwnOptions, OfVariantsAreThoseOfTheirSystem) {
   }
 }
 
-TEST(OwnOptions, ThatExcludeEachOtherAreRefusedInEitherOrder) {
+TEST(OwnOptions, AreRejectedInEitherOrderIfTheyExcludeEachOther) {
   for (const auto& [first, second] : {std::pair("solver=exact", "alpha_ranks=1"), {"alpha_nodes=1", "solver=exact"}}) {
     try {
       (void)policies_with_options({&policy_named("finemoe")}, {first, second});
@@ -61,7 +61,7 @@ TEST(OwnOptions, ThatExcludeEachOtherAreRefusedInEitherOrder) {
   }
 }
 
-TEST(OwnOptions, AWeightThatIsNotGivenIsNothingBesideOneThatIs) {
+TEST(OwnOptions, LeaveAnUnsetWeightAtZeroIfTheOtherIsSet) {
   const auto seconds = [](const std::vector<std::string>& options) {
     return policies_with_options({&policy_named("finemoe")}, options)
         .front()

@@ -1,9 +1,9 @@
 #pragma once
 
-// From what a policy decides to a plan. A policy chooses either a placement (what every rank holds, plan_freely) or
-// shares (which tokens leave home, plan_fetched); slots, quotas and bounds follow here, the same way for all.
+// Turns a policy's decisions into a plan. A policy chooses a placement (the experts of every rank, plan_freely) or
+// shares (the tokens that leave home, plan_fetched). Slots, quotas and bounds are derived alike for all policies.
 //
-// Whatever else the options ask for (budgets, preferences, stages) is not observed, and the plan does not record it.
+// All other options (budgets, preferences, stages) are ignored, and the plan does not record them.
 
 #include <functional>
 #include <span>
@@ -16,121 +16,121 @@
 
 namespace foremoe {
 
-// What policies ask of an input.
+// Checks and views of the input.
 
-// Throws InputError for an option out of its range and for homes of another shape than the load.
+// Throws InputError if an option is out of range or the homes do not have the load's shape.
 void check_policy_input(const PolicyInput& input);
 
-// The former step's load, or nullptr. Throws InputError naming it when it is of another model.
+// The previous step's load, or nullptr. Throws InputError, naming that load, if its layers or experts differ in number.
 const LoadTable* former_load(const PolicyInput& input);
 
-// The former step's plan if `policy` made it for as many layers, ranks, experts and guest slots; otherwise nullptr.
+// The previous step's plan if `policy` made it for as many layers, ranks, experts and guest slots, else nullptr.
 const StepPlan* former_plan(const PolicyInput& input, std::string_view policy);
 
-// What the plan ends with: [rank][slot]. It has an event, as former_plan() makes sure.
+// The placement at the plan's last event: [rank][slot]. The plan must have an event; former_plan() checks this.
 Array<ExpertId, 2> last_placement(const StepPlan& plan, LayerId layer);
 
-// [micro_step][expert], tokens of one layer: sources are added together.
+// Tokens of one layer, summed over source ranks: [micro_step][expert].
 Array<std::int64_t, 2> layer_load(const LoadTable& load, LayerId layer);
 
-// Adds micro-steps first, …, first + count − 1 of [micro_step][expert], tokens: [expert].
+// Sums micro-steps first, …, first + count − 1 (default: all) of [micro_step][expert], tokens. Returns [expert].
 std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load, std::size_t first,
                                                std::size_t count);
 std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load);
 
-// All slots empty, no tokens, loads and bounds 0; homes those of the input. R divides E. Recorded options are guest
-// slots, residency and in-flight.
+// Returns a plan with empty slots, zero quotas, loads and bounds, and the input's homes. R must divide E. Recorded
+// options are guest slots, residency and in-flight.
 StepPlan empty_plan(std::string_view policy, Residency residency, const PolicyInput& input);
 
-// Runs `plan_layer` for every layer of the plan, from several threads. All of it counts as planning_cpu_seconds.
+// Runs `plan_layer` for every layer of the plan, from several threads. All of its time counts as planning_cpu_seconds.
 PlannedStep plan_layers(StepPlan plan, ThreadPool& pool,
                         const std::function<void(LayerId layer, StepPlan& plan)>& plan_layer);
 
-// Placements. The plan is of residency `free`. Policies that leave the homes where they are and never change the guests
-// inside a step get one of residency `resident`, for any number of micro-steps in flight.
+// Placements. The plan has residency `free`. A policy that leaves every expert at home and never changes guests within
+// a step gets residency `resident` instead, for any number of micro-steps in flight.
 //
-// Slots. Replicas of one expert on one rank are one replica that serves their parts together; the slots that this
-// frees stay empty. An expert that stays on a rank from one event to the next keeps its slot, newcomers take the lowest
-// free slots, ascending. Before the first event there are homes in their slots.
+// Slots. Replicas of one expert on one rank are merged into one, which serves the sum of their parts; the slots that
+// this frees stay empty. An expert that stays on a rank from one event to the next keeps its slot. New experts, in
+// ascending order, take the lowest free slots. Before the first event, the home slots contain the home experts.
 //
 // Tokens, by the split:
-//   equal   every replica, counted before they are merged, serves the same whole number of tokens, and of the
-//           remainder one more each those on the lowest ranks. Published systems route at random or in turn, so equal
-//           parts in the mean; that they are equal in every micro-step, and who has the remainder, is our reading.
-//   exact   the least largest rank load that these replicas permit (planner/token_assignment.h);
-//   or as the policy itself splits them.
+//   equal   every replica, counted before merging, serves the same whole number of tokens, and the replicas on the
+//           lowest ranks serve one token of the remainder each. Published systems route at random or round robin, so
+//           their parts are equal on average; exact equality and the order of the remainder are our reading.
+//   exact   the smallest maximum rank load that these replicas permit (planner/token_assignment.h)
+//   own     the policy splits the tokens itself (own_split)
 //
-// Homes stay as given: they say who owns an expert, not who serves it.
+// Homes stay as given: they record who owns an expert, not who serves it.
 enum class Split : std::uint8_t { kEqual, kExact };
 
-// Fills `assignment` with quotas of micro-step m on the replicas in `graph`, whose slots are those of the plan. `load`
-// is [expert], tokens; the quotas of an expert's slots sum to its load.
+// Fills `assignment` with the quotas of micro-step m for the replicas in `graph`, whose slots are the plan's. `load` is
+// [expert], tokens; the quotas of an expert's slots sum to its load.
 using SplitTokens = std::function<void(MicroStepId m, const planner::ReplicaGraph& graph,
                                        std::span<const std::int64_t> load, planner::Assignment& assignment)>;
 
 struct FreePolicy {
   std::string_view name;
   Split split = Split::kEqual;
-  // What the ranks are to hold in one layer: [placement][rank][slot], with one placement for the whole step or one per
-  // micro-step. Every expert is in it at least once; kNoExpert is an empty slot. `load` is the layer's layer_load.
+  // Experts of each rank in one layer: [placement][rank][slot], with one placement for the step or one per micro-step.
+  // Every expert occurs at least once; kNoExpert is an empty slot. `load` is the layer's layer_load().
   std::function<Array<ExpertId, 3>(LayerId layer, ArrayView<const std::int64_t, 2> load)> place;
-  // In place of `split`, where given: called once per layer for what then splits its micro-steps, ascending.
+  // If set, replaces `split`. Called once per layer; the result splits that layer's micro-steps in ascending order.
   std::function<SplitTokens(LayerId layer)> own_split = {};
-  // kFree, or kResident: then there is one placement for the whole step, with every expert at its home.
+  // kFree or kResident. kResident needs one placement for the whole step, with every expert at its home.
   Residency residency = Residency::kFree;
-  // [layer], set by place(): what of its CPU time is spent once per step. Empty: all of it where one placement serves
-  // several micro-steps, else none.
+  // [layer], set by place(): CPU seconds spent once per step. If empty, all of place()'s time counts as such when one
+  // placement serves several micro-steps, otherwise none of it.
   std::span<const double> once_cpu_seconds = {};
 };
 
-// Skipped when residency is free and there are backward events (an expert away from its home has no backward pass), or
-// when homes and guest slots are not equally many on every rank. All of the planning counts as planning_cpu_seconds,
-// but what place() does once per step.
+// Returns Skipped if R does not divide E, or if residency is `free` and more than one micro-step is in flight: that
+// order has backward events, and an expert away from its home has no backward pass. All planning time except place()'s
+// once-per-step part counts as planning_cpu_seconds.
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool);
 
-// Shares. The plan is of residency `shared`: guests are fetched anew at every use.
+// Shares. The plan has residency `shared`: guests are fetched again for every use.
 //
-// Slots. Homes in their slots; the guests of an event, experts ascending, in a rank's guest slots, ascending. "An
-// expert that stays keeps its slot" holds among guests too: one that its rank had at the event before keeps that slot.
-// Tokens. A guest serves what the policy says, the home what remains.
+// Slots. Home experts take the home slots. The guests of an event, experts ascending, take a rank's guest slots in
+// ascending order. A guest that its rank also had at the previous event keeps its slot.
+// Tokens. A guest serves its share, the home serves the rest.
 // In flight. Both passes of a micro-step have the same guests and quotas.
 
-// One layer of one micro-step, as a policy that plans it alone sees it.
+// Load of one layer in one micro-step: the input of a policy that plans each of them separately.
 struct LayerLoad {
   MicroStepId micro_step;
   LayerId layer;
   ArrayView<const Tokens, 2> by_source;     // [source rank][expert]
-  std::span<const std::int64_t> of_expert;  // [expert], tokens: sources added together
+  std::span<const std::int64_t> of_expert;  // [expert], tokens summed over source ranks
   std::span<const RankId> home;             // [expert]
   Topology topology;
   int guest_slots = 0;  // per rank
 };
 
-// What the ranks have before anything is fetched, into vectors that a policy may keep from micro-step to micro-step.
-void count_at_home(const LayerLoad& load, std::vector<std::int64_t>& tokens);           // [rank], of its experts
+// Home load and home experts of each rank. Both overwrite the vector, which a policy may reuse between micro-steps.
+void count_at_home(const LayerLoad& load, std::vector<std::int64_t>& tokens);           // [rank], of its home experts
 void list_at_home(const LayerLoad& load, std::vector<std::vector<ExpertId>>& experts);  // [rank], ascending
 
-// Tokens of an expert that a rank other than its home serves.
+// Tokens of one expert served by one rank other than its home.
 struct Share {
   ExpertId expert;
   RankId rank;
-  std::int64_t tokens = 0;  // ≥ 1; the shares of an expert sum to its load at most
+  std::int64_t tokens = 0;  // ≥ 1; the shares of an expert sum to at most its load
 
   friend bool operator==(const Share&, const Share&) = default;
 };
 
-// Appends a micro-step's shares: each (expert, rank) at most once, at most guest_slots on a rank, in any order.
+// Appends a micro-step's shares, in any order: each (expert, rank) at most once, at most guest_slots per rank.
 using ChooseShares = std::function<void(const LayerLoad& load, std::vector<Share>& shares)>;
 
 struct FetchedPolicy {
   std::string_view name;
-  // Called once per layer, from several threads; what it returns sees that layer's micro-steps, ascending.
+  // Called once per layer, from several threads. The result is called for that layer's micro-steps in ascending order.
   std::function<ChooseShares(LayerId layer)> of_layer;
-  // Homes in place of those of the input, which then count as moves: [layer][expert], E/R on each rank. Empty: those.
+  // Replaces the input's homes, and counts as home moves: [layer][expert], E/R on each rank. Empty: the input's homes.
   ArrayView<const RankId, 2> home = {};
 };
 
-// Skipped when R does not divide E.
+// Returns Skipped if R does not divide E.
 PolicyResult plan_fetched(const FetchedPolicy& policy, const PolicyInput& input, ThreadPool& pool);
 
 }  // namespace foremoe

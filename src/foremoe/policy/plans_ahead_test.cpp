@@ -16,7 +16,7 @@ using test::plan_of;
 using test::PlanRun;
 using test::result_of;
 
-// Whether what the ranks hold in the first micro-step depends on the loads of micro-steps first, …, end − 1.
+// Whether the placement in the first micro-step depends on the loads of micro-steps first, …, end − 1.
 bool first_micro_step_depends_on(int first, int end, std::string_view policy, const PlanRun& run) {
   LoadTable other = run.load;
   for (int m = first; m < end; ++m) {
@@ -30,7 +30,7 @@ bool first_micro_step_depends_on(int first, int end, std::string_view policy, co
   return held(run.load) != held(other);
 }
 
-// Four experts to a rank, two nodes, and popularity that changes from micro-step to micro-step.
+// Two experts per rank, two nodes, and popularity that changes between micro-steps.
 LoadTable skewed_load(int shift) {
   LoadTable load = test::random_load({.micro_steps = 4, .layers = 1, .ranks = 8, .experts = 16, .ranks_per_node = 4},
                                      21 + shift, 400);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Every system's planner behind one interface, so that comparisons are on equal terms: loads in, a plan out
-// that `check_plan` accepts, or the reason why the policy is not defined for this input.
+// Common interface to the planners of all systems, so that comparisons are on equal terms. A policy turns loads into a
+// plan that `check_plan` accepts, or returns the reason why it is not defined for the input.
 
 #include <functional>
 #include <memory>
@@ -20,10 +20,10 @@ namespace foremoe {
 struct PolicyInput {
   const LoadTable& load;
   ArrayView<const RankId, 2> home;           // [layer][expert]
-  PlannerOptions options;                    // each policy reads those that it knows
-  const StepPlan* previous = nullptr;        // a former step's plan, for warm starts
-  const LoadTable* previous_load = nullptr;  // a former step's load, for policies that predict from history
-  // As PlanRequest has it, for policies that plan micro-step by micro-step; others never call it.
+  PlannerOptions options;                    // each policy reads the ones that it supports
+  const StepPlan* previous = nullptr;        // an earlier step's plan, for warm starts
+  const LoadTable* previous_load = nullptr;  // an earlier step's load, for policies that predict from history
+  // See PlanRequest::on_micro_step. Only policies that plan micro-step by micro-step call it.
   std::function<void(const StepPlan&, MicroStepId)> on_micro_step = {};
 };
 
@@ -39,26 +39,26 @@ class Policy {
   virtual std::string_view name() const = 0;
   virtual std::string_view summary() const = 0;  // one line for `--help`
   virtual OnlineWork online() const { return {}; }
-  // Whether the step is planned ahead, from its own recorded routes: then it waits for what is planned before its first
-  // micro-step. Not where a plan follows former routes, or the router, or no routes at all.
+  // Whether the step is planned ahead, from its own recorded routes. If so, the step waits for the planning that
+  // precedes its first micro-step. False if the plan follows an earlier step's routes, the router, or no routes at all.
   virtual bool plans_ahead(const PolicyInput& input) const = 0;
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
 
-  // Options that this system alone has: variables of this object. A system that has some has copy() too, since those
-  // that are registered below are never changed (own_options.h).
+  // Options that only this system has, bound to variables of this object. A system with such options also implements
+  // copy(), because the registered objects below never change (own_options.h).
   virtual std::vector<Option> options() { return {}; }
   virtual std::unique_ptr<Policy> copy() const { return nullptr; }
 };
 
-// Each system once, in the order in which tables show them: what `compare --policy all` compares.
+// Every system once, in the order of the tables. `compare --policy all` runs these.
 const std::vector<std::unique_ptr<Policy>>& all_systems();
-// Variants of these systems: halves of one for ablations, other token splits. Found by their names alone.
+// Variants of these systems: ablations and other token splits. Selected only by name.
 const std::vector<std::unique_ptr<Policy>>& all_variants();
 
 std::vector<const Policy*> all_policies();         // systems, then variants
-const Policy* find_policy(std::string_view name);  // nullptr when there is none
+const Policy* find_policy(std::string_view name);  // nullptr if unknown
 
-// Throws InputError, field `policy`, that lists the names there are. In a list "all" is every system.
+// Throw InputError (field `policy`), listing the valid names, for an unknown name. In a list, "all" means every system.
 const Policy& policy_named(const std::string& name);
 std::vector<const Policy*> policies_named(const std::vector<std::string>& names);
 

@@ -30,7 +30,7 @@ void expect_right(const StepPlan& plan, const LoadTable& load) {
   EXPECT_TRUE(report.ok()) << plan.policy << ": " << report.violations.front().message;
 }
 
-// Checks the plan, or expects a reason why there is none. Whether there is a plan.
+// Checks the plan, or that a skipped policy gives a reason. Returns whether there is a plan.
 bool expect_right_or_skipped(std::string_view policy, const PlanRun& run) {
   const PolicyResult result = result_of(policy, run);
   if (const auto* skipped = std::get_if<Skipped>(&result)) {
@@ -41,10 +41,10 @@ bool expect_right_or_skipped(std::string_view policy, const PlanRun& run) {
   return true;
 }
 
-// Those that need as many guest slots as d − 1 times the experts per rank.
+// Policies that need (d − 1)·E/R guest slots for an integer d ≥ 2.
 const std::set<std::string_view> kSymmetric = {"finemoe-random", "finemoe-symmetric"};
 
-TEST(Policies, HaveNamesOfTheirOwnByWhichTheyAreFound) {
+TEST(Policies, HaveUniqueNamesAndAreFoundByThem) {
   const std::vector<std::string_view> names = all_names();
   EXPECT_EQ(std::set(names.begin(), names.end()).size(), names.size());
   EXPECT_THAT(names, testing::IsSupersetOf(
@@ -53,7 +53,7 @@ TEST(Policies, HaveNamesOfTheirOwnByWhichTheyAreFound) {
   EXPECT_EQ(find_policy("nobody"), nullptr);
 }
 
-TEST(Policies, ThatNeedClpSayWhenItIsNotBuiltIn) {
+TEST(Policies, ThatNeedClpReportIfItIsMissing) {
   if (finemoe::ReplicaLoadLp::is_available()) return;
   const LoadTable load = test::random_load({}, 1);
   for (const std::string_view policy : {"finemoe", "finemoe-random", "finemoe-symmetric"}) {
@@ -61,7 +61,7 @@ TEST(Policies, ThatNeedClpSayWhenItIsNotBuiltIn) {
   }
 }
 
-TEST(Policies, SayWhatTheyAreInOneLineOfTheirOwn) {
+TEST(Policies, HaveUniqueOneLineSummaries) {
   std::set<std::string_view> summaries;
   for (const Policy* policy : all_policies()) {
     EXPECT_FALSE(policy->summary().empty());
@@ -70,7 +70,7 @@ TEST(Policies, SayWhatTheyAreInOneLineOfTheirOwn) {
   }
 }
 
-TEST(Policies, SignTheirPlans) {
+TEST(Policies, RecordTheirNamesInTheirPlans) {
   const LoadTable load = test::random_load({}, 1);
   for (const std::string_view policy : all_names()) {
     EXPECT_EQ(plan_of(policy, {.load = load, .options = {.guest_slots = 2}}).policy, policy);
@@ -79,9 +79,9 @@ TEST(Policies, SignTheirPlans) {
 
 LoadTable without_load_here_and_there() {
   LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 5);
-  for (Tokens& t : load.load.view()[2].flat()) t = Tokens{0};  // a micro-step
+  for (Tokens& t : load.load.view()[2].flat()) t = Tokens{0};  // an empty micro-step
   for (int m = 0; m < load.num_micro_steps(); ++m) {
-    for (Tokens& t : load.load.view()[m][1].flat()) t = Tokens{0};  // a layer
+    for (Tokens& t : load.load.view()[m][1].flat()) t = Tokens{0};  // an empty layer
   }
   return load;
 }
@@ -93,7 +93,7 @@ LoadTable all_to_one_expert() {
   return load;
 }
 
-TEST(Policies, PlanRightForEveryShapeOfLoadAndAnyNumberOfGuestSlots) {
+TEST(Policies, PlanCorrectlyForEveryLoadShapeAndNumberOfGuestSlots) {
   const LoadTable loads[] = {
       test::random_load({.micro_steps = 5, .layers = 3, .ranks = 4, .experts = 16}, 1),
       test::random_load({.ranks = 6, .experts = 12, .ranks_per_node = 4}, 2),  // the last node has fewer ranks
@@ -116,7 +116,7 @@ TEST(Policies, PlanRightForEveryShapeOfLoadAndAnyNumberOfGuestSlots) {
   }
 }
 
-TEST(Policies, PlanRightWithMoreMicroStepsInFlightUnlessTheyPlaceFreely) {
+TEST(Policies, PlanCorrectlyWithMoreMicroStepsInFlightUnlessTheyPlaceFreely) {
   const LoadTable load = test::random_load({.micro_steps = 5}, 1);
   for (const std::string_view policy : all_names()) {
     const bool places_freely =
@@ -144,7 +144,7 @@ TEST(Policies, PlanTheSameForAnyNumberOfThreads) {
   }
 }
 
-TEST(Eplb, PlacesByTheFormerStepWhereItsLoadIsGiven) {
+TEST(Eplb, PlacesByThePreviousStepsLoadIfGiven) {
   const LoadTable load = test::random_load({}, 1);
   const LoadTable former = test::random_load({.micro_steps = 2}, 2);
   for (const std::string_view policy : {"eplb", "eplb-exact"}) {
@@ -162,7 +162,7 @@ TEST(Eplb, PlacesByTheFormerStepWhereItsLoadIsGiven) {
             plan_of("eplb-oracle", {.load = load}).slot_expert);
 }
 
-TEST(Eplb, RefusesAFormerStepOfAnotherModel) {
+TEST(Eplb, RejectsAPreviousLoadOfAnotherModel) {
   const LoadTable load = test::random_load({.layers = 2}, 1);
   LoadTable former = test::random_load({.layers = 3}, 1);
   former.name = "former";
@@ -174,7 +174,7 @@ TEST(Eplb, RefusesAFormerStepOfAnotherModel) {
   }
 }
 
-TEST(PlacedPlan, TellsWhatIsDoneOncePerStepApart) {
+TEST(PlacedPlan, ReportsOncePerStepTimeSeparately) {
   const LoadTable load = test::random_load({}, 1);
   for (const char* const policy : {"eplb", "lplb", "smartmoe", "foremoe-review"}) {
     const PlannedStep step = std::get<PlannedStep>(result_of(policy, {.load = load, .options = {.guest_slots = 1}}));
@@ -188,7 +188,7 @@ TEST(PlacedPlan, TellsWhatIsDoneOncePerStepApart) {
   }
 }
 
-// Reference figures of the load tables that come with the project: one guest slot, three digits.
+// Reference figures for the project's load tables with one guest slot, to three decimal places.
 struct Reference {
   const char* table;
   Spread vanilla;    // mean and max of ρ
@@ -208,27 +208,27 @@ class PolicyOnTable : public testing::TestWithParam<Reference> {
   LoadTable load_;
 };
 
-TEST_P(PolicyOnTable, VanillaIsAsImbalancedAsPublished) {
+TEST_P(PolicyOnTable, VanillaMatchesTheReferenceImbalance) {
   const PlanFigures figures = plan_figures(plan_of("vanilla", {.load = load_}), load_);
   EXPECT_NEAR(figures.rho.mean, GetParam().vanilla.mean, kHalfDigit);
   EXPECT_NEAR(figures.rho.max, GetParam().vanilla.max, kHalfDigit);
   EXPECT_EQ(figures.copies, 0);
 }
 
-TEST_P(PolicyOnTable, EplbReachesThePublishedImbalance) {
+TEST_P(PolicyOnTable, EplbMatchesTheReferenceImbalance) {
   const PlanFigures figures = plan_figures(plan_of("eplb", {.load = load_}), load_);
   EXPECT_NEAR(figures.rho.mean, GetParam().eplb_mean, kHalfDigit);
 }
 
-// Some policies take seconds per layer of 64 ranks in a debug build. The first micro-steps of one layer stand for the
-// rest of those tables, unless FOREMOE_EVERY_TABLE is set (scripts/check dev).
-TEST_P(PolicyOnTable, EveryPolicyPlansRight) {
+// Some policies take seconds per layer of 64 ranks in a debug build. Of such tables, the test uses the first
+// micro-steps of one layer, unless FOREMOE_EVERY_TABLE is set (scripts/check dev).
+TEST_P(PolicyOnTable, EveryPolicyPlansCorrectly) {
   const bool whole = load_.num_ranks() < 64 || std::getenv("FOREMOE_EVERY_TABLE") != nullptr;
   const LoadTable load = whole ? load_ : take_first(load_, 4, 1);
   for (const std::string_view policy : all_names()) expect_right_or_skipped(policy, {.load = load});
 }
 
-TEST_P(PolicyOnTable, AnExactSplitOfEplbsPlacementIsBetterInTheMeanAndNeverWorseThanAnEqualOne) {
+TEST_P(PolicyOnTable, AnExactSplitOfEplbsPlacementIsNeverWorseThanAnEqualSplit) {
   for (const auto& [equal, exact] : {std::pair{"eplb", "eplb-exact"}, {"eplb-oracle", "eplb-oracle-exact"}}) {
     const StepPlan with_equal = plan_of(equal, {.load = load_});
     const StepPlan with_exact = plan_of(exact, {.load = load_});
@@ -240,7 +240,7 @@ TEST_P(PolicyOnTable, AnExactSplitOfEplbsPlacementIsBetterInTheMeanAndNeverWorse
   }
 }
 
-TEST_P(PolicyOnTable, EplbMovesExpertsOnlyToBeginTheStepAndItsOracleInBetween) {
+TEST_P(PolicyOnTable, EplbMovesExpertsOncePerStepAndItsOracleInBetween) {
   const auto copies_per_event = [&](std::string_view policy) {
     return plan_figures(plan_of(policy, {.load = load_}), load_).copies_per_layer_event;
   };

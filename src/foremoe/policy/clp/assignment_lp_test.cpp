@@ -1,4 +1,4 @@
-// What stage T promises, against a linear program solved by CLP.
+// Compares stage T's optimum with a linear program solved by CLP.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace foremoe::planner {
 namespace {
 
-// LP 1 of FineMoE: minimise t, quotas sum to the load of their expert and to at most t on their rank.
+// LP 1 of FineMoE: minimise t such that quotas sum to their expert's load, and to at most t on each rank.
 double lp_optimum(const Instance& i) {
   const int num_experts = i.graph.num_experts();
   const int num_ranks = i.graph.num_ranks();

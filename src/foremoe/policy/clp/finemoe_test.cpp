@@ -1,4 +1,4 @@
-// FineMoE as policies: what §7.3 says of its balance, and what its options do.
+// FineMoE's policies: the balance reported in §7.3, and the options.
 
 #include "foremoe/policy/systems/finemoe.h"
 
@@ -17,7 +17,7 @@ using test::plan_of;
 using test::result_of;
 using testing::HasSubstr;
 
-// Figure 8: 8 ranks, 32 experts; every layer a popularity order of its own.
+// Figure 8: 8 ranks, 32 experts, and a separate popularity order per layer.
 LoadTable figure_8(double s, int num_orders) {
   LoadTable table{.top_k = 2, .ranks_per_node = 8};
   table.load = Array<Tokens, 4>({1, static_cast<std::size_t>(num_orders), 8, 32});
@@ -47,8 +47,8 @@ TEST(FineMoe, BalancesLikeFigure8) {
   }
 }
 
-// "uniform replica counts are insufficient for severe imbalances": the two ranks of an expert serve it all.
-TEST(FineMoe, IsBoundByEquation3UnderSevereSkew) {
+// "uniform replica counts are insufficient for severe imbalances": two ranks must serve the most popular expert.
+TEST(FineMoe, IsLimitedByTwoReplicasUnderSevereSkew) {
   const LoadTable load = figure_8(2.0, 5);
   const StepPlan plan = plan_of(*make_finemoe_symmetric(), {.load = load, .guest_slots = 4});
   for (int l = 0; l < load.num_layers(); ++l) {
@@ -59,7 +59,7 @@ TEST(FineMoe, IsBoundByEquation3UnderSevereSkew) {
   }
 }
 
-TEST(FineMoe, EndsAtEquation3OfItsPlacement) {
+TEST(FineMoe, ReachesEquation3OfItsPlacement) {
   const LoadTable load = figure_8(1.2, 8);
   for (const auto& policy : {make_finemoe_symmetric(), make_finemoe_random(), make_finemoe()}) {
     const StepPlan plan = plan_of(*policy, {.load = load, .guest_slots = 4});
@@ -86,7 +86,7 @@ TEST(FineMoe, PinsHomesAndKeepsGuestsWithoutReplacement) {
   EXPECT_EQ(plan_of(*make_finemoe(), {.load = load, .guest_slots = 8}).residency, Residency::kFree);
 }
 
-TEST(FineMoe, SaysWhyItIsNotDefined) {
+TEST(FineMoe, ReportsWhyItIsSkipped) {
   const LoadTable load = test::random_load({.ranks = 4, .experts = 8}, 1);
   const auto reason = [&](const Policy& policy, const test::PolicyRun& run) {
     return std::get<Skipped>(result_of(policy, run)).reason;
@@ -103,7 +103,7 @@ TEST(FineMoe, SaysWhyItIsNotDefined) {
   }
 }
 
-TEST(FineMoe, ShufflesByTheSeed) {
+TEST(FineMoe, ShufflesDeterministicallyPerSeed) {
   const LoadTable load = test::random_load({}, 1);
   const auto placed = [&](std::uint64_t seed) {
     return plan_of(*make_finemoe_random(), {.load = load, .guest_slots = 2, .seed = seed}).slot_expert;
@@ -112,7 +112,7 @@ TEST(FineMoe, ShufflesByTheSeed) {
   EXPECT_NE(placed(1), placed(2));
 }
 
-TEST(FineMoe, IsAsBalancedByLinearProgramAsByTheExactSolver) {
+TEST(FineMoe, IsEquallyBalancedByLinearProgramAndExactSolver) {
   const LoadTable load = test::random_load({.micro_steps = 6, .layers = 3, .ranks = 8, .experts = 32}, 2);
   for (const auto make : {make_finemoe_symmetric, make_finemoe_random, make_finemoe}) {
     EXPECT_EQ(
@@ -121,7 +121,7 @@ TEST(FineMoe, IsAsBalancedByLinearProgramAsByTheExactSolver) {
   }
 }
 
-TEST(FineMoe, SendsLessBetweenNodesWhenItIsAwareOfThem) {
+TEST(FineMoe, SendsFewerTokensBetweenNodesIfCommunicationAware) {
   const LoadTable load = test::random_load({.micro_steps = 6, .ranks = 8, .experts = 32, .ranks_per_node = 4}, 3, 400);
   const FineMoeOptions aware{.scheduler = {.solver = finemoe::Solver::kCommunicationAware}};
   const auto link = [&](const FineMoeOptions& options) {
@@ -131,7 +131,7 @@ TEST(FineMoe, SendsLessBetweenNodesWhenItIsAwareOfThem) {
   EXPECT_LT(link(aware), link({}));
 }
 
-TEST(FineMoe, PlansWithPipelining) {
+TEST(FineMoe, BalancesBetterTheMoreTokensAreScheduled) {
   const LoadTable load = test::random_load({.micro_steps = 4, .ranks = 8, .experts = 32}, 4, 400);
   const auto rho = [&](double fraction) {
     const FineMoeOptions options{.scheduler = {.scheduled_fraction = fraction}};
@@ -146,7 +146,7 @@ TEST(FineMoe, PlansWithPipelining) {
   EXPECT_EQ(online(0), 0) << "nothing is scheduled";
 }
 
-TEST(FineMoe, PredictsByTheFormerStepWhereItsLoadIsGivenAndGoesOnFromItsPlan) {
+TEST(FineMoe, PredictsFromThePreviousLoadAndStartsFromThePreviousPlan) {
   const LoadTable load = test::random_load({.ranks = 4, .experts = 16}, 5);
   const LoadTable former = test::random_load({.micro_steps = 2, .ranks = 4, .experts = 16}, 6);
   const auto policy = make_finemoe({.replacement = {.threshold = 1.0}});
@@ -163,7 +163,7 @@ TEST(FineMoe, PredictsByTheFormerStepWhereItsLoadIsGivenAndGoesOnFromItsPlan) {
   for (int r = 0; r < 4; ++r) EXPECT_EQ(holds(kept, r), holds(of_former, r));
 }
 
-TEST(FineMoe, ReplacesInsideAStepEveryInterval) {
+TEST(FineMoe, ReplacesThePlacementEveryIntervalWithinAStep) {
   const LoadTable load = test::random_load({.micro_steps = 6, .layers = 1, .ranks = 4, .experts = 16}, 7);
   const StepPlan plan = plan_of(*make_finemoe({.replacement = {.threshold = 1, .interval = 2, .window = 2}}),
                                 {.load = load, .guest_slots = 0});
@@ -175,7 +175,7 @@ TEST(FineMoe, ReplacesInsideAStepEveryInterval) {
   EXPECT_FALSE(same(3, 4));
 }
 
-TEST(FineMoe, RefusesAFormerStepOfAnotherModel) {
+TEST(FineMoe, RejectsAPreviousLoadOfAnotherModel) {
   const LoadTable load = test::random_load({.layers = 2}, 1);
   LoadTable former = test::random_load({.layers = 3}, 1);
   former.name = "former";

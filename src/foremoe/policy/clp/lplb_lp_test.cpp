@@ -1,4 +1,4 @@
-// LPLB's token split against its linear program, solved by CLP.
+// Compares LPLB's token split with its linear program, solved by CLP.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ StepPlan planned(const test::PolicyRun& run, Edges edges = Edges::kAutomatic) {
   return test::plan_of(*make_lplb({.edges = edges}), run);
 }
 
-// Our exact assignment against the linear program: minimise the largest rank load over the flows on the edges.
+// Compares our exact assignment with the linear program: minimise the largest rank load over the flows on the edges.
 void expect_as_clp(const StepPlan& plan, const LoadTable& load) {
   for (int l = 0; l < plan.num_layers(); ++l) {
     const planner::ReplicaGraph graph = finemoe::test::graph_of(
@@ -35,7 +35,7 @@ void expect_as_clp(const StepPlan& plan, const LoadTable& load) {
   }
 }
 
-TEST(Lplb, HasTheOptimumOfItsLinearProgram) {
+TEST(Lplb, ReachesTheOptimumOfItsLinearProgram) {
   for (const auto& [edges, ranks, guest_slots] : {std::tuple{Edges::kRing, 8, 1},
                                                   {Edges::kCube, 8, 2},
                                                   {Edges::kCube, 16, 4},

@@ -9,7 +9,7 @@ namespace foremoe::finemoe {
 
 namespace {
 
-// The program while it is written.
+// A linear program under construction.
 struct Columns {
   struct Column {
     std::vector<int> rows;
@@ -26,25 +26,25 @@ struct Columns {
     return static_cast<int>(cost.size()) - 1;
   }
 
-  // Returns the first.
+  // Returns the first row's index.
   int add_rows(std::size_t count, double upper) {
     row_lower.resize(row_lower.size() + count, -COIN_DBL_MAX);
     row_upper.resize(row_upper.size() + count, upper);
     return static_cast<int>(row_upper.size() - count);
   }
 
-  void set(int row, int column, double value) {  // once per row and column
+  void set(int row, int column, double value) {  // at most once per (row, column)
     columns[column].rows.push_back(row);
     columns[column].values.push_back(value);
   }
 };
 
-// Ranks or nodes, between which tokens cost.
+// The ranks, or the nodes, between which LP 4 charges traffic.
 struct Places {
   std::vector<int> of_rank;  // [rank], place
   std::size_t count = 0;
-  int send_row = 0;  // first of one per place
-  struct Local {     // tokens of an expert that a place serves itself
+  int send_row = 0;  // first of `count` rows, one per place
+  struct Local {     // tokens of an expert that stay in their place
     int column;
     int expert;
     int place;
@@ -68,7 +68,7 @@ struct ReplicaLoadLp::Program {
   std::size_t num_experts;
   int comp = 0;                     // column
   std::vector<int> column_of_slot;  // [slot], −1 when empty
-  std::vector<Places> places;       // those whose weight is not 0
+  std::vector<Places> places;       // only those with a nonzero weight
   std::vector<double> x;            // [slot]
   ClpSimplex lp;
 };
@@ -77,7 +77,7 @@ ReplicaLoadLp::Program::Program(const planner::ReplicaGraph& graph, const Topolo
                                 std::optional<CommunicationWeights> weights)
     : num_experts(graph.num_experts()), column_of_slot(graph.num_slots(), -1), x(graph.num_slots()) {
   Columns columns;
-  columns.add_rows(num_experts, 0);  // Σ x = load, which bounds will say
+  columns.add_rows(num_experts, 0);  // Σ x = load; solve() sets the bounds
   const int rank_row = columns.add_rows(graph.num_ranks(), 0);
   for (int s = 0; s < graph.num_slots(); ++s) {
     if (graph.expert_in(s) < 0) continue;
@@ -109,8 +109,8 @@ ReplicaLoadLp::Program::Program(const planner::ReplicaGraph& graph, const Topolo
   lp.loadProblem(matrix, nullptr, nullptr, columns.cost.data(), columns.row_lower.data(), columns.row_upper.data());
 }
 
-// Rows: local − Σ x ≤ 0 per (expert, place); −Σ local − comm ≤ −Σ input (send) and Σ x − Σ local − comm ≤ 0 (receive)
-// per place.
+// Adds these rows. Per (expert, place): local − Σ x ≤ 0. Per place: −Σ local − per_comm·comm ≤ −Σ input (send) and Σ x
+// − Σ local − per_comm·comm ≤ 0 (receive).
 void ReplicaLoadLp::Program::add_places(const planner::ReplicaGraph& graph, Places added, const PlaceCost& cost,
                                         Columns& columns) {
   added.send_row = columns.add_rows(added.count, 0);

@@ -1,5 +1,5 @@
-// FineMoE's linear programs, held to examples worked by hand, to our exact assignment and to all sets of ranks; and
-// what becomes of their solutions.
+// Compares FineMoE's linear programs with examples worked by hand, our exact assignment and all sets of ranks. Tests
+// the whole tokens made from their solutions.
 
 #include "foremoe/policy/systems/finemoe/token_scheduler.h"
 
@@ -44,18 +44,18 @@ planner::Assignment schedule(const ReplicaGraph& graph, ArrayView<const std::int
   return a;
 }
 
-// Figure 3: the four experts on two groups of two, and shuffled to a cycle; that expert 3 has 8 tokens on GPU 3 and
-// expert 0 all its 4 on GPU 0 is the paper's, the other loads are ours.
+// Figure 3: four experts on two groups of two ranks (b), and shuffled to a cycle (c). The paper gives 8 tokens of
+// expert 3 on GPU 3 and all 4 tokens of expert 0 on GPU 0; the other loads are ours.
 const Holders kFigure3b{{0, 2}, {0, 2}, {1, 3}, {1, 3}};
 const Holders kFigure3c{{0, 3}, {0, 1}, {1, 2}, {2, 3}};
 const Loads kFigure3Load{4, 6, 8, 14};
 
 TEST(ReplicaLoads, AreBalancedInFigure3OnlyWhereExpertsJoinAllRanks) {
-  EXPECT_NEAR(lp_1(test::graph_of(4, kFigure3b), kFigure3Load), 11, 1e-6);  // GPUs 1 and 3 alone hold experts 2 and 3
+  EXPECT_NEAR(lp_1(test::graph_of(4, kFigure3b), kFigure3Load), 11, 1e-6);  // only GPUs 1 and 3 hold experts 2 and 3
   EXPECT_NEAR(lp_1(test::graph_of(4, kFigure3c), kFigure3Load), 8, 1e-6);
 }
 
-// Figure 5: G_max is GPUs 0 and 3, which alone hold expert 0, and no other expert has tokens there.
+// Figure 5: G_max is GPUs 0 and 3, which hold expert 0 and serve no token of other experts.
 TEST(ReplicaLoads, FollowTheLemmaInFigure5) {
   const ReplicaGraph graph = test::graph_of(4, kFigure3c);
   const Loads load{20, 3, 4, 5};
@@ -108,7 +108,7 @@ TEST(ReplicaLoads, HaveOurExactOptimumRoundedUpOnEveryInstance) {
   }
 }
 
-TEST(ReplicaLoads, HaveOurExactOptimumForLoadsNearTwoToThe31) {
+TEST(ReplicaLoads, MatchOurExactOptimumForLoadsNearTwoToThe31) {
   Random random(2);
   for (int n = 0; n < 100; ++n) {
     Instance i = random_instance(random, 6, 12, 9);
@@ -145,7 +145,7 @@ TEST(ReplicaLoads, StayOptimalWarmWhileLoadsAndPlacementsChange) {
   }
 }
 
-TEST(ReplicaLoads, OfTheExactSolverAreAsBalanced) {
+TEST(ReplicaLoads, AreEquallyBalancedByTheExactSolver) {
   Random random(4);
   for (int n = 0; n < 100; ++n) {
     const Instance i = random_instance(random, 12, 24, 400);
@@ -155,14 +155,14 @@ TEST(ReplicaLoads, OfTheExactSolverAreAsBalanced) {
   }
 }
 
-TEST(ReplicaLoads, ServeNothingWhereThereIsNothing) {
+TEST(ReplicaLoads, AreZeroWithoutTokens) {
   const ReplicaGraph graph = test::graph_of(4, kFigure3c);
   EXPECT_THAT(schedule(graph, Array<std::int64_t, 2>({4, 4})).rank_load, testing::Each(0));
 }
 
-// One expert on two ranks, 6 tokens from rank 0 and 2 from rank 1: every token kept on rank 0 beyond 4 costs one of
-// computation and saves one of communication.
-TEST(CommunicationAware, TradesBalanceForLocalityByItsWeight) {
+// One expert on two ranks, 6 tokens from rank 0 and 2 from rank 1. Each token above 4 that rank 0 serves itself adds
+// one to computation and saves one of communication.
+TEST(CommunicationAware, KeepsMoreTokensLocalWithALargerWeight) {
   const ReplicaGraph graph = test::graph_of(2, {{0, 1}});
   Array<std::int64_t, 2> input({2, 1});
   input(0, 0) = 6;
@@ -177,8 +177,8 @@ TEST(CommunicationAware, TradesBalanceForLocalityByItsWeight) {
   }
 }
 
-// One expert on four ranks of two nodes, 8 tokens from rank 0. A pair of tokens kept on node 0 beyond 4 costs one of
-// computation and saves a share of one per rank of the link between the nodes.
+// One expert on four ranks of two nodes, 8 tokens from rank 0. Each pair of tokens above 4 that node 0 serves itself
+// adds one to computation, and saves one token per rank between the nodes.
 TEST(CommunicationAware, KeepsTokensOnTheirNodeByItsWeight) {
   const ReplicaGraph graph = test::graph_of(4, {{0, 1, 2, 3}});
   Array<std::int64_t, 2> input({4, 1});
@@ -212,8 +212,8 @@ double cost_of(const Instance& i, const planner::Assignment& a, const Topology& 
          weights.nodes * static_cast<double>(volume.nodes) / topology.ranks_per_node;
 }
 
-// What algorithm 1 sends by whole tokens costs what LP 4 says, but for less than a token per replica, and a balance for
-// its own sake never less.
+// The whole tokens of the LP 4 schedule, routed by algorithm 1, cost at least LP 4's objective and at most num_experts
+// + 2 more. The schedule of LP 1 costs no less than the objective either.
 TEST(CommunicationAware, CostsWhatTheRoutedTokensCostAndNeverMoreThanLp1) {
   Random random(5);
   const CommunicationWeights weights;
@@ -232,14 +232,14 @@ TEST(CommunicationAware, CostsWhatTheRoutedTokensCostAndNeverMoreThanLp1) {
   }
 }
 
-// Two experts on both of two ranks and one on rank 0 alone; half of the tokens are dealt equally before.
-TEST(Pipelining, SchedulesTheRestAroundWhatWasDealtEqually) {
+// Two ranks. Experts 0 and 1 are on both, expert 2 only on rank 0. Half of the tokens are split equally beforehand.
+TEST(Pipelining, SchedulesTheRestOnTopOfEqualParts) {
   const ReplicaGraph graph = test::graph_of(2, {{0, 1}, {0, 1}, {0}});
   const Loads load{8, 4, 6};
   const auto input = test::spread_over_sources(load, 2);
   const planner::Assignment half = schedule(graph, input, {.scheduled_fraction = 0.5});
   expect_complete(graph, load, half);
-  // Of {4, 2, 2} rank 0 gets 2 + 1 + 2; of {4, 2, 4} it must serve 4, and then both have 9.
+  // Equal parts of {4, 2, 2} give rank 0 2 + 1 + 2 tokens. Of the other {4, 2, 4} it must serve 4. Then both have 9.
   EXPECT_THAT(half.rank_load, ElementsAre(9, 9));
   const planner::Assignment none = schedule(graph, input, {.scheduled_fraction = 0});
   expect_complete(graph, load, none);
@@ -259,7 +259,7 @@ TEST(Pipelining, BalancesTheBetterTheMoreIsScheduled) {
         loads[solver == Solver::kExact ? 1 : 0] = std::ranges::max(a.rank_load);
       }
       ASSERT_EQ(loads[0], loads[1]) << "instance " << n;
-      ASSERT_LE(loads[0], before + i.graph.num_experts());  // equal parts of fewer tokens round differently
+      ASSERT_LE(loads[0], before + i.graph.num_experts());  // smaller equal parts round differently
       before = loads[0];
     }
   }

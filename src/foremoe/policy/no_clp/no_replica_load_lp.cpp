@@ -1,4 +1,4 @@
-// Stands in for clp/replica_load_lp.cpp in a build without CLP. Policies ask is_available() first.
+// Replaces clp/replica_load_lp.cpp in a build without CLP. Policies check is_available() first.
 
 #include <cassert>
 

@@ -16,7 +16,7 @@ struct Amount {
   std::int64_t tokens = 0;
 };
 
-// Without the empty ones, largest first.
+// Returns the nonzero amounts, largest first.
 std::vector<Amount> sorted(std::span<const std::int64_t> tokens) {
   std::vector<Amount> amounts;
   for (std::size_t i = 0; i < tokens.size(); ++i) {

@@ -16,8 +16,8 @@ using test::plan_of;
 using test::tokens;
 using testing::ElementsAre;
 
-// Mean 60. Rank 0 keeps its smallest, 10 and 30, and 20 of e2, which spills 30; rank 1 has room for 30.
-TEST(Echo, SpillsTheLargestExpertsOfARankAboveTheMeanAsWorkedByHand) {
+// The mean is 60. Rank 0 serves its smallest experts, 10 and 30, and 20 of e2, which spills 30. Rank 1 has room for 30.
+TEST(Echo, SpillsTheLargestExpertsOfARankAboveTheMean) {
   const LoadTable load = load_of(2, {{10, 30, 50, 10, 10, 10}});
   const StepPlan plan = plan_of(*make_echo(), {.load = load});
   EXPECT_EQ(plan.residency, Residency::kShared);
@@ -26,9 +26,9 @@ TEST(Echo, SpillsTheLargestExpertsOfARankAboveTheMeanAsWorkedByHand) {
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(10, 10, 10, 30));
 }
 
-// Mean 700, buckets of width 100; e0 spills 396, e1 308, both in bucket 4 (400 to 301); eight ranks have room for 88.
-// e0 goes first and comes back with 308, behind e1: so e1 is next, then e0 again.
-TEST(Echo, PacksTheLargestBucketFirstAndInsideABucketFirstComeFirstServed) {
+// The mean is 700, the bucket width 100. e0 spills 396 and e1 308, both in bucket 4 (400 to 301); eight ranks have room
+// for 88. e0 is packed first and rejoins the bucket with 308, behind e1. So e1 is next, then e0 again.
+TEST(Echo, PacksTheLargestBucketFirstInFifoOrder) {
   const LoadTable load = load_of(10, {{1096, 1008, 612, 612, 612, 612, 612, 612, 612, 612}});
   const StepPlan plan = plan_of(*make_echo(), {.load = load});
   std::vector<int> guests;
@@ -36,18 +36,18 @@ TEST(Echo, PacksTheLargestBucketFirstAndInsideABucketFirstComeFirstServed) {
     guests.push_back(experts(plan, 0, r).back());
     EXPECT_LE(tokens(plan, 0, r).back(), 88);
   }
-  // Left of e0 and e1: 396 308, 308 308, 308 220, 220 220, where e1 entered bucket 5 before e0, and so on.
+  // Remaining e0 and e1: 396 308, 308 308, 308 220, 220 220, where e1 entered bucket 5 before e0, and so on.
   EXPECT_THAT(guests, ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
 }
 
-TEST(Echo, UsesOneSlotHoweverManyThereAreAndNoneWhenThereIsNone) {
+TEST(Echo, UsesAtMostOneSlotPerRank) {
   const LoadTable load = test::random_load({.ranks = 4, .experts = 32}, 1, 400);
   const StepPlan one = plan_of(*make_echo(), {.load = load});
   EXPECT_EQ(plan_of(*make_echo(), {.load = load, .guest_slots = 3}).max_load, one.max_load);
   EXPECT_EQ(plan_figures(plan_of(*make_echo(), {.load = load, .guest_slots = 0}), load).copies, 0);
 }
 
-TEST(Echo, NeverMakesARankSlowerThanItWasOrThanTheMean) {
+TEST(Echo, NeverRaisesTheLargestLoadAboveTheMean) {
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
     const LoadTable load = test::random_load({.ranks = 6, .experts = 24}, seed, 400);
     const StepPlan before = plan_of(*make_echo(), {.load = load, .guest_slots = 0});

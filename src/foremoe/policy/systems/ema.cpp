@@ -14,9 +14,9 @@ namespace foremoe {
 namespace {
 
 struct Exchange {
-  std::int64_t larger = 0;  // of the two rank loads afterwards
+  std::int64_t larger = 0;  // of the two resulting rank loads
   std::size_t heavy = 0;    // expert of the most loaded rank
-  std::size_t light = 0;    // expert of another
+  std::size_t light = 0;    // expert of another rank
 };
 
 class Ema final : public Policy {
@@ -51,7 +51,7 @@ class Ema final : public Policy {
     options.guest_slots = 0;
     options.in_flight = input.options.in_flight;
     options.residency = Residency::kStatic;
-    options.rehome = kNoLimit;  // as recorded: the homes above are no choice of the planner
+    options.rehome = kNoLimit;  // recorded only: the homes are chosen above
     options.stages = {.base = false, .relocation = false, .replication = false, .tokens = false};
     PlannedStep step = plan_step({.load = load, .home = home, .options = options}, pool);
     step.plan.policy = name();

@@ -30,23 +30,23 @@ std::vector<RankId> in_blocks(int num_experts, int num_ranks) {
   return home;
 }
 
-// 17 | 3: 9 for 2 and 8 for 1 both leave 10 | 10, and of these the lowest ids; 9 for 1 would leave 9 | 11.
-TEST(GreedyRelocation, ExchangesThePairThatLeavesTheLeastLoad) {
+// 17 | 3. Exchanging 9 with 2 or 8 with 1 gives 10 | 10; the first has the lower ids. 9 with 1 gives 9 | 11.
+TEST(GreedyRelocation, ExchangesThePairThatMinimisesTheLargerLoad) {
   EXPECT_THAT(relocated({9, 8, 2, 1}, in_blocks(4, 2), 2), ElementsAre(1, 0, 0, 1));
 }
 
-// 20 | 12 | 4: 10 for 2 leaves 12 | 12 | 12. A plain move would leave a rank without an expert.
-TEST(GreedyRelocation, TakesThePartnerFromAnyRank) {
+// 20 | 12 | 4. Exchanging 10 with 2 gives 12 | 12 | 12. A move without exchange would leave a rank one expert short.
+TEST(GreedyRelocation, ExchangesWithAnyRank) {
   EXPECT_THAT(relocated({10, 10, 6, 6, 2, 2}, in_blocks(6, 3), 3), ElementsAre(2, 0, 1, 1, 0, 2));
 }
 
-TEST(GreedyRelocation, LeavesWhatNoExchangeImproves) {
-  EXPECT_THAT(relocated({9, 0, 1, 1}, in_blocks(4, 2), 2), ElementsAre(0, 0, 1, 1));  // 9 | 2; with 0 for 1: 10 | 1
+TEST(GreedyRelocation, KeepsHomesThatNoExchangeImproves) {
+  EXPECT_THAT(relocated({9, 0, 1, 1}, in_blocks(4, 2), 2), ElementsAre(0, 0, 1, 1));  // 9 | 2; 9 with 1: 1 | 10
   EXPECT_THAT(relocated({0, 0, 0, 0}, in_blocks(4, 2), 2), ElementsAre(0, 0, 1, 1));
 }
 
-// Where it stops, no exchange of two experts of the busiest rank and another helps; ranks keep their number of experts.
-TEST(GreedyRelocation, EndsWhereNoPairHelps) {
+// In the result, no exchange of an expert of the busiest rank helps, and ranks hold as many experts as before.
+TEST(GreedyRelocation, EndsWhenNoExchangeHelps) {
   Random random(7);
   for (int run = 0; run < 200; ++run) {
     const int num_ranks = 2 + static_cast<int>(random.below(7));
@@ -88,7 +88,7 @@ TEST(Ema, RelocatesHomesOncePerStepByTheFormerStepsMean) {
   EXPECT_EQ(plan.max_load(0, 0), Tokens{10});
 }
 
-TEST(Ema, ExpectsThisStepsMeanWhereNoStepIsBeforeIt) {
+TEST(Ema, UsesThisStepsMeanWithoutAPreviousStep) {
   const LoadTable load = load_of(2, {{9, 8, 2, 1}, {9, 8, 2, 1}});
   const StepPlan plan = plan_of(*make_ema(), {.load = load, .guest_slots = 0, .in_flight = 2});
   EXPECT_EQ(plan.max_load(0, 0), Tokens{10});

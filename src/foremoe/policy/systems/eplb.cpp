@@ -18,15 +18,15 @@ namespace {
 
 struct Packing {
   std::vector<int> pack;   // [item]
-  std::vector<int> place;  // [item], in its pack
+  std::vector<int> place;  // [item], position in its pack
 };
 
-// Packs of equally many items: the heaviest item first, to the lightest pack with room.
+// Packs of equally many items: the heaviest item goes first, into the lightest pack with room.
 Packing pack_balanced(std::span<const float> weight, int num_packs) {
   const int num_items = static_cast<int>(weight.size());
   const int items_per_pack = num_items / num_packs;
   Packing packing{.pack = std::vector<int>(num_items), .place = std::vector<int>(num_items)};
-  if (items_per_pack == 1) {  // there is nothing to balance: the reference keeps the items where they are
+  if (items_per_pack == 1) {  // nothing to balance: the reference keeps the items' order
     std::iota(packing.pack.begin(), packing.pack.end(), 0);
     return packing;
   }
@@ -49,11 +49,11 @@ Packing pack_balanced(std::span<const float> weight, int num_packs) {
 }
 
 struct Replication {
-  std::vector<int> expert;  // [replica]: every expert once, ascending, then the further replicas as they were given
-  std::vector<int> num_holding;  // [expert], replicas
+  std::vector<int> expert;  // [replica]: every expert once, ascending, then further replicas in order of assignment
+  std::vector<int> num_holding;  // [expert], number of replicas
 };
 
-// The expert whose replicas serve most gets another one, until there are `num_replicas`.
+// Adds replicas to the expert with the largest load per replica until there are `num_replicas`.
 Replication replicate(std::span<const float> weight, int num_replicas) {
   const int num_experts = static_cast<int>(weight.size());
   Replication replication{.expert = std::vector<int>(num_experts), .num_holding = std::vector<int>(num_experts, 1)};
@@ -79,7 +79,7 @@ Replication replicate(std::span<const float> weight, int num_replicas) {
 
 bool is_hierarchical(const EplbShape& shape) { return shape.num_groups % shape.num_nodes == 0; }
 
-// Step 1. Experts node by node; on a node its groups in the order in which they were packed.
+// Step 1. Returns experts node by node; the groups of a node are in packing order.
 std::vector<int> pack_groups(std::span<const float> weight, int num_groups, int num_nodes) {
   const int group_size = static_cast<int>(weight.size()) / num_groups;
   const int groups_per_node = num_groups / num_nodes;
@@ -97,8 +97,8 @@ std::vector<int> pack_groups(std::span<const float> weight, int num_groups, int 
 // Steps 2 and 3 on one node.
 struct Node {
   std::span<const int> experts;        // of the node
-  ArrayView<ExpertId, 2> slot_expert;  // [rank of the node][slot], to be filled
-  std::span<int> num_replicas;         // [expert], of all; those of the node are set
+  ArrayView<ExpertId, 2> slot_expert;  // [rank of the node][slot], output
+  std::span<int> num_replicas;         // [expert], all experts; output for those of the node
 };
 
 void place_on_node(std::span<const float> weight, const Node& node) {
@@ -184,12 +184,12 @@ std::optional<std::string> obstacle(const EplbShape& shape, EplbMode mode, const
   return eplb_obstacle(shape);
 }
 
-// One placement by expected loads: [rank][slot].
+// Returns one placement by expected loads: [1][rank][slot].
 Array<ExpertId, 3> placed_by(std::span<const std::int64_t> expected, const EplbShape& shape) {
   return eplb_rebalance({expected.data(), {1, expected.size()}}, shape).slot_expert;
 }
 
-// Where every layer's replicas sit. [placement][rank][slot], as FreePolicy::place has it.
+// Places a layer's replicas: [placement][rank][slot], see FreePolicy::place.
 using Place = std::function<Array<ExpertId, 3>(LayerId layer, ArrayView<const std::int64_t, 2> load)>;
 
 class Eplb : public Policy {
@@ -205,7 +205,7 @@ class Eplb : public Policy {
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const EplbShape shape = shape_of(input, options_);
     const bool is_even = input.load.num_experts() % input.load.num_ranks() == 0;
-    if (is_even && input.options.guest_slots >= 0) {  // else plan_freely has the word for it
+    if (is_even && input.options.guest_slots >= 0) {  // otherwise plan_freely reports the error
       if (auto reason = obstacle(shape, options_.mode, input.load.topology())) return Skipped{*std::move(reason)};
     }
     return plan_freely({.name = name_, .split = split_, .place = place(input, shape)}, input, pool);
@@ -226,7 +226,7 @@ class EplbOfStep final : public Eplb {
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 
  private:
-  // By sums over micro-steps, which EPLB takes for means: it does not ask for the unit.
+  // EPLB accepts any unit, so sums over micro-steps stand in for means.
   Place place(const PolicyInput& input, const EplbShape& shape) const override {
     return [former = former_load(input), shape](LayerId layer, ArrayView<const std::int64_t, 2> load) {
       return placed_by(sum_over_micro_steps(former ? layer_load(*former, layer).view() : load), shape);
@@ -245,7 +245,7 @@ class EplbOracle final : public Eplb {
   }
 };
 
-// Of one layer's loads, in 2⁻¹⁰ tokens as EPLB takes it.
+// Moving average of one layer's loads. rounded() returns EPLB's input, in units of 2⁻¹⁰ tokens.
 class MovingAverage {
  public:
   explicit MovingAverage(double decay) : decay_(decay) {}
@@ -273,7 +273,7 @@ class MovingAverage {
 
  private:
   double decay_;
-  std::vector<double> average_;  // [expert], tokens; empty: nothing is known
+  std::vector<double> average_;  // [expert], tokens; empty before the first load
 };
 
 class EplbEma final : public Eplb {
@@ -303,7 +303,7 @@ class EplbEma final : public Eplb {
     };
   }
 
-  // [micro_step][rank][slot]
+  // Returns [micro_step][rank][slot].
   Array<ExpertId, 3> replaced(ArrayView<const std::int64_t, 2> load, MovingAverage& average,
                               std::span<const RankId> home, const EplbShape& shape) const {
     const auto num_ranks = static_cast<std::size_t>(shape.num_ranks);

@@ -18,7 +18,7 @@ Array<std::int64_t, 2> array_of(const Table& rows) {
   return array;
 }
 
-// [layer][replica], rank by rank, as the reference writes it.
+// Returns [layer][replica], rank by rank, as the reference does.
 Table map_of(const EplbPlacement& placement) {
   Table map(placement.slot_expert.extent(0));
   for (std::size_t l = 0; l < map.size(); ++l) {
@@ -36,7 +36,7 @@ Table counts_of(const EplbPlacement& placement) {
   return counts;
 }
 
-TEST(EplbRebalance, PlacesTheExampleOfThePublicReferenceAsItDoes) {
+TEST(EplbRebalance, MatchesTheExampleOfThePublicReference) {
   const Array<std::int64_t, 2> weight = array_of(
       {{90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86}, {20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27}});
   const EplbPlacement placement =
@@ -45,7 +45,7 @@ TEST(EplbRebalance, PlacesTheExampleOfThePublicReferenceAsItDoes) {
                                       {7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1}}));
 }
 
-TEST(EplbRebalance, EqualsThePublicReferenceOnItsRecordedCases) {
+TEST(EplbRebalance, MatchesTheRecordedCasesOfThePublicReference) {
   std::ifstream file("data/eplb-golden.json");
   ASSERT_TRUE(file.is_open());
   const nlohmann::json golden = nlohmann::json::parse(file);
@@ -63,7 +63,7 @@ TEST(EplbRebalance, EqualsThePublicReferenceOnItsRecordedCases) {
   }
 }
 
-TEST(EplbRebalance, PlacesGlobalWhenGroupsCannotBeDividedAmongNodes) {
+TEST(EplbRebalance, PlacesGloballyIfGroupsCannotBeDividedAmongNodes) {
   const Array<std::int64_t, 2> weight = array_of({{7, 1, 9, 3, 8, 2}});
   const EplbShape global{.num_experts = 6, .num_replicas = 12, .num_ranks = 6, .num_nodes = 1, .num_groups = 1};
   EplbShape undivided = global;
@@ -72,7 +72,7 @@ TEST(EplbRebalance, PlacesGlobalWhenGroupsCannotBeDividedAmongNodes) {
   EXPECT_EQ(map_of(eplb_rebalance(weight, undivided)), map_of(eplb_rebalance(weight, global)));
 }
 
-TEST(EplbRebalance, GivesTheNextReplicaToTheLowestExpertAmongEquals) {
+TEST(EplbRebalance, GivesTiedReplicasToTheLowestExpert) {
   const Array<std::int64_t, 2> weight = array_of({{5, 5, 5, 5}});
   const EplbPlacement placement = eplb_rebalance(weight, {.num_experts = 4, .num_replicas = 6, .num_ranks = 2});
   EXPECT_EQ(counts_of(placement), (Table{{2, 2, 1, 1}}));
@@ -84,19 +84,19 @@ TEST(EplbRebalance, PacksTheLaterOfTwoEqualItemsFirst) {
   EXPECT_EQ(map_of(placement), (Table{{3, 1, 2, 0}}));
 }
 
-TEST(EplbRebalance, GivesAnExpertOfAllTokensAllReplicasThatAreLeft) {
+TEST(EplbRebalance, GivesAllFurtherReplicasToTheOnlyLoadedExpert) {
   const Array<std::int64_t, 2> weight = array_of({{0, 100, 0, 0}});
   const EplbPlacement placement = eplb_rebalance(weight, {.num_experts = 4, .num_replicas = 12, .num_ranks = 4});
   EXPECT_EQ(counts_of(placement), (Table{{1, 9, 1, 1}}));
 }
 
-TEST(EplbRebalance, FillsEverySlotWithoutAnyWeight) {
+TEST(EplbRebalance, FillsEverySlotIfAllWeightsAreZero) {
   const Array<std::int64_t, 2> weight = array_of({{0, 0, 0, 0}});
   const EplbPlacement placement = eplb_rebalance(weight, {.num_experts = 4, .num_replicas = 6, .num_ranks = 2});
   EXPECT_THAT(map_of(placement).front(), testing::UnorderedElementsAre(0, 0, 0, 1, 2, 3));
 }
 
-TEST(EplbRebalance, SaysWhatStandsInTheWayOfAPlacement) {
+TEST(EplbRebalance, ReportsWhyAShapeCannotBePlaced) {
   using testing::HasSubstr;
   using testing::Optional;
   const EplbShape good{.num_experts = 12, .num_replicas = 16, .num_ranks = 8, .num_nodes = 2, .num_groups = 4};

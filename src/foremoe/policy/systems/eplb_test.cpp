@@ -27,8 +27,8 @@ std::string reason_of(const Policy& policy, const test::PolicyRun& run) {
   return std::holds_alternative<Skipped>(result) ? std::get<Skipped>(result).reason : "";
 }
 
-// The reference's recorded cases, each layer's experts rank by rank as the policy holds them.
-TEST(EplbPolicies, HoldWhatThePublicReferencePlacesHierarchicallyAndGlobally) {
+// Compares each layer's experts, rank by rank, with the recorded cases of the reference.
+TEST(EplbPolicies, MatchThePublicReferenceHierarchicallyAndGlobally) {
   std::ifstream file("data/eplb-golden.json");
   ASSERT_TRUE(file.is_open());
   const nlohmann::json recorded = nlohmann::json::parse(file);
@@ -68,10 +68,10 @@ TEST(EplbPolicies, HoldWhatThePublicReferencePlacesHierarchicallyAndGlobally) {
   EXPECT_THAT(hierarchical, ElementsAre(false, true));
 }
 
-// Two nodes of two ranks, two groups of four experts, one expert per slot. Group loads 12 + 1 + 1 + 1 and 3·4.
-// Hierarchical: group 0 stays on node 0 (weight 15, first to the first node), whose ranks get 12 + 1 and 1 + 1. Global:
-// 12 with a 1, and the 3s wherever it is light.
-TEST(EplbPolicies, KeepGroupsOnNodesOnlyWhereTheyAreHierarchical) {
+// Two nodes of two ranks, two groups of four experts, no guest slots. Group loads are 12 + 1 + 1 + 1 and 3·4.
+// Hierarchical: group 0, the heavier with 15, is packed into node 0, whose ranks get 12 + 1 and 1 + 1. Global: 12
+// shares its rank with a 1, and the 3s go to the lightest ranks.
+TEST(EplbPolicies, KeepGroupsOnNodesOnlyIfHierarchical) {
   const LoadTable load = load_of(4, {{12, 1, 1, 1, 3, 3, 3, 3}}, 2);
   const auto node_of_group_0 = [&](const EplbOptions& options) {
     const StepPlan plan = plan_of(*make_eplb(options), {.load = load, .guest_slots = 0});
@@ -86,24 +86,24 @@ TEST(EplbPolicies, KeepGroupsOnNodesOnlyWhereTheyAreHierarchical) {
   EXPECT_THAT(node_of_group_0({.num_groups = 2}), ElementsAre(0));
   EXPECT_THAT(node_of_group_0({.mode = EplbMode::kHierarchical, .num_groups = 2}), ElementsAre(0));
   EXPECT_THAT(node_of_group_0({.mode = EplbMode::kGlobal, .num_groups = 2}), ElementsAre(0, 1));
-  EXPECT_THAT(node_of_group_0({}), ElementsAre(0, 1));  // no groups are known
+  EXPECT_THAT(node_of_group_0({}), ElementsAre(0, 1));  // one group by default
 }
 
-TEST(EplbPolicies, SayWhyTheyCannotBeHierarchical) {
+TEST(EplbPolicies, ReportWhyAHierarchicalPlacementIsImpossible) {
   const LoadTable load = test::random_load({.ranks = 4, .experts = 8, .ranks_per_node = 2}, 1);
   EXPECT_THAT(reason_of(*make_eplb({.mode = EplbMode::kHierarchical, .num_groups = 1}), {.load = load}),
               HasSubstr("1 expert groups cannot be divided among 2 nodes"));
   const LoadTable unequal = test::random_load({.ranks = 6, .experts = 12, .ranks_per_node = 4}, 1);
   EXPECT_THAT(reason_of(*make_eplb({.num_groups = 2}), {.load = unequal}), HasSubstr("6 ranks do not fill nodes of 4"));
-  EXPECT_EQ(reason_of(*make_eplb({.num_groups = 3}), {.load = unequal}), "");  // global, as the reference
+  EXPECT_EQ(reason_of(*make_eplb({.num_groups = 3}), {.load = unequal}), "");  // global, as in the reference
 }
 
 // α = ½, period 2, two slots per rank.
 //   m  load            average after       placement
-//   0  8  6  1  1      8   6    1    1     homes: nothing is known
+//   0  8  6  1  1      8   6    1    1     homes: no load so far
 //   1  8  6  1  1      8   6    1    1     homes
-//   2  0  0  8  8      4   3    4.5  4.5   8 | 6, then 3 to the lighter, 2 to the other: {0 2} {1 3}
-//   3  0  0  8  8      2   1.5  6.25 6.25  the same
+//   2  0  0  8  8      4   3    4.5  4.5   8 | 6, then 3 to the lighter rank, 2 to the other: {0 2} {1 3}
+//   3  0  0  8  8      2   1.5  6.25 6.25  unchanged
 //   4                                      3 | 2, then 0 to the first, 1 to the second: {3 0} {2 1}
 TEST(EplbEma, PlacesEveryPeriodByTheMovingAverage) {
   const LoadTable load = load_of(2, {{8, 6, 1, 1}, {8, 6, 1, 1}, {0, 0, 8, 8}, {0, 0, 8, 8}, {1, 1, 1, 1}});
@@ -120,9 +120,9 @@ TEST(EplbEma, PlacesEveryPeriodByTheMovingAverage) {
   EXPECT_THAT(experts(plan, 4, 1), ElementsAre(1, 2));
 }
 
-// The former step's mean 0 0 8 8 begins the average: {3 1} {2 0}. After two micro-steps 6, 4.5, 2.75, 2.75: {0 2} {1
-// 3}. From its sum, 0 0 16 16, it would be 6, 4.5, 4.75, 4.75: {0 1} {3 2}.
-TEST(EplbEma, BeginsWithTheFormerStepsMean) {
+// The previous step's mean 0 0 8 8 starts the average and places {3 1} {2 0}. After two micro-steps, 6, 4.5, 2.75, 2.75
+// place {0 2} {1 3}. Starting from its sum, 0 0 16 16, 6, 4.5, 4.75, 4.75 would place {0 1} {3 2}.
+TEST(EplbEma, StartsFromThePreviousStepsMean) {
   const LoadTable load = load_of(2, {{8, 6, 1, 1}, {8, 6, 1, 1}, {8, 6, 1, 1}});
   const LoadTable former = load_of(2, {{0, 0, 12, 4}, {0, 0, 4, 12}});
   const StepPlan plan =
@@ -140,13 +140,13 @@ TEST(EplbEma, NeverLooksAhead) {
     for (Tokens& t : load.load.view()[m].flat()) t = Tokens{1000 - t.value};
   }
   const StepPlan after = plan_of(*make_eplb_ema({.period = 2}), {.load = load, .guest_slots = 2});
-  for (int t = 0; t < 6; ++t) {  // placed at 4, from micro-steps 0 to 3
+  for (int t = 0; t < 6; ++t) {  // placement at 4 uses micro-steps 0 to 3
     EXPECT_TRUE(std::ranges::equal(before.slot_expert.view()[t].flat(), after.slot_expert.view()[t].flat())) << t;
   }
   EXPECT_NE(before.slot_expert, after.slot_expert);
 }
 
-TEST(EplbEma, RefusesAFormerStepOfAnotherModel) {
+TEST(EplbEma, RejectsAPreviousLoadOfAnotherModel) {
   const LoadTable load = test::random_load({.experts = 8}, 1);
   const LoadTable former = test::random_load({.experts = 16}, 1);
   EXPECT_THROW(result_of(*make_eplb_ema(), {.load = load, .previous_load = &former}), InputError);

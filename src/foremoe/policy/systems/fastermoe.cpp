@@ -12,7 +12,7 @@ namespace {
 constexpr double kNvlinkBytesPerSecond = 450e9;
 constexpr double kNetworkBytesPerSecond = 50e9;
 
-// Tokens of the ranks while experts are shadowed one after another.
+// Shadows experts one after another and updates rank loads.
 class Shadowing {
  public:
   Shadowing(const LayerLoad& load, const FasterMoeSeconds& seconds) : load_(load), seconds_(seconds) {
@@ -39,7 +39,7 @@ class Shadowing {
   }
 
  private:
-  // `add` shadows further experts, or none where none is left or no slot.
+  // `add` shadows further experts, or none if no expert or no slot is left.
   template <class Add>
   std::vector<ExpertId> while_it_pays(Add add) {
     const double without = busiest() * (3 * seconds_.compute + 4 * seconds_.send);
@@ -58,7 +58,7 @@ class Shadowing {
     return shadows_;
   }
 
-  // The most loaded experts that are left on the rank, `count` of them at most and no more than there are slots for.
+  // Shadows the most loaded remaining experts of the rank, at most `count` and at most as many as there are free slots.
   void shadow_next(int rank, std::size_t count) {
     const auto free_slots = static_cast<std::size_t>(load_.guest_slots) - shadows_.size();
     std::vector<ExpertId>& experts = left_on_[rank];
@@ -73,7 +73,7 @@ class Shadowing {
 
   double busiest() const { return static_cast<double>(std::ranges::max(rank_load_)); }
 
-  // Of ranks of which experts are left; rank 0 when there is none.
+  // The most loaded rank with remaining experts, or rank 0 if there is none.
   int busiest_with_experts() const {
     int best = 0;
     for (int r = 1; r < load_.topology.num_ranks; ++r) {
@@ -85,11 +85,11 @@ class Shadowing {
   const LayerLoad& load_;
   FasterMoeSeconds seconds_;
   std::vector<std::int64_t> rank_load_;         // [rank], tokens
-  std::vector<std::vector<ExpertId>> left_on_;  // [rank], not shadowed, the most loaded first
+  std::vector<std::vector<ExpertId>> left_on_;  // [rank], experts not shadowed, most loaded first
   std::vector<ExpertId> shadows_;
 };
 
-// By the later code.
+// Rule `expert`, as in the authors' later code.
 std::vector<ExpertId> most_loaded_experts(const LayerLoad& load, const FasterMoeSeconds& of) {
   std::vector<ExpertId> by_load;
   for (std::size_t e = 0; e < load.of_expert.size(); ++e) by_load.emplace_back(e);
@@ -116,7 +116,7 @@ class FasterMoe final : public Policy {
     return "FasterMoE: experts of the busiest ranks on every rank while its model of the time says so";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
-  // It asks the gate's counts of this very micro-step. How long the decision takes is not published.
+  // It uses the gate's counts of this micro-step. The decision time is unpublished, so none is charged.
   OnlineWork online() const override {
     return {.copies_after_router = true,
             .gathers_loads = true,

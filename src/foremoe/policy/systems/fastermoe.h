@@ -1,48 +1,49 @@
 #pragma once
 
-// FasterMoE (He et al., PPoPP 2022, https://doi.org/10.1145/3503221.3508418): the experts of busy ranks are *shadowed*,
-// that is broadcast to all ranks, each of which then serves its own tokens of them.
+// FasterMoE (He et al., PPoPP 2022, https://doi.org/10.1145/3503221.3508418): experts of busy ranks are *shadowed*,
+// i.e. broadcast to all ranks, and each rank serves its own tokens of a shadowed expert.
 //
-// Model, as the artifact of the paper has it (https://github.com/thu-pacman/FasterMoE, fmoe/transformer.py). A layer,
-// forward and backward, whose busiest rank has B tokens is expected to take
+// Model, from the paper's artifact (https://github.com/thu-pacman/FasterMoE, fmoe/transformer.py). The expected time of
+// a layer, forward and backward, whose busiest rank has B tokens is
 //   B·(3·compute + 4·send)              without shadows: three products (forward, and two backward) and four messages
-//                                       (dispatch and combine, forward and backward) of each token;
-//   B·3·compute + 2·shadows·broadcast   with some: B counts what is left at homes and every rank's own tokens of
-//                                       shadows; every expert goes out once, and its gradient comes back once.
-// Shadows are added while the second estimate does not rise, and used if its least value is below the first.
+//                                       (dispatch and combine, forward and backward) per token;
+//   B·3·compute + 2·shadows·broadcast   with shadows: B counts unshadowed experts at home and every rank's own tokens
+//                                       of shadows; each shadow is broadcast once, and its gradient is reduced once.
+// Shadows are added until the second estimate rises, and used if its minimum is below the first.
 //
-// Rules: who is shadowed next.
-//   worker  the most loaded expert that is left on the most loaded rank. The default.
-//   whole   all experts of the next rank, by their loads before any shadow, but never the last rank's: the artifact,
-//           which adds up the experts of a rank before it decides.
-//   expert  the most loaded expert of all, by the authors' later code (https://github.com/laekov/fastmoe,
-//           fmoe/fastermoe/shadow_policy.py). Its B is the largest *expert* left at its home, it keeps the messages
-//           and counts one broadcast per shadow: 3·compute·B + 4·send·B + shadows·broadcast. A step must lower it.
+// Rules for the next shadow:
+//   worker  the most loaded remaining expert of the most loaded rank. Default.
+//   whole   all experts of the next rank by initial load, except the last rank's. This is the artifact, which adds up a
+//           rank's experts before it decides.
+//   expert  the most loaded expert of all, as in the authors' later code (https://github.com/laekov/fastmoe,
+//           fmoe/fastermoe/shadow_policy.py). B is the largest *expert* load left at home. The estimate keeps the
+//           messages and counts one broadcast per shadow: 3·compute·B + 4·send·B + shadows·broadcast. Each shadow must
+//           lower it.
 //
-// Why `worker`. It is our reading, not anybody's code: the artifact's model with the paper's unit, an expert. With one
-// expert per rank the artifact does the same, but for its fixed order of ranks. With 16 or more per rank its shadows
-// are of 16 experts or more: a burden on every other rank, and more slots than any comparison here has. Of the three
-// rules `worker` has the least mean ρ on all load tables with two slots, so comparisons use the strongest.
+// Why `worker`. It is our own reading: the artifact's model applied to the paper's unit, an expert. With one expert per
+// rank, the artifact does the same except for its fixed order of ranks. With 16 or more per rank, it shadows at least
+// 16 at a time: a burden on every other rank, and more slots than any comparison here has. With two slots, `worker` has
+// the lowest mean ρ of the three rules on all load tables, so comparisons use the strongest rule.
 //
-// Slots. A shadow takes a guest slot on every rank but its home, so that there are at most guest_slots of them; the
-// authors have no such limit. Where `whole` finds fewer slots than a rank has experts, the most loaded of these take
-// what there is and the search ends: whole ranks or nothing would be nothing in every comparison with few slots.
+// Slots. A shadow takes a guest slot on every rank but its home, so there are at most guest_slots shadows; the authors
+// have no such limit. If `whole` finds fewer slots than the rank has experts, its most loaded experts take the free
+// slots and the search ends. Shadowing only whole ranks would shadow nothing in any comparison with few slots.
 //
-// Not followed: two slips of the artifact. It multiplies the time of products by the bytes of a value, and when it
-// shadows a rank it forgets what this rank has of earlier shadows.
+// Two bugs of the artifact are not reproduced. It multiplies the time of products by the bytes of a value, and when it
+// shadows a rank, it drops that rank's tokens of earlier shadows.
 //
-// Constants. The codes' are of two-matrix experts in float32, 50 Gb/s and 11.5 Tflop/s. Here they are gated experts of
-// Qwen3-30B-A3B in bf16, 400 Tflop/s, about what grouped products reach on an H100, and per direction 450 GB/s of
-// NVLink where the group is one node, else 400 Gb/s. A policy knows neither cluster nor model; FasterMoeOptions has
-// them all. The width of a token cancels out, and that inside an expert weighs messages against the rest.
+// Constants. The published codes assume two-matrix experts in float32, 50 Gb/s and 11.5 Tflop/s. The defaults here are
+// gated experts of Qwen3-30B-A3B in bf16, 400 Tflop/s (about what grouped products reach on an H100), and per direction
+// 450 GB/s of NVLink if the group is one node, else 400 Gb/s. A policy knows neither cluster nor model, so these are
+// FasterMoeOptions. A token's width cancels out; the width inside an expert weighs messages against the other terms.
 //
-// As a plan. Residency `shared`. Ties go to the lowest rank and expert (torch.sort promises no order among equals).
+// As a plan. Residency `shared`. Ties go to the lowest rank and expert (torch.sort guarantees no order for equals).
 //
-// In the simulator (laekov/fastmoe, cuda/fastermoe/smart_schedule.h, fmoe/fastermoe/schedule.py): shadows are broadcast
-// after dispatch beside own experts, kept for the backward, and their gradients reduced.
+// The simulator broadcasts shadows after dispatch while ranks compute their own experts, keeps them for the backward,
+// and reduces their gradients (laekov/fastmoe, cuda/fastermoe/smart_schedule.h, fmoe/fastermoe/schedule.py).
 //
-// No counterpart in a plan: a shadow on a rank that has no token for it (broadcast by FasterMoE, no guest here),
-// pipelined exchange and computation ("smart schedule"), topology-aware gating, which changes the model.
+// Not part of a plan: a shadow on a rank without tokens for it (FasterMoE broadcasts it there too; here it is no
+// guest), pipelined exchange and computation ("smart schedule"), and topology-aware gating, which changes the model.
 
 #include <optional>
 
@@ -51,10 +52,9 @@
 
 namespace foremoe {
 
-// NCCL's broadcast (cuda/fastermoe/smart_schedule.h: ncclBcast): the home sends to the next rank that receives the
-// expert, that one to the next, piece by piece. So each link carries the expert once. Only ranks with a guest are in
-// the ring. The latency of its hops is not added up. Where guests come over the host path there is no ring, and their
-// gradients go home one by one.
+// NCCL's broadcast (cuda/fastermoe/smart_schedule.h: ncclBcast): the home sends an expert to the next receiving rank,
+// which forwards it to the next, piece by piece, so each link carries the expert once. Only ranks with a guest are in
+// the ring. Hop latency is not summed. The host path has no ring, and gradients then go home one by one.
 void send_in_ring(const CopiesOfExpert& copies, std::span<int> sent);
 
 enum class FasterMoeRule : std::uint8_t { kWorker, kWhole, kExpert };
@@ -65,19 +65,19 @@ struct FasterMoeOptions {
   double intermediate = 768;               // width inside an expert
   double matrices = 3;                     // gate, up, down
   double bytes_per_value = 2;              // of tokens and weights
-  std::optional<double> bytes_per_second;  // of a rank's link; none: 450e9 if the group is one node, else 50e9
-  double flops_per_second = 400e12;        // of a rank, as its products reach
+  std::optional<double> bytes_per_second;  // of a rank's link; default: 450e9 if the group is one node, else 50e9
+  double flops_per_second = 400e12;        // reached by a rank's products
 };
 
 struct FasterMoeSeconds {
   double compute = 0;    // one product of a token with all matrices of an expert
   double send = 0;       // one message of a token
-  double broadcast = 0;  // of an expert
+  double broadcast = 0;  // one expert
 };
 
 FasterMoeSeconds fastermoe_seconds(const FasterMoeOptions& options, Topology topology);
 
-// The experts to shadow, in the order in which they are chosen, at most load.guest_slots.
+// Returns the experts to shadow, in order of choice, at most load.guest_slots of them.
 std::vector<ExpertId> fastermoe_shadows(const LayerLoad& load, const FasterMoeOptions& options);
 
 std::unique_ptr<Policy> make_fastermoe(const FasterMoeOptions& options = {});

@@ -1,4 +1,4 @@
-// FasterMoE's shadows, by hand and against literal forms of its rules, and what they become as a plan.
+// Tests FasterMoE's shadows by hand and against literal forms of its rules, and the resulting plans.
 
 #include "foremoe/policy/systems/fastermoe.h"
 
@@ -19,7 +19,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-// Of both codes: alpha 2, d_model 2048, 50 Gb/s, 11.5 Tflop/s, float32, two matrices.
+// Constants of both published codes: alpha 2, d_model 2048, 50 Gb/s, 11.5 Tflop/s, float32, two matrices.
 constexpr FasterMoeOptions kOfTheCode{.hidden = 2048,
                                       .intermediate = 2 * 2048,
                                       .matrices = 2,
@@ -27,7 +27,7 @@ constexpr FasterMoeOptions kOfTheCode{.hidden = 2048,
                                       .bytes_per_second = 50e9 / 8,
                                       .flops_per_second = 11.5e12};
 
-// 1 s for a product of a token, 0.001 s for a message, and for a broadcast as many seconds as asked for.
+// Options with 1 s per product of a token, 0.001 s per message, and `broadcast` seconds per broadcast.
 FasterMoeOptions seconds_of(FasterMoeRule rule, double broadcast) {
   return {.rule = rule,
           .hidden = 1,
@@ -63,7 +63,7 @@ class Layer {
     return ids;
   }
 
-  // Tokens of the busiest rank, counted anew.
+  // Tokens of the busiest rank, counted independently.
   std::int64_t busiest(const std::vector<int>& shadows) const {
     std::vector<std::int64_t> rank_load(load_.topology.num_ranks);
     for (int e = 0; e < std::ssize(of_expert_); ++e) {
@@ -88,51 +88,51 @@ std::vector<int> shadows(int num_ranks, const std::vector<std::int64_t>& loads, 
 }
 
 // 2·2·2048·4096 flop ÷ 11.5e12 = 2.918 µs, 2048·4 bytes ÷ 6.25e9 = 1.311 µs, 2·2048·4096·4 bytes ÷ 6.25e9 = 10,737 µs.
-TEST(FasterMoe, ModelsTheTimeAsItsCodeDoes) {
+TEST(FasterMoe, EstimatesTimesLikeThePublishedCode) {
   const FasterMoeSeconds seconds = fastermoe_seconds(kOfTheCode, {.num_ranks = 8, .ranks_per_node = 8});
   EXPECT_NEAR(seconds.compute * 1e6, 2.918, 0.001);
   EXPECT_NEAR(seconds.send * 1e6, 1.311, 0.001);
   EXPECT_NEAR(seconds.broadcast * 1e6, 10737, 1);
 }
 
-// An expert of 3·2048·768 values of 2 bytes: 9.44 MB over 450 GB/s or 50 GB/s.
-TEST(FasterMoe, ExpectsNvlinkWhereTheGroupIsOneNode) {
+// An expert has 3·2048·768 values of 2 bytes: 9.44 MB at 450 GB/s or 50 GB/s.
+TEST(FasterMoe, AssumesNvlinkIfTheGroupIsOneNode) {
   EXPECT_NEAR(fastermoe_seconds({}, {.num_ranks = 8, .ranks_per_node = 8}).broadcast * 1e6, 20.97, 0.01);
   EXPECT_NEAR(fastermoe_seconds({}, {.num_ranks = 16, .ranks_per_node = 8}).broadcast * 1e6, 188.7, 0.1);
 }
 
-// Ranks {e0, e1} and {e2, e3} with 1000 and 200 tokens, half of each expert from either rank, 3 s a token, a shadow
-// 2·25 s. Without: 1000 tokens, 3004 s. e0 everywhere: 700 and 500, 2150 s. e1 too: 500 and 700, 2200 s, a rise.
+// Ranks {e0, e1} and {e2, e3} have 1000 and 200 tokens, half of each expert from either rank. A token takes 3 s, a
+// shadow 2·25 s. No shadow: 1000 tokens, 3004 s. e0: 700 and 500, 2150 s. e0 and e1: 500 and 700, 2200 s.
 TEST(FasterMoe, ShadowsTheMostLoadedExpertOfTheMostLoadedRank) {
   EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0));
-  // e1 with 350: 950 tokens, then 650 and 500, then 475 and 675, which are 2050 and 2125 s.
+  // With 350 tokens of e1: 950 tokens, then 650 and 500, then 475 and 675, which take 2050 and 2125 s.
   EXPECT_THAT(shadows(2, {600, 350, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0));
 }
 
-// Rank 0 has 800 tokens, 2403 s. After e0 rank 1 has 900: worse than nothing, 2750 s. After e2 rank 0 has 750, 2350 s.
-// With shadows of 2·40 s instead of 2·25 s the latter are 2410 s.
-TEST(FasterMoe, ComparesWithNoShadowsWhenTheSearchHasEnded) {
+// Rank 0 has 800 tokens, 2403 s. With e0, rank 1 has 900, 2750 s, worse than no shadow. With e2 too, rank 0 has 750,
+// 2350 s, or 2410 s if a shadow costs 2·40 s instead of 2·25 s.
+TEST(FasterMoe, ComparesWithNoShadowsOnlyAfterTheSearch) {
   EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0, 2));
   EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 40)), IsEmpty());
 }
 
-// Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. With e0, a third goes to each: 500, 500, 400. Then rank 0, the
-// lower of two equal ones, would give e1: 300, 600, 500, a rise.
-TEST(FasterMoe, GoesOnWithTheRankThatIsBusiestThen) {
+// Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. With e0, a third of it on each rank: 500, 500, 400. Next is e1 of
+// rank 0, the lower of two equal ranks: 300, 600, 500, a rise.
+TEST(FasterMoe, ContinuesWithTheBusiestRankAfterEachShadow) {
   EXPECT_THAT(shadows(3, {600, 300, 300, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
-  // Rank 1 with 420 has 620 after e0; its e2 leaves 340 there, and 640 and 540 elsewhere, which is more.
+  // Rank 1 has 420 tokens, and 620 with e0. Shadowing its e2 leaves 340 there, but 640 and 540 elsewhere, a rise.
   EXPECT_THAT(shadows(3, {600, 300, 420, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
-  // Rank 1 with 600 in two experts has 800 after e0; its e2 leaves 600, 600 and 300. e1 would leave 400, 700, 400.
+  // Rank 1 has 600 tokens, and 800 with e0. Shadowing its e2 leaves 600, 600, 300. Then e1 would leave 400, 700, 400.
   EXPECT_THAT(shadows(3, {600, 300, 300, 300, 0, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0, 2));
 }
 
-TEST(FasterMoe, ShadowsNothingWhereABroadcastTakesLonger) {
+TEST(FasterMoe, ShadowsNothingIfABroadcastTakesLonger) {
   EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 426)), ElementsAre(0));  // 2952 s
   EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 453)), IsEmpty());       // 3006 s
 }
 
-// The audit's case: ρ 1.875, but the 16 experts of the hot rank are equally hot. By the largest expert nothing helps.
-TEST(FasterMoe, RelievesARankOfWhichAllExpertsAreEquallyHot) {
+// Regression: ρ is 1.875, and the hot rank's 16 experts are equally hot. Rule `expert` shadows nothing.
+TEST(FasterMoe, RelievesARankWhoseExpertsAreEquallyHot) {
   std::vector<std::int64_t> loads(128, 5600);
   std::fill_n(loads.begin(), 16, 12000);  // rank 0: 192,000 tokens, the others 89,600
   EXPECT_THAT(shadows(8, loads, 4, {.rule = FasterMoeRule::kExpert}), IsEmpty());
@@ -144,22 +144,22 @@ TEST(FasterMoe, RelievesARankOfWhichAllExpertsAreEquallyHot) {
   };
   EXPECT_EQ(rho(4, FasterMoeRule::kExpert), 1.875);
   EXPECT_EQ(rho(4, FasterMoeRule::kWorker), (192000 - 4 * 10500) / 102400.0);
-  EXPECT_EQ(rho(16, FasterMoeRule::kWorker), (89600 + 9 * 1500) / 102400.0);  // the others; rank 0 has 97,500
+  EXPECT_EQ(rho(16, FasterMoeRule::kWorker), (89600 + 9 * 1500) / 102400.0);  // other ranks; rank 0 has 97,500
 }
 
-// A shadow pays when the next expert has at least 10,737 / 13.996 = 767.2 tokens less.
-TEST(FasterMoe, ByExpertsShadowsWhileItsModelSaysSo) {
+// A shadow pays if the next expert has at least 10,737 / 13.996 = 767.2 fewer tokens.
+TEST(FasterMoe, RuleExpertShadowsWhileTheEstimateFalls) {
   FasterMoeOptions options = kOfTheCode;
   options.rule = FasterMoeRule::kExpert;
   EXPECT_THAT(shadows(2, {2000, 4000, 100, 3000}, 8, options), ElementsAre(1, 3, 0));
-  EXPECT_THAT(shadows(2, {2300, 4000, 100, 3000}, 8, options), ElementsAre(1));  // 3000 to 2300: 700 too few
+  EXPECT_THAT(shadows(2, {2300, 4000, 100, 3000}, 8, options), ElementsAre(1));  // from 3000 to 2300 are only 700
   EXPECT_THAT(shadows(2, {1768, 1000}, 8, options), ElementsAre(0));
   EXPECT_THAT(shadows(2, {1767, 1000}, 8, options), IsEmpty());
   EXPECT_THAT(shadows(2, {2000, 4000, 100, 3000}, 2, options), ElementsAre(1, 3));
-  EXPECT_THAT(shadows(1, {100'000}, 8, options), IsEmpty());  // never the last expert
+  EXPECT_THAT(shadows(1, {100'000}, 8, options), IsEmpty());  // the last expert is never shadowed
 }
 
-// The artifact, from its formulas: shadows of whole ranks, their order settled before any. [owner][source] tokens.
+// The artifact's formulas: shadows whole ranks, in an order fixed beforehand. `tokens` is [owner][source].
 std::vector<int> ranks_by_the_artifact(const std::vector<std::vector<std::int64_t>>& tokens, double broadcasts,
                                        const FasterMoeSeconds& of) {
   const auto num_ranks = static_cast<int>(tokens.size());
@@ -188,7 +188,7 @@ std::vector<int> ranks_by_the_artifact(const std::vector<std::vector<std::int64_
   return order;
 }
 
-TEST(FasterMoe, ByWholeRanksShadowsThoseOfTheArtifact) {
+TEST(FasterMoe, RuleWholeMatchesTheArtifact) {
   int num_shadowed = 0;
   int num_none = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
@@ -214,15 +214,15 @@ TEST(FasterMoe, ByWholeRanksShadowsThoseOfTheArtifact) {
   EXPECT_GT(num_none, 20);
 }
 
-// Ranks of three experts: with four slots the second rank has one place left, for its most loaded expert.
-TEST(FasterMoe, ByWholeRanksFillsWhatSlotsThereAre) {
+// Three experts per rank. With four slots, one is left for the second rank's most loaded expert.
+TEST(FasterMoe, RuleWholeFillsFreeSlotsWithTheMostLoadedExperts) {
   const std::vector<std::int64_t> loads = {400, 400, 400, 200, 300, 250, 0, 0, 0};
   EXPECT_THAT(shadows(3, loads, 4, seconds_of(FasterMoeRule::kWhole, 0.1)), ElementsAre(0, 1, 2, 4));
   EXPECT_THAT(shadows(3, loads, 2, seconds_of(FasterMoeRule::kWhole, 0.1)), ElementsAre(0, 1));
   EXPECT_THAT(shadows(3, loads, 0, seconds_of(FasterMoeRule::kWhole, 0.1)), IsEmpty());
 }
 
-// Every shadow of the model is served by each rank's own tokens, and by home for home's alone; nothing else is a guest.
+// Expects that every rank serves exactly its own tokens of a shadow, and that there are no other guests.
 void expect_own_tokens(const StepPlan& plan, const LoadTable& load, const FasterMoeOptions& options) {
   for (int t = 0; t < plan.num_events(); ++t) {
     const MicroStepId m = plan.event_micro_step[t];
@@ -247,7 +247,7 @@ void expect_own_tokens(const StepPlan& plan, const LoadTable& load, const Faster
 
 constexpr FasterMoeOptions kSmallExperts{.hidden = 64, .intermediate = 8, .bytes_per_second = 1e14};
 
-TEST(FasterMoe, LetsEveryRankServeItsOwnTokensOfShadows) {
+TEST(FasterMoe, ServesShadowedTokensOnTheirSourceRank) {
   const LoadTable load = test::random_load({.micro_steps = 4, .layers = 2, .ranks = 4, .experts = 12}, 1);
   for (const FasterMoeRule rule : {FasterMoeRule::kWorker, FasterMoeRule::kWhole, FasterMoeRule::kExpert}) {
     FasterMoeOptions options = kSmallExperts;
@@ -268,8 +268,8 @@ TEST(FasterMoe, PlansWithSeveralMicroStepsInFlight) {
   expect_own_tokens(test::plan_of(*policy, {.load = load, .guest_slots = 2, .in_flight = 3}), load, kSmallExperts);
 }
 
-// Each expert in turn comes from the busiest rank that then has one, and the search stops where the model does.
-TEST(FasterMoe, StopsWhereItsModelSaysSoOnATable) {
+// Expects that no shadow raises the model's estimate, and that fewer slots only truncate the list of shadows.
+TEST(FasterMoe, StopsBeforeItsEstimateRisesOnATable) {
   const LoadTable load = take_first(read_load("data/load-q30-ep8.safetensors"), 6, 2);
   const FasterMoeSeconds seconds = fastermoe_seconds({}, load.topology());
   for (int m = 0; m < load.num_micro_steps(); ++m) {
@@ -292,7 +292,7 @@ TEST(FasterMoe, StopsWhereItsModelSaysSoOnATable) {
   expect_own_tokens(test::plan_of(*make_fastermoe(), {.load = load, .guest_slots = 2}), load, {});
 }
 
-TEST(FasterMoe, TakesAllItsOptionsByName) {
+TEST(FasterMoe, SetsItsOptionsByName) {
   const std::unique_ptr<Policy> policy = make_fastermoe();
   std::vector<Option> options = policy->options();
   option_named(options, "rule").set("expert");

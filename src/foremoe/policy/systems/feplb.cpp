@@ -10,10 +10,10 @@ namespace foremoe {
 
 namespace {
 
-// "Runtime: ~50 µs on single CPU core"; every device plans for itself.
+// Published: "Runtime: ~50 µs on single CPU core". Every device plans for itself.
 constexpr double kPublishedPlanningSeconds = 50e-6;
 
-// The greedy of one layer; scratch memory is kept from micro-step to micro-step.
+// The greedy of one layer. Scratch memory is reused between micro-steps.
 class NodeGreedy {
  public:
   explicit NodeGreedy(const FeplbOptions& options) : options_(options) {}
@@ -32,7 +32,7 @@ class NodeGreedy {
  private:
   std::int64_t tokens_of(ExpertId e) const { return load_.of_expert[e.index()]; }
 
-  // The busiest first.
+  // Fills dynamic_, busiest experts first.
   void choose_dynamic() {
     count_at_home(load_, rank_load_);
     list_at_home(load_, dynamic_);
@@ -79,9 +79,9 @@ class NodeGreedy {
   FeplbOptions options_;
   LayerLoad load_{};
   std::vector<std::int64_t> rank_load_;         // [rank], tokens
-  std::vector<std::vector<ExpertId>> dynamic_;  // [rank], eligible and not moved, the busiest first
+  std::vector<std::vector<ExpertId>> dynamic_;  // [rank], dynamic experts not moved, busiest first
   std::vector<int> free_buffers_;               // [rank]
-  RankRange node_;                              // that is being balanced
+  RankRange node_;                              // being balanced
 };
 
 class Feplb final : public Policy {

@@ -1,36 +1,35 @@
 #pragma once
 
-// FEPLB (arXiv 2604.19654): in every layer of every micro-step, after ordinary dispatch, whole experts (weights and
-// tokens) go from the busiest to the idlest rank of a node by copy engines, while the experts that stay compute.
+// FEPLB (arXiv 2604.19654): in every layer of every micro-step, after ordinary dispatch, copy engines move whole
+// experts (weights and tokens) from the busiest to the least loaded rank of a node while the other experts compute.
 //
-// Problem. Homes stay. `dyn` experts per rank are dynamic: one of them may be served, all its tokens, in a buffer of
-// another rank of its node. Make the largest rank load of each node small.
+// Problem. Homes are fixed. `dyn` experts per rank are dynamic: another rank of the node may serve all tokens of a
+// dynamic expert from one of its buffers. Minimise the largest rank load of each node.
 //
-// Method. Greedy, in every node by itself: take the busiest dynamic expert of the most loaded rank to the least loaded
-// one that has a free buffer, while this helps, which is while that rank stays below what the other had, and while the
-// expert has more than τ tokens. Ties go to the lowest id.
+// Method. A greedy per node: move the busiest dynamic expert of the most loaded rank to the least loaded rank that has
+// a free buffer, while the receiver stays below the sender's load before the move and the expert has more than τ
+// tokens. Ties go to the lowest id.
 //
-// Invariant. No move makes the largest load of a node larger: never worse than without.
+// Invariant. No move raises the largest load of a node, so the result is never worse than no moves.
 // Complexity. O(E log(E/R) + moves · ranks per node); at most `dyn` moves from a rank.
 //
-// The paper is known to us by a description of it alone, which says "busiest dynamic expert on most-loaded device",
+// We know the paper only from a description, which says "busiest dynamic expert on most-loaded device",
 // "least loaded", "while devices_unbalanced()", "if token_count(expert) > threshold τ", dyn 2, 4 (default) or 8
 // "experts per device eligible for rebalancing", τ = 0, max_num_dyn = 8 buffers per device. Inferred:
-//   - which experts are dynamic: the `dyn` busiest of the micro-step. Another reading is a fixed set, as the
-//     tokens of dynamic experts are collected by the first phase of dispatch (first_experts: those of lowest id);
-//   - what stops the greedy: the first busiest expert that does not help. Going on with smaller ones (try_smaller)
+//   - which experts are dynamic: the `dyn` busiest in the micro-step. Another reading is a fixed set, because the first
+//     phase of dispatch collects the tokens of dynamic experts (first_experts: the lowest ids);
+//   - when the greedy stops: at the first busiest expert that does not help. Continuing with smaller ones (try_smaller)
 //     would balance better;
 //   - an expert moves once, from its home; a rank without a free buffer receives none;
-//   - how results get back before combine, which the description says is unchanged: charge_return has them go to their
-//     homes in an exchange that nothing hides, the most that they can cost. Without it they cost nothing, the least.
-// With a routing model fitted to the published waste before balancing, these readings come nearest to what is
-// published, both in how much of the straggler goes at EP8 and in how little dyn matters; lab/policies.md has the
-// figures.
+//   - how results return before combine, which the description calls unchanged. With charge_return they go to their
+//     homes in an exchange that nothing hides, the largest possible cost. Without it they cost nothing, the smallest.
+// With a routing model fitted to the published waste before balancing, these readings come closest to the published
+// results, in the part of the straggler removed at EP8 and in the small influence of dyn (figures in lab/policies.md).
 //
-// "Copies its weights to all other devices" and routes the "remaining tokens across all devices", which the description
-// says of a collapsed router, contradicts whole experts, and is not done. No counterpart in a plan: the router
-// predictor that assigns experts to devices at checkpoints, and the order of static before dynamic experts in a layer,
-// which the simulator follows (OnlineWork): a rank's own experts are the time in which plan and copies are made.
+// For a collapsed router, the description says that FEPLB "copies its weights to all other devices" and routes the
+// "remaining tokens across all devices". This contradicts whole experts and is omitted here. Not part of a plan: the
+// router predictor that assigns experts to devices at checkpoints, and the order of static before dynamic experts in a
+// layer. The simulator models that order (OnlineWork): planning and copies run while a rank computes its own experts.
 
 #include <cstdint>
 #include <memory>
@@ -41,14 +40,14 @@ namespace foremoe {
 
 struct FeplbOptions {
   int dyn = 4;                  // dynamic experts per rank
-  std::int64_t min_tokens = 0;  // τ: experts of so few tokens stay
-  int max_num_dyn = 8;          // buffers per rank; no more than its guest slots
-  bool first_experts = false;   // the dynamic ones are the rank's lowest ids; else its busiest in the micro-step
+  std::int64_t min_tokens = 0;  // τ: experts with at most this many tokens stay
+  int max_num_dyn = 8;          // buffers per rank, at most its guest slots
+  bool first_experts = false;   // dynamic experts are a rank's lowest ids; else its busiest in the micro-step
   bool try_smaller = false;
-  bool charge_return = true;  // of the results of rows that were moved; else they are back in no time
+  bool charge_return = true;  // whether the return of moved rows' results takes time
 };
 
-// `feplb`, or `feplb-smaller` with try_smaller.
+// Named `feplb`, or `feplb-smaller` with try_smaller.
 std::unique_ptr<Policy> make_feplb(const FeplbOptions& options = {});
 
 }  // namespace foremoe

@@ -37,7 +37,7 @@ struct Move {
 
 void PrintTo(const Move& move, std::ostream* out) { *out << move.expert << " to " << move.rank; }
 
-// Of the first layer and micro-step, by rank and slot; expects that experts move whole.
+// Returns the moves in the first layer and micro-step, by rank and slot. Expects that experts move whole.
 std::vector<Move> moves(const StepPlan& plan, const LoadTable& load) {
   std::vector<Move> found;
   for (int r = 0; r < plan.num_ranks(); ++r) {
@@ -53,51 +53,51 @@ std::vector<Move> moves(const StepPlan& plan, const LoadTable& load) {
   return found;
 }
 
-// Homes of four experts each: 100 + 50 + 40 + 30 = 220, 60 + 20 + 0 + 0 = 80, 4 · 15 = 60.
+// Three homes of four experts: 100 + 50 + 40 + 30 = 220, 60 + 20 + 0 + 0 = 80, 4 · 15 = 60.
 const LoadTable& example() {
   static const LoadTable load = test::load_of(3, {{100, 50, 40, 30, 60, 20, 0, 0, 15, 15, 15, 15}});
   return load;
 }
 
-// 220, 80, 60: expert 0 with 100 goes to rank 2, as 160 < 220. 120, 80, 160: rank 2 is the most loaded; its busiest own
-// expert is 8 with 15, the guest cannot move again: to rank 1, 95 < 160. 120, 95, 145; then 9: 110 < 145. 120, 110,
-// 130; 10 would make rank 1 125 < 130: 120, 125, 115. Now rank 1 is the most loaded, rank 2 the least: expert 4 with 60
-// would make it 175: the end.
-TEST(Feplb, MovesTheBusiestExpertOfTheMostLoadedRankToTheLeastLoadedWhileItHelps) {
+// Rank loads 220, 80, 60: expert 0 (100) moves to rank 2, as 160 < 220. 120, 80, 160: rank 2's busiest own expert, 8
+// (15), moves to rank 1, as 95 < 160; its guest cannot move again. 120, 95, 145: expert 9, as 110 < 145. 120, 110, 130:
+// expert 10, as 125 < 130. 120, 125, 115: rank 1 is now the most loaded, but expert 4 (60) would raise rank 2 to 175.
+// The search ends.
+TEST(Feplb, MovesTheBusiestExpertToTheLeastLoadedRankWhileItHelps) {
   const StepPlan plan = plan_of({}, example(), 4);
   EXPECT_THAT(moves(plan, example()), ElementsAre(Move{8, 1}, Move{9, 1}, Move{10, 1}, Move{0, 2}));
   EXPECT_EQ(plan.max_load(0, 0), Tokens{125});
 }
 
-TEST(Feplb, GoesOnWithSmallerExpertsWhenAskedTo) {
-  const LoadTable load = test::load_of(2, {{90, 8, 40, 0}});  // 98, 40: expert 0 would make 130, expert 1 makes 48
+TEST(Feplb, TriesSmallerExpertsOnRequest) {
+  const LoadTable load = test::load_of(2, {{90, 8, 40, 0}});  // 98, 40: rank 1 would have 130 with e0, 48 with e1
   EXPECT_THAT(moves(plan_of({}, load, 2), load), ElementsAre());
   EXPECT_THAT(moves(plan_of({.try_smaller = true}, load, 2), load), ElementsAre(Move{1, 1}));
 }
 
-// After expert 0 went to rank 2 the most loaded rank has nothing more than 15 to give.
-TEST(Feplb, LeavesExpertsOfTooFewTokensWhereTheyAre) {
+// After expert 0 has moved to rank 2, the most loaded rank has no expert with more than 15 tokens to move.
+TEST(Feplb, MovesNoExpertWithTooFewTokens) {
   EXPECT_THAT(moves(plan_of({.min_tokens = 15}, example(), 4), example()), ElementsAre(Move{0, 2}));
   EXPECT_THAT(moves(plan_of({.min_tokens = 14}, example(), 4), example()).size(), 4);
 }
 
-TEST(Feplb, MovesNoMoreExpertsOfARankThanAreDynamic) {
+TEST(Feplb, MovesOnlyDynamicExperts) {
   EXPECT_THAT(moves(plan_of({.dyn = 2}, example(), 4), example()), ElementsAre(Move{8, 1}, Move{9, 1}, Move{0, 2}));
   EXPECT_THAT(moves(plan_of({.dyn = 1}, example(), 4), example()), ElementsAre(Move{8, 1}, Move{0, 2}));
   EXPECT_THAT(moves(plan_of({.dyn = 0}, example(), 4), example()), ElementsAre());
 }
 
-// Rank 0's first two experts have 30 and 10 tokens: one after the other they go to rank 1.
-TEST(Feplb, TakesTheFirstExpertsAsDynamicWhenAskedTo) {
+// Rank 0's first two experts have 10 and 30 tokens. Both move to rank 1, the larger first.
+TEST(Feplb, TreatsTheFirstExpertsAsDynamicOnRequest) {
   const LoadTable load = test::load_of(2, {{10, 30, 50, 0, 0, 0}});
   EXPECT_THAT(moves(plan_of({.dyn = 2}, load, 2), load), ElementsAre(Move{2, 1}));  // 40, 50
   EXPECT_THAT(moves(plan_of({.dyn = 2, .first_experts = true}, load, 2), load),
               ElementsAre(Move{0, 1}, Move{1, 1}));  // 60, 30, then 50, 40
 }
 
-// Expert 0 fills the buffer of rank 2: 120, 80, 160; expert 8 that of rank 1: 120, 95, 145. Of those that are left rank
-// 0 is the least loaded: 135 < 145. Then no buffer is.
-TEST(Feplb, FillsNoMoreBuffersThanThereAre) {
+// Expert 0 fills rank 2's buffer: 120, 80, 160. Expert 8 fills rank 1's: 120, 95, 145. Only rank 0 has a buffer left,
+// for expert 9: 135 < 145. Then no buffer is left.
+TEST(Feplb, UsesNoMoreBuffersThanARankHas) {
   for (const auto& [max_num_dyn, guest_slots] : {std::pair{1, 4}, {8, 1}}) {
     const StepPlan plan = plan_of({.max_num_dyn = max_num_dyn}, example(), guest_slots);
     EXPECT_THAT(moves(plan, example()), ElementsAre(Move{9, 0}, Move{8, 1}, Move{0, 2}));
@@ -105,13 +105,13 @@ TEST(Feplb, FillsNoMoreBuffersThanThereAre) {
   EXPECT_THAT(moves(plan_of({}, example(), 0), example()), ElementsAre());
 }
 
-// Two ranks per node. 90, 10: expert 0 makes 20, 80; experts 2 and 3 then come the other way. Ranks 2 and 3 stay idle.
+// Two ranks per node. 90, 10: after expert 0, 20, 80; experts 2 and 3 then move back. Ranks 2 and 3 stay idle.
 TEST(Feplb, MovesNothingBetweenNodes) {
   const LoadTable load = test::load_of(4, {{70, 20, 9, 1, 0, 0, 0, 0}}, 2);
   EXPECT_THAT(moves(plan_of({}, load, 2), load), ElementsAre(Move{2, 0}, Move{3, 0}, Move{0, 1}));
 }
 
-TEST(Feplb, IsNeverWorseThanBeforeInAnyNodeOfAnyMicroStep) {
+TEST(Feplb, NeverRaisesTheLargestLoadOfANode) {
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     const LoadTable load = test::bursty_load({.layers = 2, .ranks = 6, .experts = 24, .ranks_per_node = 4}, seed);
     for (const FeplbOptions& options :
@@ -147,22 +147,22 @@ TEST(Feplb, PlansEveryTimeTheSameForAnyNumberOfThreads) {
   }
 }
 
-TEST(Feplb, CopiesAfterTheRouterWhileItsOwnExpertsCompute) {
+TEST(Feplb, PlansAndCopiesWhileOwnExpertsCompute) {
   EXPECT_TRUE(make_feplb()->online().copies_after_router);
   EXPECT_TRUE(make_feplb()->online().own_experts_first);
   EXPECT_TRUE(make_feplb()->online().plans_after_dispatch);
   EXPECT_EQ(make_feplb()->online().planning_seconds, 50e-6);
 }
 
-TEST(Feplb, PaysForTheWayBackOfResultsUnlessToldOtherwise) {
+TEST(Feplb, ChargesTheReturnOfResultsByDefault) {
   EXPECT_TRUE(make_feplb()->online().results_return);
   PolicyWithOptions feplb = policy_with_options(policy_named("feplb"));
   option_named(feplb.options, "charge_return").set("0");
   EXPECT_FALSE(feplb.policy->online().results_return);
 }
 
-// 128 experts, popularity ∝ rank^−0.42 in a new order for every micro-step: fitted to 18.6 % of the time wasted before
-// balancing at EP8, which is all that is taken from the paper.
+// 128 experts, popularity ∝ rank^−0.42 in a new order for every micro-step. The exponent is fitted to the 18.6 % of
+// time wasted before balancing at EP8, the only figure taken from the paper.
 class FeplbStraggler : public testing::Test {
  protected:
   static LoadTable load(int num_ranks) {
@@ -175,7 +175,7 @@ class FeplbStraggler : public testing::Test {
                            ZipfRouting{.skew = 0.42, .permute_probability = 1});
   }
 
-  // Tokens of the busiest rank above the mean, on average.
+  // Mean excess of the busiest rank over the mean load, in tokens.
   static double straggler(const FeplbOptions& options, const LoadTable& load) {
     const Array<Tokens, 2> max_load = plan_of(options, load, 8).max_load;
     double sum = 0;
@@ -193,7 +193,7 @@ TEST_F(FeplbStraggler, WastesBeforehandWhatWasPublished) {
   EXPECT_NEAR(waste / static_cast<double>(max_load.size()), 0.186, 0.01);
 }
 
-// Published: 63 % and 70 % less at EP4 and EP8; half as many and twice as many dynamic experts differ by 1 to 3 points.
+// Published: 63 % and 70 % less at EP4 and EP8. Half or twice as many dynamic experts change this by 1 to 3 points.
 TEST_F(FeplbStraggler, ShrinksAsPublishedWithFourAndEightRanks) {
   for (const auto& [num_ranks, published] : {std::pair{4, 0.63}, {8, 0.70}}) {
     const LoadTable table = load(num_ranks);
@@ -204,14 +204,14 @@ TEST_F(FeplbStraggler, ShrinksAsPublishedWithFourAndEightRanks) {
   }
 }
 
-// Published: 51 % less, which this routing does not reproduce.
+// Published: 51 % less. This routing does not reproduce it.
 TEST_F(FeplbStraggler, ShrinksMoreThanPublishedWithTwoRanks) {
   const LoadTable table = load(2);
   EXPECT_GT(1 - straggler({}, table) / straggler({.dyn = 0}, table), 0.60);
 }
 
-// Why `feplb` stops at the first busiest expert that does not help, and takes the busiest as dynamic.
-TEST_F(FeplbStraggler, ShrinksOtherwiseWhereDynIsReadOtherwise) {
+// The other readings of the greedy and of dynamic experts, which do not match the published results.
+TEST_F(FeplbStraggler, DiffersFromThePublishedResultsUnderOtherReadings) {
   const LoadTable table = load(8);
   const double before = straggler({.dyn = 0}, table);
   const auto removed = [&](FeplbOptions options) { return 1 - straggler(options, table) / before; };

@@ -14,13 +14,13 @@ namespace {
 
 enum class Placing : std::uint8_t { kRandom, kSymmetric, kAdaptive };
 
-// Every layer its own sequence.
+// Returns a separate random sequence per layer.
 Random random_of(std::uint64_t seed, LayerId layer) { return Random(seed + 0x9e3779b97f4a7c15 * (layer.index() + 1)); }
 
-// The experts of one layer where `ranks`, [home rank][its j-th expert ascending][replica], says. [rank][slot]
+// Returns one layer's placement, [rank][slot]. `ranks` is [home rank][its j-th expert, ascending][replica].
 Array<ExpertId, 2> experts_at(ArrayView<const RankId, 3> ranks, std::span<const RankId> home) {
   Array<ExpertId, 2> placement({ranks.extent(0), ranks.extent(1) * ranks.extent(2)}, kNoExpert);
-  std::vector<std::size_t> num_homes(ranks.extent(0));  // met so far
+  std::vector<std::size_t> num_homes(ranks.extent(0));  // seen so far
   std::vector<std::size_t> next_slot(ranks.extent(0));
   for (std::size_t e = 0; e < home.size(); ++e) {
     for (const RankId r : ranks.row(home[e], num_homes[home[e].index()])) {
@@ -31,7 +31,7 @@ Array<ExpertId, 2> experts_at(ArrayView<const RankId, 3> ranks, std::span<const 
   return placement;
 }
 
-// [1][rank][slot]
+// Returns [1][rank][slot].
 Array<ExpertId, 3> for_the_step(const Array<ExpertId, 2>& placement) {
   Array<ExpertId, 3> step({1, placement.extent(0), placement.extent(1)});
   std::ranges::copy(placement.flat(), step.flat().begin());
@@ -48,8 +48,8 @@ class FineMoe final : public Policy {
   bool plans_ahead(const PolicyInput& input) const override {
     return placing_ == Placing::kAdaptive && input.previous_load == nullptr;
   }
-  // Scheduling follows the gate. The time of an LP grows with its variables: one for each slot.
-  // Tokens that are not scheduled are on their way meanwhile (A.2).
+  // Scheduling follows the gate. LP time grows with the number of variables, one per slot. Unscheduled tokens are sent
+  // meanwhile (A.2).
   OnlineWork online() const override {
     return {.gathers_loads = options_.scheduler.scheduled_fraction > 0,
             .planning_seconds_per_slot = seconds_per_slot(),
@@ -61,7 +61,7 @@ class FineMoe final : public Policy {
     if (options_.scheduler.solver != finemoe::Solver::kExact && !finemoe::ReplicaLoadLp::is_available()) {
       return Skipped{"built without CLP"};
     }
-    if (placing_ == Placing::kAdaptive) (void)former_load(input);  // throws where it is of another model
+    if (placing_ == Placing::kAdaptive) (void)former_load(input);  // throws if its model differs
     FreePolicy policy{.name = name_, .split = Split::kExact, .place = {}};
     policy.own_split = [&](LayerId layer) { return schedule(input, layer); };
     const int num_homes = input.load.num_experts() / input.load.num_ranks();
@@ -134,7 +134,7 @@ class FineMoe final : public Policy {
     if (!exactly && solver == Solver::kExact) solver = Solver::kReplicaLoads;
   }
 
-  // Either weight makes it LP 4; the other is 0 then.
+  // Setting either weight selects LP 4; a weight that is not set is then 0.
   Option weight_option(Option option, double finemoe::CommunicationWeights::*weight) {
     finemoe::SchedulerOptions& scheduler = options_.scheduler;
     option = number_option(std::move(option), scheduler.weights.*weight, {.least = 0, .most = 1e9});
@@ -152,7 +152,7 @@ class FineMoe final : public Policy {
     throw InputError({.field = "solver"}, "exact solves LP 1, which has no alpha_… weights");
   }
 
-  // Set between what figure 11 measures for stable loads and for new orders (lab/experiments/finemoe-figure-11.toml).
+  // Chosen between the times in figure 11 for stable loads and for new orders (lab/experiments/finemoe-figure-11.toml).
   double seconds_per_slot() const {
     if (options_.scheduler.scheduled_fraction <= 0) return 0;
     switch (options_.scheduler.solver) {

@@ -1,30 +1,30 @@
 #pragma once
 
-// FineMoE (Zhao et al., arXiv 2511.16947, earlier MicroMoE; FineEP is its parallelization): replicas placed so that
-// they join ranks well, and in every micro-step the tokens split over the replicas of their experts by a linear
+// FineMoE (Zhao et al., arXiv 2511.16947, earlier MicroMoE; FineEP is its parallelization): places replicas so that
+// they connect ranks well, and splits the tokens of every micro-step over the replicas of their experts by a linear
 // program.
 //
 //                        placement                                           residency   G guest slots
-//   finemoe-random       further replicas shuffled (figure 8)                resident    (d − 1)·E/R
+//   finemoe-random       random, by shuffling (figure 8)                     resident    (d − 1)·E/R
 //   finemoe-symmetric    Cayley graph, "FineMoE (w/o AR)" (§6.2, app. B)     resident    (d − 1)·E/R
-//   finemoe              the same at first, replaced adaptively by           free        any
+//   finemoe              symmetric at first, adaptively replaced by          free        any
 //                        asymmetric ones, "FineMoE" (§6.3, §6.4)
 //
-// The parts are in finemoe/, each with its section of the paper and what was inferred: symmetric_placement.h
-// (also random), asymmetric_placement.h (and its adaptive replacement), replica_load_lp.h (LP 1 and LP 4),
-// token_scheduler.h (whole tokens, pipelining, algorithm 1).
+// The parts are in finemoe/; each file gives its section of the paper and its inferences: symmetric_placement.h (also
+// random), asymmetric_placement.h (and its adaptive replacement), replica_load_lp.h (LP 1 and LP 4), token_scheduler.h
+// (whole tokens, pipelining, algorithm 1).
 //
-// Without CLP all three are skipped, unless the scheduler's solver is kExact.
+// In a build without CLP all three are skipped, unless the scheduler's solver is kExact.
 //
-// As a plan. d copies of the model's experts on R ranks, in the paper R ÷ (E/R) data-parallel groups, are here one
-// expert per home and d − 1 guests for each. What every former step knew is its load (`previous_load`); without it,
-// this step's mean, which foresight permits, as for our EPLB. A former plan of `finemoe` for the same shape says where
-// experts are when the step begins, else it is the symmetric placement, or nothing where there is none. Routing is the
-// plan's (route_tokens), which is algorithm 1 with locality in nodes.
+// As a plan. The paper's d copies of the model's experts on R ranks, R ÷ (E/R) data-parallel groups there, become one
+// home and d − 1 guests per expert. Expected loads are the previous step's (`previous_load`), else this step's mean,
+// which foresight permits, as for our EPLB. A previous plan of `finemoe` with the same shape gives the placement at the
+// start of the step; otherwise it is the symmetric placement, if defined. The plan routes tokens (route_tokens):
+// algorithm 1 with locality in nodes.
 //
-// No counterpart in a plan: the groups in which gradients of one expert are reduced and the order of their reductions
-// (§B.3, see the placements), distributed against central scheduling (§5.3) and its overlap (§5.4), moving optimizer
-// states with the experts.
+// Not part of a plan: the groups that reduce gradients of one expert and the order of their reductions (§B.3, see the
+// placements), distributed versus central scheduling (§5.3) and its overlap (§5.4), and moving optimizer states with
+// the experts.
 
 #include "foremoe/policy/policy.h"
 #include "foremoe/policy/systems/finemoe/asymmetric_placement.h"
@@ -34,8 +34,8 @@ namespace foremoe {
 
 struct FineMoeOptions {
   finemoe::SchedulerOptions scheduler;
-  finemoe::ReplacementOptions replacement;  // of `finemoe`
-  bool overlap = false;                     // §5.4: scheduling beside the permutation that precedes dispatch
+  finemoe::ReplacementOptions replacement;  // only for `finemoe`
+  bool overlap = false;                     // §5.4: scheduling overlaps with the permutation before dispatch
 };
 
 std::unique_ptr<Policy> make_finemoe_random(const FineMoeOptions& options = {});

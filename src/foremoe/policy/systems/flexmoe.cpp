@@ -10,7 +10,7 @@ namespace foremoe {
 
 namespace {
 
-// The largest load over the smallest, compared without dividing: a / b < c / d.
+// Compares ratios of largest to smallest load without dividing: a / b < c / d.
 bool is_less_uneven(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
   const auto ratio = [](std::span<const std::int64_t> loads) {
     const auto [smallest, largest] = std::ranges::minmax(loads);
@@ -21,7 +21,7 @@ bool is_less_uneven(std::span<const std::int64_t> a, std::span<const std::int64_
   return largest_a * smallest_b < largest_b * smallest_a;
 }
 
-// Homes, and in the guest slots what the ranks after have: first the first home of each, then the second, …
+// Each rank's homes, and in its guest slots the homes of the next ranks, rank by rank.
 Array<ExpertId, 2> uniform_placement(std::span<const RankId> home, std::size_t num_ranks, std::size_t guest_slots) {
   const std::size_t num_homes = home.size() / num_ranks;
   Array<ExpertId, 2> placement({num_ranks, num_homes + guest_slots}, kNoExpert);
@@ -72,7 +72,7 @@ class FlexMoe final : public Policy {
     return placements;
   }
 
-  // [expert], tokens: the load by which micro-step m is planned.
+  // Returns the load by which micro-step m is planned: [expert], tokens.
   std::vector<std::int64_t> expected(const PolicyInput& input, LayerId layer, ArrayView<const std::int64_t, 2> load,
                                      std::size_t m) const {
     const auto history = static_cast<std::size_t>(options_.history);
@@ -122,7 +122,7 @@ void FlexMoePlacement::remove(int rank, int expert) {
 
 std::vector<std::int64_t> FlexMoePlacement::rank_loads(std::span<const std::int64_t> load) const {
   std::vector<std::int64_t> loads(replicas_.extent(0));
-  std::vector<std::int64_t> remainder(load.size());  // one more token each for the replicas on the lowest ranks
+  std::vector<std::int64_t> remainder(load.size());  // one token each for replicas on the lowest ranks
   for (std::size_t e = 0; e < load.size(); ++e) remainder[e] = load[e] % num_replicas_[e];
   for (std::size_t r = 0; r < loads.size(); ++r) {
     for (std::size_t e = 0; e < load.size(); ++e) {
@@ -148,11 +148,11 @@ bool FlexMoePlacement::move_replica(std::span<const std::int64_t> load, bool pac
   if (coldest < 0 || coldest == hottest) return false;
 
   const std::vector<std::int64_t> loads = rank_loads(load);
-  int freed = -1;  // the rank on which the coldest loses a replica
+  int freed = -1;  // rank on which the coldest expert loses a replica
   for (int r = 0; r < num_ranks; ++r) {
     if (replicas_(r, coldest) > 0 && (freed < 0 || loads[r] < loads[freed])) freed = r;
   }
-  int evicted = -1;  // goes to `freed` from where the hottest is
+  int evicted = -1;  // expert that moves from `target` to `freed`
   int target = freed;
   for (int r = 0; packed && r < num_ranks && evicted < 0; ++r) {
     if (replicas_(r, hottest) == 0) continue;

@@ -1,4 +1,4 @@
-// FlexMoE's rounds, by hand, and what they become as a plan.
+// Tests FlexMoE's rounds by hand, and the resulting plans.
 
 #include "foremoe/policy/systems/flexmoe.h"
 
@@ -18,7 +18,7 @@ using test::result_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Two ranks with three slots: experts 0 1 2, and 2 3 0.
+// Two ranks with three slots each: experts 0 1 2, and 2 3 0.
 FlexMoePlacement two_ranks() {
   Array<ExpertId, 2> placement({2, 3});
   const int experts[2][3] = {{0, 1, 2}, {2, 3, 0}};
@@ -38,10 +38,10 @@ std::vector<int> experts(const FlexMoePlacement& placement, int rank) {
 
 const std::vector<std::int64_t> kLoad = {10, 60, 8, 12};
 
-// Ranks serve 5 + 60 + 4 = 69 and 4 + 12 + 5 = 21. Per replica the experts have 5, 60, 4 and 12: expert 1 gets the
-// replica that expert 2 loses, on rank 1: 5 + 30 + 8 = 43 and 5 + 30 + 12 = 47, which is kept. Then they have 5, 30, 8
-// and 12: expert 0 would lose its replica on rank 0, 2/3·60 + 8 = 48 and 20 + 12 + 10 = 42: neither 48 nor 48 ÷ 42 is
-// less than 47 and 47 ÷ 43, the end.
+// Ranks serve 5 + 60 + 4 = 69 and 4 + 12 + 5 = 21. The experts' loads per replica are 5, 60, 4 and 12. Expert 1 gets
+// the replica that expert 2 loses on rank 1: 5 + 30 + 8 = 43 and 5 + 30 + 12 = 47, which is kept. Loads per replica are
+// now 5, 30, 8 and 12. Expert 0 would lose its replica on rank 0: 2/3·60 + 8 = 48 and 20 + 12 + 10 = 42. Neither 48 <
+// 47 nor 48 ÷ 42 < 47 ÷ 43, so rounds end.
 TEST(FlexMoe, MovesReplicasFromTheColdestToTheHottestWhileTheLargestLoadFalls) {
   FlexMoePlacement placement = two_ranks();
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(69, 21));
@@ -54,10 +54,10 @@ TEST(FlexMoe, MovesReplicasFromTheColdestToTheHottestWhileTheLargestLoadFalls) {
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(48, 42));
 }
 
-// Packed, expert 1 stays on rank 0, whose expert 0 (5 per replica, 4 the other) goes to the slot of expert 2 on rank 1:
-// 60 + 8 = 68 and 10 + 12 = 22. Next expert 0 loses one of its two on rank 1 and expert 2 (8) goes there: 60 and 30.
-// Then only expert 1 has replicas to lose.
-TEST(FlexMoe, PacksReplicasOnOneRankAsGalvatronDoes) {
+// Packed: expert 1 stays on rank 0, whose expert 0 (5 per replica, the other has 4) moves to expert 2's slot on rank 1:
+// 60 + 8 = 68 and 10 + 12 = 22. Next, expert 0 loses one of its two replicas on rank 1, and expert 2 (8) moves there:
+// 60 and 30. Then only expert 1 has replicas to lose.
+TEST(FlexMoe, PacksReplicasOnOneRankLikeGalvatron) {
   FlexMoePlacement placement = two_ranks();
   EXPECT_TRUE(placement.move_replica(kLoad, true));
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(68, 22));
@@ -68,9 +68,9 @@ TEST(FlexMoe, PacksReplicasOnOneRankAsGalvatronDoes) {
   EXPECT_FALSE(placement.move_replica(kLoad, true));
 }
 
-// Expert 0 has most tokens, expert 1 most per replica, 30 and 40, and gets the replica of expert 2 on rank 1: from
-// 30 + 40 + 2 and 2 + 0 + 30 to 30 + 20 + 4 and 30 + 20 + 0.
-TEST(FlexMoe, CallsTheExpertHottestThatHasMostTokensPerReplica) {
+// Expert 0 has the most tokens, but expert 1 has the most per replica (30 and 40) and gets expert 2's replica on rank
+// 1. Loads change from 30 + 40 + 2 and 2 + 0 + 30 to 30 + 20 + 4 and 30 + 20 + 0.
+TEST(FlexMoe, ReplicatesTheExpertWithTheMostTokensPerReplica) {
   FlexMoePlacement placement = two_ranks();
   const std::vector<std::int64_t> load = {60, 40, 4, 0};
   EXPECT_THAT(placement.rank_loads(load), ElementsAre(72, 32));
@@ -78,7 +78,7 @@ TEST(FlexMoe, CallsTheExpertHottestThatHasMostTokensPerReplica) {
   EXPECT_THAT(placement.rank_loads(load), ElementsAre(54, 50));
 }
 
-TEST(FlexMoe, EndsAfterItsRounds) {
+TEST(FlexMoe, MakesAtMostTheGivenRounds) {
   FlexMoePlacement placement = two_ranks();
   flexmoe_adapt(placement, kLoad, {.rounds = 0});
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(69, 21));
@@ -86,7 +86,7 @@ TEST(FlexMoe, EndsAfterItsRounds) {
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(68, 22));
 }
 
-TEST(FlexMoe, KeepsAReplicaOfEveryExpertAndNeverRaisesTheLargestLoadWithoutLessUnevenness) {
+TEST(FlexMoe, KeepsAReplicaOfEveryExpertAndNeverWidensTheLoadGap) {
   Random random(1);
   for (int i = 0; i < 50; ++i) {
     std::vector<std::int64_t> load(4);
@@ -106,7 +106,7 @@ StepPlan planned(const test::PolicyRun& run, const FlexMoeOptions& options = {})
   return test::plan_of(*make_flexmoe(options), run);
 }
 
-// The experts of rank 1 have most tokens, another half of them in every micro-step.
+// Rank 1's experts have the most tokens, alternating between two halves of them from micro-step to micro-step.
 LoadTable skewed() {
   LoadTable load = test::random_load({.micro_steps = 6, .layers = 1, .ranks = 4, .experts = 16}, 3, 40);
   for (int m = 0; m < 6; ++m) {
@@ -117,7 +117,7 @@ LoadTable skewed() {
   return load;
 }
 
-TEST(FlexMoe, BeginsWithHomesAndTheNextRanksFirst) {
+TEST(FlexMoe, StartsWithHomesAndTheHomesOfTheNextRanks) {
   const LoadTable load = skewed();
   const StepPlan plan = planned({.load = load, .guest_slots = 5}, {.rounds = 0});
   EXPECT_EQ(plan.residency, Residency::kFree);
@@ -125,18 +125,18 @@ TEST(FlexMoe, BeginsWithHomesAndTheNextRanksFirst) {
   EXPECT_THAT(experts(plan, 0, 3), ElementsAre(12, 13, 14, 15, 0, 1, 2, 3, 4));
 }
 
-TEST(FlexMoe, FollowsTheMicroStepsBefore) {
+TEST(FlexMoe, PlansByPreviousMicroStepsOnly) {
   LoadTable load = skewed();
   const LoadTable former = load;
   const StepPlan before = planned({.load = load, .guest_slots = 2, .previous_load = &former});
   EXPECT_FALSE(std::ranges::equal(before.slot_expert.view()[0].flat(), before.slot_expert.view()[1].flat()));
-  for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(5, 0, r));  // the last, which none follows
+  for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(5, 0, r));  // the last, which no micro-step follows
   EXPECT_EQ(before.slot_expert, planned({.load = load, .guest_slots = 2, .previous_load = &former}).slot_expert);
   for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(2, 0, r));
   EXPECT_NE(before.slot_expert, planned({.load = load, .guest_slots = 2, .previous_load = &former}).slot_expert);
 }
 
-TEST(FlexMoe, BalancesBetterByTheLoadItWillServe) {
+TEST(FlexMoe, BalancesBetterWithTheMicroStepsOwnLoad) {
   const LoadTable load = skewed();
   const double followed = plan_figures(planned({.load = load, .guest_slots = 2}), load).rho.mean;
   const double oracle = plan_figures(planned({.load = load, .guest_slots = 2}, {.history = 0}), load).rho.mean;
@@ -156,7 +156,7 @@ TEST(FlexMoe, MovesAtMostTenReplicasAtATime) {
   }
 }
 
-TEST(FlexMoe, GoesOnFromTheFormerStep) {
+TEST(FlexMoe, StartsFromThePreviousPlan) {
   const LoadTable load = skewed();
   const StepPlan former = planned({.load = load, .guest_slots = 2});
   const StepPlan next = planned({.load = load, .guest_slots = 2, .previous = &former}, {.rounds = 0});
@@ -168,7 +168,7 @@ TEST(FlexMoe, GoesOnFromTheFormerStep) {
   for (int r = 0; r < 4; ++r) EXPECT_EQ(holds(next, 0, r), holds(former, 5, r));
 }
 
-TEST(FlexMoe, FollowsTheFormerStepAtFirst) {
+TEST(FlexMoe, PlansTheFirstMicroStepByThePreviousLoad) {
   const LoadTable load = skewed();
   const LoadTable other = take_first(load, 1, 1);
   const StepPlan by_sum = planned({.load = load, .guest_slots = 2});
@@ -178,15 +178,15 @@ TEST(FlexMoe, FollowsTheFormerStepAtFirst) {
   EXPECT_TRUE(std::ranges::equal(oracle.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
 }
 
-// The first micro-step of a step goes by the last five of the former one: their sum, in any order.
-TEST(FlexMoe, SumsTheFiveMicroStepsBeforeAcrossSteps) {
+// The first micro-step is planned by the sum of the previous step's last five, in any order.
+TEST(FlexMoe, SumsTheLastFiveMicroStepsAcrossSteps) {
   const LoadTable load = test::random_load({.micro_steps = 5, .layers = 1, .ranks = 4, .experts = 16}, 3, 400);
   const auto planned_after = [&](const LoadTable& former) {
     return planned({.load = load, .guest_slots = 2, .previous_load = &former});
   };
   LoadTable former = test::random_load({.micro_steps = 7, .layers = 1, .ranks = 4, .experts = 16}, 4, 400);
   const StepPlan plan = planned_after(former);
-  LoadTable older = former;  // the first two of seven do not matter, the third does
+  LoadTable older = former;  // the first two of seven do not count, the third does
   std::ranges::reverse(older.load.row(1, 0, 0));
   EXPECT_EQ(planned_after(older).slot_expert, plan.slot_expert);
   LoadTable in_other_order = former;
@@ -199,9 +199,9 @@ TEST(FlexMoe, SumsTheFiveMicroStepsBeforeAcrossSteps) {
       std::ranges::equal(planned_after(former).slot_expert.view()[0].flat(), plan.slot_expert.view()[0].flat()));
 }
 
-// Two nodes of two ranks, and four experts at home on ranks 0 to 3. Rank r has expert r + 1 in its guest slot, so that
+// Two nodes of two ranks, and four experts at home on ranks 0 to 3. Rank r has expert r + 1 in its guest slot, so
 // expert 2 has a replica in each node, on ranks 1 and 2. Rank 0 sends it 12 tokens.
-TEST(FlexMoe, ServesTokensInsideTheirNodeFirst) {
+TEST(FlexMoe, RoutesTokensInsideTheirNodeFirst) {
   LoadTable load = test::random_load({.micro_steps = 1, .layers = 1, .ranks = 4, .experts = 4}, 3, 1);
   load.ranks_per_node = 2;
   for (int r = 0; r < 4; ++r) std::ranges::fill(load.load.row(0, 0, r), Tokens{0});
@@ -220,7 +220,7 @@ TEST(FlexMoe, ServesTokensInsideTheirNodeFirst) {
   EXPECT_THAT(served({.rounds = 0, .inside_first = false}), ElementsAre(0, 6, 6, 0));
 }
 
-TEST(FlexMoe, SaysWhatItCannotPlan) {
+TEST(FlexMoe, ReportsUnsupportedInput) {
   const LoadTable load = skewed();
   EXPECT_THAT(std::get<Skipped>(result_of(*make_flexmoe(), {.load = load, .guest_slots = 2, .in_flight = 2})).reason,
               HasSubstr("one micro-step in flight"));

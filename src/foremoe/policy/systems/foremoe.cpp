@@ -35,7 +35,7 @@ class ForeMoe final : public Policy {
 
   std::string_view name_;
   std::string_view summary_;
-  std::optional<Residency> residency_;  // none: as the options say
+  std::optional<Residency> residency_;  // empty: the input's residency
 };
 
 }  // namespace

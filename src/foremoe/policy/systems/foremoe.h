@@ -1,7 +1,7 @@
 #pragma once
 
-// Our planner as a policy, and its ablation with residency `static`, in which guests are chosen once per step and only
-// quotas change inside it. Method, guarantees and sources are in planner/planner.h.
+// Our planner as a policy, and its ablation with residency `static`, which chooses guests once per step and then
+// changes only quotas. See planner/planner.h for method, guarantees and sources.
 
 #include <memory>
 

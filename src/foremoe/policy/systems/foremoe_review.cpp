@@ -14,7 +14,7 @@ namespace {
 using review::BasePlacement;
 using review::Move;
 
-// What one layer's placements and quotas are made from.
+// Base placement and moves of one layer, which determine its placements and quotas.
 struct Layer {
   BasePlacement base;
   std::vector<std::vector<Move>> moves;  // [micro_step]
@@ -86,7 +86,7 @@ class ForeMoeReview final : public Policy {
     return {.num_ranks = num_ranks, .slots_per_rank = input.load.num_experts() / num_ranks + input.options.guest_slots};
   }
 
-  // base_seconds: set to the CPU time of what is done once per step.
+  // base_seconds: receives the CPU seconds spent once per step.
   Layer plan_layer(const PolicyInput& input, LayerId l, ArrayView<const std::int64_t, 2> load,
                    double& base_seconds) const {
     const double begin = thread_cpu_seconds();
@@ -113,7 +113,7 @@ class ForeMoeReview final : public Policy {
     return layer;
   }
 
-  // [micro_step][rank][slot]
+  // Returns [micro_step][rank][slot].
   static Array<ExpertId, 3> placements(const Layer& layer, const review::BaseShape& shape) {
     Array<ExpertId, 3> slots(
         {layer.moves.size(), static_cast<std::size_t>(shape.num_ranks), static_cast<std::size_t>(shape.slots_per_rank)},

@@ -22,29 +22,29 @@ std::unique_ptr<Policy> whole() { return make_foremoe_review(); }
 std::unique_ptr<Policy> bpo_only() { return make_foremoe_review({.adjust = false}); }
 std::unique_ptr<Policy> mda_only() { return make_foremoe_review({.base = false}); }
 
-// Two ranks with homes {0 1} {2 3} and one guest slot. BPO sees the sums 30 18 10 10: 48 | 20, ideal 34, all hosts 14
-// away. 0: 20 + 30 is not below 48. 1: 20 + 18 < 48, to rank 1: 30 | 38. 2 and 3: 30 + 10 is not below 38. The band is
-// 30.6 to 37.4, so rank 1's largest expert, 1, gets a replica where there is room below it: where it came from.
+// Two ranks with homes {0 1} {2 3}, one guest slot. BPO uses the sums 30 18 10 10: 48 | 20, ideal 34, all hosts 14
+// away. Expert 0 stays: 20 + 30 is not below 48. Expert 1 moves, 20 + 18 < 48: 30 | 38. Experts 2 and 3 stay: 30 + 10
+// is not below 38. The band is 30.6 to 37.4, so rank 1's largest expert, 1, gets a replica on rank 0.
 TEST(ForeMoeReview, PlacesByMeansAndMovesByMicroStep) {
   const LoadTable load = load_of(2, {{20, 4, 2, 2}, {0, 8, 6, 6}, {10, 6, 2, 2}});
   const StepPlan plan = plan_of(*whole(), {.load = load});
   EXPECT_EQ(plan.residency, Residency::kFree);
   EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 1, -1));
   EXPECT_THAT(experts(plan, 0, 1), ElementsAre(2, 3, 1));
-  // 20 + 2 | 2 + 2 + 2, ideal 14: expert 0, 20 > 1.5 · 8, may not move.
+  // 20 + 2 | 2 + 2 + 2, ideal 14: expert 0 may not move, as 20 > 1.5 · 8.
   EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(20, 2, 0));
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(2, 2, 2));
-  // 0 + 4 | 6 + 6 + 4, ideal 10: expert 2, 6 ≤ 1.5 · 6, goes to rank 0: 10 | 10.
+  // 0 + 4 | 6 + 6 + 4, ideal 10: expert 2 moves to rank 0, as 6 ≤ 1.5 · 6: 10 | 10.
   EXPECT_THAT(experts(plan, 1, 0), ElementsAre(0, 1, 2));
   EXPECT_THAT(experts(plan, 1, 1), ElementsAre(2, 3, 1));  // its weights stay at the host
   EXPECT_THAT(tokens(plan, 1, 0), ElementsAre(0, 4, 6));
   EXPECT_THAT(tokens(plan, 1, 1), ElementsAre(0, 6, 4));
-  // 10 + 3 | 2 + 2 + 3, ideal 10: rank 1 has no slot; the move of before is no more.
+  // 10 + 3 | 2 + 2 + 3, ideal 10: rank 1 has no free slot; the previous move no longer holds.
   EXPECT_THAT(experts(plan, 2, 0), ElementsAre(0, 1, -1));
   EXPECT_EQ(plan.max_load(2, 0), Tokens{13});
 }
 
-TEST(ForeMoeReview, HasItsAblationsUnderNamesOfTheirOwn) {
+TEST(ForeMoeReview, NamesItsAblationsSeparately) {
   const LoadTable load = load_of(2, {{20, 4, 2, 2}, {0, 8, 6, 6}, {10, 6, 2, 2}});
   const StepPlan bpo = plan_of(*bpo_only(), {.load = load});
   EXPECT_EQ(bpo.policy, "foremoe-review-bpo");
@@ -65,7 +65,7 @@ TEST(ForeMoeReview, BeginsWithTheFormerStepsHosts) {
   EXPECT_THAT(experts(cold, 0, 0), ElementsAre(0, 1, -1));
   StepPlan former = plan_of(*bpo_only(), {.load = former_load});  // 2 | 18: 2 + 9 < 18, expert 2 moves to rank 0
   EXPECT_THAT(experts(former, 0, 0), ElementsAre(0, 1, 2));
-  // From there 15 | 5: expert 0 moves, 10 | 10. From homes nothing would.
+  // From these hosts, 15 | 5: expert 0 moves, 10 | 10. From the homes no expert would move.
   const StepPlan warm = plan_of(*bpo_only(), {.load = load, .previous = &former});
   EXPECT_THAT(experts(warm, 0, 0), ElementsAre(2, 1, -1));
   EXPECT_THAT(experts(warm, 0, 1), ElementsAre(0, 3, -1));

@@ -19,7 +19,7 @@ namespace foremoe::laer {
 
 namespace {
 
-// Ranks while replicas are put on them.
+// Places replicas on ranks.
 class Placing {
  public:
   explicit Placing(const Shape& shape)
@@ -60,7 +60,7 @@ class Placing {
   Topology topology_;
   Array<ExpertId, 2> layout_;      // [rank][slot]
   std::vector<std::size_t> used_;  // [rank], slots
-  std::vector<double> load_;       // [rank], tokens expected
+  std::vector<double> load_;       // [rank], expected tokens
 };
 
 }  // namespace
@@ -76,7 +76,7 @@ std::vector<int> heap_replicas(std::span<const std::int64_t> load, const Shape& 
     const std::int64_t load_b = load[b] * replicas[a];
     return load_a != load_b ? load_a < load_b : a > b;
   };
-  // An expert is not in the heap while its number of replicas changes.
+  // An expert's replica count changes only while it is outside the heap.
   std::priority_queue<int, std::vector<int>, decltype(serves_less)> heap(serves_less);
   for (int e = 0; e < num_experts; ++e) heap.push(e);
   int used = at_first * num_experts;
@@ -174,7 +174,7 @@ namespace foremoe {
 
 namespace {
 
-// Adds the load of some micro-steps of one layer to `sum`, [source rank][expert].
+// Adds micro-steps max(first, 0), …, end − 1 of one layer to `sum`, [source rank][expert].
 void add(const LoadTable& load, int first, int end, LayerId layer, Array<std::int64_t, 2>& sum) {
   for (int m = std::max(0, first); m < end; ++m) {
     std::ranges::transform(load.load.view()[m][layer].flat(), sum.flat(), sum.flat().begin(),
@@ -223,7 +223,7 @@ class Laer final : public Policy {
   }
 
  private:
-  // [micro_step][rank][slot]
+  // Returns [micro_step][rank][slot].
   Array<ExpertId, 3> lay_out(const PolicyInput& input, LayerId layer) const {
     const LoadTable& load = input.load;
     const laer::Shape shape{.topology = load.topology(),
@@ -237,7 +237,7 @@ class Laer final : public Policy {
     return layouts;
   }
 
-  // [source rank][expert], tokens; sums, since the layout does not ask for the unit.
+  // Returns [source rank][expert], tokens. Sums suffice, because the layout does not depend on the unit.
   Array<std::int64_t, 2> expected(const PolicyInput& input, LayerId layer, int m) const {
     const LoadTable& load = input.load;
     Array<std::int64_t, 2> sum({load.load.extent(2), load.load.extent(3)});

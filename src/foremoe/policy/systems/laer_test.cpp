@@ -19,8 +19,8 @@ using test::tokens;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Two nodes of 2 ranks with 2 slots, 160, 80, 48 and 32 tokens, a quarter from every source: one replica per node,
-// e0 (80 each) to ranks 0 and 2, e1 (40) to the less loaded 1 and 3, e2 (24) there too, e3 (16) where slots are left.
+// Two nodes of 2 ranks with 2 slots; 160, 80, 48, 32 tokens, a quarter from every source. One replica per node: e0 (80
+// each) on ranks 0 and 2, e1 (40) and e2 (24) on the less loaded 1 and 3, e3 (16) in the slots left.
 TEST(Laer, LaysOutAndSplitsAsWorkedByHand) {
   const LoadTable load = load_of(4, {{160, 80, 48, 32}}, 2);
   const StepPlan plan = plan_of(*make_laer(), {.load = load});
@@ -44,7 +44,7 @@ bool same_layout(const StepPlan& a, int event_a, const StepPlan& b, int event_b)
   return true;
 }
 
-TEST(Laer, SeesTheMicroStepsBeforeAndNotTheOneThatItPlans) {
+TEST(Laer, PlansByPreviousMicroStepsOnly) {
   const LoadTable load = test::random_load({.micro_steps = 4, .ranks = 4, .experts = 16}, 1, 400);
   const StepPlan of_last_one = plan_of(*make_laer({.history = 1}), {.load = load});
   const StepPlan oracle = plan_of(*make_laer_oracle(), {.load = load});
@@ -54,7 +54,7 @@ TEST(Laer, SeesTheMicroStepsBeforeAndNotTheOneThatItPlans) {
   }
 }
 
-TEST(Laer, BeginsWithTheFormerStepWhereItsLoadIsGiven) {
+TEST(Laer, StartsFromThePreviousLoadIfGiven) {
   const LoadTable load = test::random_load({.micro_steps = 3, .ranks = 4, .experts = 16}, 1, 400);
   const LoadTable former = test::random_load({.micro_steps = 2, .ranks = 4, .experts = 16}, 2, 400);
   const StepPlan plan = plan_of(*make_laer({.history = 1}), {.load = load, .previous_load = &former});
@@ -65,14 +65,14 @@ TEST(Laer, BeginsWithTheFormerStepWhereItsLoadIsGiven) {
   EXPECT_THROW(result_of(*make_laer(), {.load = load, .previous_load = &other}), InputError);
 }
 
-TEST(Laer, KeepsTokensOnTheirNodeWhereverItHasTheirExpert) {
+TEST(Laer, KeepsTokensOnTheirNodeIfItHoldsTheirExpert) {
   const LoadTable load = test::random_load({.micro_steps = 3, .ranks = 8, .experts = 16, .ranks_per_node = 4}, 5, 300);
   const StepPlan plan =
       plan_of(*make_laer(), {.load = load, .guest_slots = 2});  // 32 slots: every expert on both nodes
   EXPECT_EQ(plan_figures(plan, load).node_link_tokens.max, 0);
 }
 
-TEST(Laer, BalancesBetterWhenItSeesWhatItPlans) {
+TEST(Laer, BalancesBetterWithTheMicroStepsOwnLoad) {
   const LoadTable load = test::bursty_load({.micro_steps = 8, .ranks = 8, .experts = 32, .ranks_per_node = 4}, 1);
   const auto rho = [&](const Policy& policy) {
     return plan_figures(plan_of(policy, {.load = load, .guest_slots = 2}), load).rho.mean;
@@ -80,7 +80,7 @@ TEST(Laer, BalancesBetterWhenItSeesWhatItPlans) {
   EXPECT_LT(rho(*make_laer_oracle()), rho(*make_laer()));
 }
 
-TEST(Laer, IsNotDefinedForBackwardPassesOfTheirOwn) {
+TEST(Laer, IsSkippedWithBackwardEvents) {
   const LoadTable load = test::random_load({}, 1);
   EXPECT_THAT(std::get<Skipped>(result_of(*make_laer(), {.load = load, .in_flight = 2})).reason,
               HasSubstr("one micro-step in flight"));

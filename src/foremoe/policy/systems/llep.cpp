@@ -10,7 +10,7 @@ namespace foremoe {
 
 namespace {
 
-// One layer of one micro-step while its experts are assigned.
+// Assigns the experts of one layer of one micro-step.
 class Spilling {
  public:
   Spilling(const LayerLoad& load, const LlepOptions& options, std::vector<Share>& shares)
@@ -29,7 +29,7 @@ class Spilling {
     std::ranges::stable_sort(order,
                              [&](std::size_t a, std::size_t b) { return load_.of_expert[a] > load_.of_expert[b]; });
     for (const std::size_t e : order) {
-      // Every other expert of this home counts in full: it has been assigned, or is yet to come.
+      // at_home counts the tokens that earlier experts of this home kept, and all tokens of later ones.
       const std::int64_t tokens = load_.of_expert[e];
       std::int64_t& at_home = effective_[load_.home[e].index()];
       const std::int64_t excess = std::clamp(at_home - capacity_, std::int64_t{0}, tokens);
@@ -38,7 +38,7 @@ class Spilling {
     }
   }
 
-  int most_guests() const { return std::ranges::max(guests_); }  // of a rank
+  int most_guests() const { return std::ranges::max(guests_); }  // of any rank
 
  private:
   void spill(ExpertId expert, std::int64_t rest) {
@@ -60,7 +60,7 @@ class Spilling {
            (guests_[rank] < load_.guest_slots || share_of(expert, rank) != shares_.end());
   }
 
-  // The rank with the least effective load that can take a chunk worth a copy; −1 when there is none.
+  // Returns the rank with the least effective load that can take a sufficient chunk, or −1 if there is none.
   int find_helper(ExpertId expert, std::int64_t rest) const {
     int best = -1;
     for (int r = 0; r < load_.topology.num_ranks; ++r) {
@@ -98,8 +98,8 @@ class Spilling {
   const LayerLoad& load_;
   const LlepOptions& options_;
   std::vector<Share>& shares_;
-  std::size_t first_share_;              // those before are another's
-  std::vector<std::int64_t> effective_;  // [rank], tokens: assigned and its own yet to come
+  std::size_t first_share_;              // earlier shares belong to the caller
+  std::vector<std::int64_t> effective_;  // [rank], tokens: assigned, and its own not visited so far
   std::vector<int> guests_;              // [rank]
   std::int64_t capacity_ = 0;
 };
@@ -138,7 +138,7 @@ class Llep final : public Policy {
   std::unique_ptr<Policy> copy() const override { return std::make_unique<Llep>(*this); }
 
  private:
-  // Of a rank in any layer of any micro-step, where slots are no limit.
+  // The most guests that any rank needs in any layer and micro-step, without a slot limit.
   int most_guests(const PolicyInput& input, ThreadPool& pool) const {
     check_policy_input(input);
     const LoadTable& table = input.load;

@@ -1,28 +1,28 @@
 #pragma once
 
 // LLEP, Least-Loaded Expert Parallelism (arXiv 2601.17111, ICML 2026,
-// https://github.com/SalesforceAIResearch/LeastLoadedEP): in every micro-step, after the router, what is too much for
-// an expert's home spills to the least loaded ranks, with a copy of the expert. Residency `shared`.
+// https://github.com/SalesforceAIResearch/LeastLoadedEP): in every micro-step, after the router, tokens beyond the
+// capacity of an expert's home spill to the least loaded ranks, with a copy of the expert. Residency `shared`.
 //
-// Where the imbalance of the homes is at most λ, nothing is done. Else experts are visited by load, largest first. A
-// rank's effective load is what it has been given plus its own experts that are yet to come, its capacity α·mean. The
-// home serves what its capacity leaves; the rest goes in chunks to the rank with the least effective load that has
-// capacity, skipping chunks below a minimum unless they are all that is left. What no rank has capacity for goes to the
-// least loaded one.
+// If the imbalance of the homes is at most λ, nothing spills. Otherwise experts are visited by load, largest first. A
+// rank's effective load is its assigned tokens plus those of its own experts not visited so far; its capacity is
+// α·mean. The home serves what its capacity permits. The rest goes in chunks to the rank with the least effective load
+// that has capacity. A rank with room for less than the minimum chunk is skipped unless it can take the whole rest. If
+// no rank qualifies, the rest goes to the least loaded rank.
 //
-// The defaults are those of the public command: α = 1, at least 1,024 tokens in a chunk, λ = 1.3. `llep` uses them as
-// they are: on the shared tables a rank has 16,000 tokens or more in the mean. On an input with less than some thousand
-// tokens per rank nearly every chunk is too small, whole remainders go to the least loaded rank, and balance is poor.
+// The defaults are those of the public command: α = 1, at least 1,024 tokens per chunk, λ = 1.3. `llep` uses them
+// unchanged: on the shared tables a rank has 16,000 tokens or more on average. On inputs with less than a few thousand
+// tokens per rank, nearly every chunk is too small, whole remainders go to the least loaded rank, and balance is poor.
 //
-// Inferred. Spilling is limited by the guest slots: a rank whose slots hold other experts is passed over, and home
-// takes part in the choice of who gets what nobody has capacity for (the public code has memory for any number of
-// copies and excludes home). Without slot_limit there are, as in that code, as many slots as some rank needs in some
-// layer of some micro-step, whatever guest slots are asked for; the plan records their number, and what counts memory
-// counts them all. Then home is never chosen: it is at its capacity while tokens are left, and another rank is below.
-// The capacity is ⌈α·mean⌉; the code rounds down, which leaves remainders of up to R − 1 tokens to copy an expert for.
-// After every chunk the ranks are sorted anew; the code does so in one of its two branches.
+// Inferred. Guest slots limit spilling: a rank whose slots hold other experts is skipped, and the home is a candidate
+// for tokens that no other rank has capacity for (the public code has memory for any number of copies and excludes the
+// home). Without slot_limit there are, as in that code, as many slots as any rank needs in any layer and micro-step,
+// regardless of the requested guest slots; the plan records their number, and memory figures count them all. The home
+// is then never chosen: while tokens are left, it is at capacity and another rank is below. The capacity is ⌈α·mean⌉;
+// the public code rounds down, so it copies an expert for remainders of up to R − 1 tokens. Ranks are sorted again
+// after every chunk; the public code does so in one of its two branches.
 //
-// Online: copies begin after the router. The planning time is not published to us; 0 is assumed, in its favour.
+// Online. Copies begin after the router. The planning time is unpublished; we assume 0, in LLEP's favour.
 // Cost. O(E·log E), and O(R) per chunk.
 
 #include "foremoe/policy/policy.h"
@@ -32,8 +32,8 @@ namespace foremoe {
 struct LlepOptions {
   double capacity_factor = 1.0;      // α
   std::int64_t min_chunk = 1024;     // tokens
-  double imbalance_threshold = 1.3;  // λ, of ρ at homes; 0: always spill
-  bool slot_limit = true;            // false: as many guest slots as a rank ever needs
+  double imbalance_threshold = 1.3;  // λ, largest ρ at homes without spilling; 0: always spill
+  bool slot_limit = true;            // false: as many guest slots as any rank ever needs
 };
 
 std::unique_ptr<Policy> make_llep(const LlepOptions& options = {});

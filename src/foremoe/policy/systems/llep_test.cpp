@@ -16,9 +16,9 @@ using test::plan_of;
 using test::tokens;
 using testing::ElementsAre;
 
-// Homes {0, 1} and {2, 3} with 120 and 40 tokens, capacity 80. First e0 (100): e1 (20) is yet to come, so home takes
-// 60; rank 1 has 40 of its own to come and takes the other 40. Then e2, e1 and e3 fit at home.
-TEST(Llep, FillsTheHomeAndSpillsToTheLeastLoadedAsWorkedByHand) {
+// Homes {0, 1} and {2, 3} have 120 and 40 tokens; the capacity is 80. e0 (100) is first. As e1 (20) is still to come,
+// the home serves 60. Rank 1, with 40 of its own still to come, serves the other 40. Then e2, e1 and e3 fit at home.
+TEST(Llep, FillsTheHomeAndSpillsToTheLeastLoadedRank) {
   const LoadTable load = load_of(2, {{100, 20, 30, 10}});
   const StepPlan plan = plan_of(*make_llep(), {.load = load});
   EXPECT_EQ(plan.residency, Residency::kShared);
@@ -28,9 +28,9 @@ TEST(Llep, FillsTheHomeAndSpillsToTheLeastLoadedAsWorkedByHand) {
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(30, 10, 40));
 }
 
-// Capacity 1200, e0 has 1800 too many. Rank 2 has room for 1100, more than a smallest chunk; what is left, 700, is
-// less, but it is all that is left.
-TEST(Llep, GivesASmallChunkOnlyWhenItIsAllThatIsLeft) {
+// The capacity is 1200, so e0 spills 1800. Rank 2 has room for 1100, which is above the minimum chunk. The remaining
+// 700 are below it, but allowed as the whole rest.
+TEST(Llep, SpillsASmallChunkOnlyIfItIsTheWholeRest) {
   const LoadTable load = load_of(3, {{3000, 500, 100}});
   const StepPlan plan = plan_of(*make_llep(), {.load = load});
   EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(1200, 0));
@@ -38,9 +38,9 @@ TEST(Llep, GivesASmallChunkOnlyWhenItIsAllThatIsLeft) {
   EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(100, 1100));
 }
 
-// Here both have room for 900 only: too small a chunk of 1800, so all of it goes to the least loaded, which then has no
-// capacity for its own 300.
-TEST(Llep, GivesTheRestToTheLeastLoadedWhereAllRoomsAreTooSmall) {
+// Both ranks have room for only 900 of 1800, below the minimum chunk. All of it goes to the least loaded, which then
+// has no capacity for its own 300.
+TEST(Llep, SpillsTheRestToTheLeastLoadedRankIfNoneHasRoomForAChunk) {
   const LoadTable load = load_of(3, {{3000, 300, 300}});
   const StepPlan plan = plan_of(*make_llep(), {.load = load});
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(0, 1800));
@@ -49,15 +49,15 @@ TEST(Llep, GivesTheRestToTheLeastLoadedWhereAllRoomsAreTooSmall) {
   for (int r = 1; r < 3; ++r) EXPECT_THAT(tokens(balanced, 0, r), ElementsAre(300, 900));
 }
 
-TEST(Llep, LeavesHomesAloneWhileTheImbalanceIsWithinTheThreshold) {
+TEST(Llep, SpillsNothingUpToTheThreshold) {
   const LoadTable load = load_of(2, {{130, 70}, {131, 69}});  // ρ 1.3 and 1.31
   const StepPlan plan = plan_of(*make_llep({.min_chunk = 1}), {.load = load});
   EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(130, 0));
   EXPECT_THAT(tokens(plan, 1, 0), ElementsAre(100, 0));
 }
 
-TEST(Llep, PassesOverRanksWithoutASlotLeft) {
-  // Capacity ⌈130 / 3⌉ = 44: e0 has 26 too many, e1 16, and rank 2 is the least loaded for both.
+TEST(Llep, SkipsRanksWithoutAFreeSlot) {
+  // The capacity is ⌈130 / 3⌉ = 44: e0 spills 26, e1 spills 16, and rank 2 is the least loaded for both.
   const LoadTable load = load_of(3, {{70, 60, 0}});
   const StepPlan plan = plan_of(*make_llep({.min_chunk = 1}), {.load = load});
   EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 26));
@@ -66,7 +66,7 @@ TEST(Llep, PassesOverRanksWithoutASlotLeft) {
   EXPECT_THAT(tokens(more, 0, 2), ElementsAre(0, 26, 16));
 }
 
-TEST(Llep, ReachesItsCapacityWhereSlotsAndChunksAllow) {
+TEST(Llep, StaysWithinItsCapacityIfSlotsAndChunksPermit) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const LoadTable load = test::random_load({.ranks = 8, .experts = 24}, seed, 400);
     for (const double factor : {1.0, 1.2}) {
@@ -80,8 +80,8 @@ TEST(Llep, ReachesItsCapacityWhereSlotsAndChunksAllow) {
   }
 }
 
-// Capacity ⌈130 / 3⌉ = 44, as above: rank 2 takes 26 of e0 and 16 of e1, which are two guests.
-TEST(Llep, HasAsManySlotsAsItNeedsWithoutALimit) {
+// The capacity is ⌈130 / 3⌉ = 44, as above. Rank 2 serves 26 of e0 and 16 of e1, as two guests.
+TEST(Llep, UsesAsManySlotsAsNeededWithoutALimit) {
   const LoadTable load = load_of(3, {{70, 60, 0}, {130, 0, 0}});
   const auto policy = make_llep({.min_chunk = 1, .slot_limit = false});
   for (const int guest_slots : {0, 1, 5}) {

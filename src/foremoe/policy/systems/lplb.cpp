@@ -14,7 +14,7 @@ namespace foremoe::lplb {
 namespace {
 
 constexpr std::array<int, 16> kCube = {3, 0, 1, 2, 7, 4, 5, 6,                                         // first column
-                                       6, 7, 4, 5, 0, 1, 2, 3};                                        // second
+                                       6, 7, 4, 5, 0, 1, 2, 3};                                        // second column
 constexpr std::array<int, 32> kHypercube = {3,  0,  1,  2,  7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14,  //
                                             12, 13, 14, 15, 0, 1, 2, 3, 4,  5, 6, 7,  8,  9,  10, 11};
 
@@ -106,7 +106,7 @@ namespace foremoe {
 
 namespace {
 
-// What every rank holds in one layer, [1][rank][slot]: homes, most loaded first, then copies along the edges.
+// Returns one layer's placement, [1][rank][slot]: homes, most loaded first, then copies along the edges.
 Array<ExpertId, 3> place_on_edges(std::span<const RankId> home, std::span<const std::int64_t> expected,
                                   ArrayView<const RankId, 2> sources, std::size_t num_ranks, std::size_t guest_slots) {
   const std::size_t num_homes = home.size() / num_ranks;

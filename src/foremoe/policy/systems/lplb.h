@@ -1,25 +1,25 @@
 #pragma once
 
 // LPLB (DeepSeek, https://github.com/deepseek-ai/LPLB): a linear-programming load balancer. Every replica is an edge
-// between two ranks of a fixed topology (lplb::Edges); in every micro-step the tokens of the replicated
-// experts are split over the two ends of their edges so that the largest rank load is least.
+// between two ranks of a fixed topology (lplb::Edges). In every micro-step, the tokens of each replicated expert are
+// split between the two ends of its edge to minimise the largest rank load.
 //
-// Placement. On every rank the experts with most tokens are copied, one per edge that leaves it; no expert has more
-// than two copies. What they have is expected from the former step (`previous_load`), else from this step's sum, which
-// foresight permits. Guests stay for the whole step: residency `resident`.
+// Placement. Each rank's experts with the most tokens are copied, one per edge that leaves the rank; no expert has more
+// than two replicas. Expected tokens are the previous step's (`previous_load`), else this step's sum, which foresight
+// permits. Guests stay for the whole step: residency `resident`.
 //
-// Tokens. The program: minimise the largest rank load with 0 ≤ flow ≤ tokens on each edge. With two copies per expert
-// it is FineMoE's LP 1, and is solved by our exact assignment; a test holds it to CLP. LPLB itself ends after five
-// steps of an interior point method, on a GPU, and takes halves where these do not suffice; here it always has the
-// optimum. Where a topology repeats in groups of ranks, LPLB minimises in each, and here the largest of all is: the
-// same ρ.
+// Tokens. The program minimises the largest rank load with 0 ≤ flow ≤ tokens on each edge. With two replicas per expert
+// it is FineMoE's LP 1; our exact assignment solves it, and a test compares it with CLP. LPLB itself stops after five
+// steps of an interior point method on a GPU, and splits in half if these do not suffice; here the split is always
+// optimal. If a topology repeats in groups of ranks, LPLB minimises the maximum of each group, and we the maximum of
+// all: ρ is the same.
 //
-// Guest slots. The automatic topology needs G ≥ 1; ⌊G / columns⌋ · columns slots are used, and no more than a rank has
-// experts. Other topologies by option, skipped where they are not defined.
+// Guest slots. The automatic topology has edges if G ≥ 1 and R ≥ 2. It uses min(G, E/R) slots, rounded down to a
+// multiple of `columns`. Options select other topologies; the policy is skipped where they are undefined.
 //
-// No counterpart in a plan: LPLB may also reorder experts over the ranks by EPLB without replicas, from long-term
-// loads. Homes stay here as they are, which is LPLB without reordering (its `update_redundancy_mapping` without a
-// workload, but with the experts of a rank sorted). Random rounding of the split to tokens; here it is whole.
+// Not part of a plan: LPLB may also reorder experts over ranks by EPLB without replicas, from long-term loads. Here
+// homes stay, which is LPLB without reordering (its `update_redundancy_mapping` without a workload, but with a rank's
+// experts sorted). LPLB rounds the split to tokens at random; here it is integral.
 
 #include <optional>
 #include <string>
@@ -32,30 +32,29 @@ namespace foremoe::lplb {
 
 // LPLB's topologies: which ranks share an expert.
 //
-// A topology has `columns` and repeats in groups of consecutive ranks. In column c every rank holds a copy of an expert
-// of `source`, another rank of its group, and its own expert of that column is held by exactly one other rank. So a
-// copy is an edge between two ranks along which tokens can flow. With G guest slots a rank holds ⌊G / columns⌋ copies
-// per column, of experts c, c + columns, … of its source, most loaded first; slots that are left stay empty.
+// A topology has `columns` and repeats in groups of consecutive ranks. In each column, every rank holds a copy of an
+// expert of its `source`, another rank of its group, and exactly one other rank holds a copy of its own expert. So a
+// copy is an edge between two ranks along which tokens can flow. With G guest slots, a rank holds ⌊G / columns⌋ copies
+// per column: in column c, experts c, c + columns, … of its source, most loaded first. Other slots stay empty.
 //
 //   ring       1 column    groups of 8 where 8 divides the ranks (RING_8P), else one of all ranks
 //   cube       2 columns   groups of 8: cycles of four, and diagonals between two of them (CUBE_8P2E)
 //   hypercube  2 columns   groups of 16: cycles of four, and cycles of four across them (HYPERCUBE_16P2E)
 //   torus      2 columns   all ranks: the same place on the next node, and the next rank on the same node (torus_2d)
 //
-// All but the ring of other sizes are tables or code of the repository (tests/utils.py of
+// Except for rings of other sizes, these are tables or code of the repository (tests/utils.py of
 // https://github.com/deepseek-ai/LPLB).
 
 enum class Edges : std::uint8_t { kAutomatic, kRing, kCube, kHypercube, kTorus };
 
-// Of two columns or more where each rank can hold `copies` of them: hypercube for 16 ranks, cube for 8, torus where
-// there are several equal nodes of several ranks, else cube where 8 divides the ranks. Where none of these is defined,
-// or for one copy, the ring.
+// Chooses a topology. If each rank can hold two or more `copies`: hypercube for 16 ranks, cube for 8, torus for several
+// full nodes of several ranks, else cube if 8 divides the ranks. In all other cases the ring.
 Edges choose_edges(const Topology& topology, int copies);
 
-// Why there is no such topology; nothing when there is. `copies` per rank.
+// Returns the reason why this topology is undefined, or nullopt. `copies` is per rank.
 std::optional<std::string> edges_obstacle(Edges edges, const Topology& topology, int copies);
 
-// [rank][column], the rank whose expert is copied. There is no obstacle.
+// Returns [rank][column], the rank whose expert is copied. Requires !edges_obstacle(…).
 Array<RankId, 2> edge_sources(Edges edges, const Topology& topology);
 
 }  // namespace foremoe::lplb

@@ -1,5 +1,5 @@
-// LPLB: its topologies, examples by hand, and the balance that its own tests ask for. clp/lplb_lp_test.cpp holds its
-// token split to CLP.
+// Tests LPLB's topologies, examples worked by hand, and the balance that its own tests require. clp/lplb_lp_test.cpp
+// compares its token split with CLP.
 
 #include "foremoe/policy/systems/lplb.h"
 
@@ -29,7 +29,7 @@ std::vector<int> sources(Edges edges, const Topology& topology, int rank) {
   return of_rank;
 }
 
-TEST(LplbEdges, AreThoseOfTheRepository) {
+TEST(LplbEdges, MatchTheRepository) {
   const Topology two_cubes{.num_ranks = 16, .ranks_per_node = 8};
   EXPECT_THAT(sources(Edges::kCube, two_cubes, 0), ElementsAre(3, 6));
   EXPECT_THAT(sources(Edges::kCube, two_cubes, 13), ElementsAre(12, 9));  // 5: 4, 1
@@ -43,7 +43,7 @@ TEST(LplbEdges, AreThoseOfTheRepository) {
   EXPECT_THAT(sources(Edges::kTorus, torus, 7), ElementsAre(11, 4));
 }
 
-TEST(LplbEdges, LetEveryRankGiveAndTakeOnceInEveryColumn) {
+TEST(LplbEdges, LetEveryRankSendAndReceiveOncePerColumn) {
   for (const auto& [edges, num_ranks, per_node] : {std::tuple{Edges::kRing, 6, 6},
                                                    {Edges::kRing, 24, 8},
                                                    {Edges::kCube, 24, 8},
@@ -69,14 +69,14 @@ TEST(LplbEdges, AreChosenByRanksNodesAndSlots) {
   EXPECT_EQ(lplb::choose_edges({.num_ranks = 64, .ranks_per_node = 8}, 2), Edges::kTorus);
   EXPECT_EQ(lplb::choose_edges({.num_ranks = 64, .ranks_per_node = 64}, 2), Edges::kCube);
   EXPECT_EQ(lplb::choose_edges({.num_ranks = 6, .ranks_per_node = 6}, 2), Edges::kRing);
-  EXPECT_EQ(lplb::choose_edges({.num_ranks = 6, .ranks_per_node = 4}, 2), Edges::kRing);  // nodes are not equal
+  EXPECT_EQ(lplb::choose_edges({.num_ranks = 6, .ranks_per_node = 4}, 2), Edges::kRing);  // nodes differ in size
 }
 
 StepPlan planned(const test::PolicyRun& run, Edges edges = Edges::kAutomatic) {
   return test::plan_of(*make_lplb({.edges = edges}), run);
 }
 
-// One micro-step, one layer; each rank is the source of its own experts.
+// One micro-step, one layer. Each rank is the source of its own experts' tokens.
 LoadTable load_of(const std::vector<std::int64_t>& of_expert, int num_ranks) {
   LoadTable load;
   load.ranks_per_node = num_ranks;
@@ -95,8 +95,8 @@ std::vector<std::int64_t> rank_loads(const StepPlan& plan) {
   return loads;
 }
 
-// Ring of two: rank 0 has 60 + 10, its larger expert 0 is copied to rank 1; rank 1 has 20 + 30, expert 3 is copied to
-// rank 0. A flow of 10 along the edge of expert 0 makes both 60.
+// Ring of two. Rank 0 has 60 + 10; its larger expert 0 is copied to rank 1. Rank 1 has 20 + 30; expert 3 is copied to
+// rank 0. A flow of 10 along expert 0's edge gives both 60.
 TEST(Lplb, CopiesTheLargestExpertAlongTheEdgeAndSplitsIt) {
   const LoadTable load = load_of({60, 10, 20, 30}, 2);
   const StepPlan plan = planned({.load = load});
@@ -106,16 +106,16 @@ TEST(Lplb, CopiesTheLargestExpertAlongTheEdgeAndSplitsIt) {
   EXPECT_THAT(rank_loads(plan), ElementsAre(60, 60));
 }
 
-// Ring of four: rank r copies the expert of rank r + 1. Expert 0 with its 100 is on ranks 0 and 3 alone, so that 50 is
-// the least, twice the mean: the two copies that LPLB's own text calls its limit.
-TEST(Lplb, IsLimitedByTwoCopiesOfAnExpert) {
+// Ring of four: rank r copies the expert of rank r + 1. Only ranks 0 and 3 hold expert 0 with its 100 tokens, so the
+// optimum is 50, twice the mean: the limit of two copies that LPLB's documentation mentions.
+TEST(Lplb, IsLimitedByTwoReplicasPerExpert) {
   const StepPlan plan = planned({.load = load_of({100, 0, 0, 0}, 4)});
   EXPECT_THAT(rank_loads(plan), ElementsAre(50, 0, 0, 50));
-  // Ranks 0 and 3 must serve the 100 and what ranks 2 and 1 cannot take of 20 and 40 more: nothing, as each has room.
+  // Ranks 0 and 3 serve expert 0's 100 tokens. Ranks 1 and 2 have room for all of the other 40 and 20.
   EXPECT_THAT(planned({.load = load_of({100, 40, 0, 20}, 4)}).max_load(0, 0), Tokens{50});
 }
 
-TEST(Lplb, UsesAsManySlotsAsFillTheColumns) {
+TEST(Lplb, UsesAMultipleOfTheColumns) {
   const LoadTable load = test::random_load({.ranks = 8, .experts = 64, .ranks_per_node = 8}, 1);
   for (const auto& [guest_slots, used] : {std::pair{0, 0}, {1, 1}, {2, 2}, {3, 2}, {5, 4}, {8, 8}, {9, 8}}) {
     const StepPlan plan = planned({.load = load, .guest_slots = guest_slots});
@@ -129,7 +129,7 @@ TEST(Lplb, UsesAsManySlotsAsFillTheColumns) {
   }
 }
 
-TEST(Lplb, KeepsItsGuestsForTheStepAndThroughBackwardPasses) {
+TEST(Lplb, KeepsItsGuestsForTheWholeStep) {
   const LoadTable load = test::random_load({.micro_steps = 5, .ranks = 8, .experts = 32}, 2);
   for (const int in_flight : {1, 3}) {
     const StepPlan plan = planned({.load = load, .guest_slots = 2, .in_flight = in_flight});
@@ -139,7 +139,7 @@ TEST(Lplb, KeepsItsGuestsForTheStepAndThroughBackwardPasses) {
   }
 }
 
-TEST(Lplb, CopiesByTheFormerStepWhereItsLoadIsGiven) {
+TEST(Lplb, CopiesByThePreviousLoadIfGiven) {
   const LoadTable load = test::random_load({.ranks = 8, .experts = 32}, 1);
   const LoadTable former = test::random_load({.ranks = 8, .experts = 32}, 2);
   const auto slots = [](const StepPlan& plan) {
@@ -152,7 +152,7 @@ TEST(Lplb, CopiesByTheFormerStepWhereItsLoadIsGiven) {
   EXPECT_THROW(result_of(*make_lplb(), {.load = load, .previous_load = &other}), InputError);
 }
 
-TEST(Lplb, SaysWhatATopologyAsksFor) {
+TEST(Lplb, ReportsTheRequirementsOfATopology) {
   const LoadTable six = test::random_load({.ranks = 6, .experts = 12, .ranks_per_node = 6}, 1);
   const LoadTable sixteen = test::random_load({.ranks = 16, .experts = 32, .ranks_per_node = 16}, 1);
   const auto reason = [](const test::PolicyRun& run, Edges edges) {
@@ -170,10 +170,10 @@ TEST(Lplb, SaysWhatATopologyAsksFor) {
   EXPECT_TRUE(std::holds_alternative<Skipped>(make_lplb()->plan({.load = uneven, .home = home, .options = {}}, pool)));
 }
 
-// tests/test_solve.py, one draw of each: 256 experts of load N(1, 0.3), expected N(1, 0.15); below 1.03 on 16 ranks
-// with the hypercube, below 1.07 on 32 with the cube. The mean of ten draws here. There experts are reordered first, by
-// a history that knows nothing of the load.
-TEST(Lplb, BalancesAsItsOwnTestsAsk) {
+// LPLB's tests/test_solve.py draws once for each topology: 256 experts with load N(1, 0.3) and expected load N(1,
+// 0.15). It requires ρ below 1.03 on 16 ranks with the hypercube, and below 1.07 on 32 with the cube. This test
+// requires the mean of ten draws. LPLB's test first reorders experts by a history that is independent of the load.
+TEST(Lplb, MeetsTheBoundsOfItsOwnTests) {
   Random random(42);
   const auto drawn = [&](int ranks, double deviation) {
     std::vector<std::int64_t> of_expert(256);

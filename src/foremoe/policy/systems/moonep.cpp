@@ -19,7 +19,7 @@ int index_of_max(std::span<const std::int64_t> values) {
   return static_cast<int>(std::ranges::max_element(values) - values.begin());
 }
 
-// Who receives from whom. [home rank][receiver], in the order of the pairs.
+// Pairs receivers with homes. Returns [home rank][receiver], in order of pairing.
 std::vector<std::vector<Receiver>> pair_ranks(const LayerLoad& load, double bound) {
   const int num_ranks = load.topology.num_ranks;
   const std::int64_t total = std::accumulate(load.of_expert.begin(), load.of_expert.end(), std::int64_t{0});
@@ -47,7 +47,7 @@ void serve(const LayerLoad& load, std::span<const ExpertId> experts, std::vector
     const auto receiver = std::ranges::max_element(receivers, {}, &Receiver::lacks);
     if (receiver->lacks == 0) return;
     const int i = index_of_max(left);
-    if (receiver->guests == load.guest_slots || left[i] == 0) {  // its parts so far are the largest
+    if (receiver->guests == load.guest_slots || left[i] == 0) {  // no slot or no token is left for it
       receiver->lacks = 0;
       continue;
     }

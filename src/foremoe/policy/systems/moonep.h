@@ -1,24 +1,24 @@
 #pragma once
 
 // MoonEP (https://github.com/MoonshotAI/MoonEP): in every micro-step, after the router, every rank gets exactly its
-// share of all tokens, and with them copies of experts from one other home. Residency `shared`.
+// share of all tokens, and copies of the experts that it serves from one other home. Residency `shared`.
 //
-// A rank's capacity is ⌊total / R⌋, one more on the first (total mod R) ranks; its balance is the load of its home
-// experts minus the capacity. While one is positive: the rank with the smallest balance is filled by the one with the
-// largest, whose balance falls by as much. It may become negative; then the rank is filled by another in its turn. So a
-// receiver has exactly one home, at most E/R guests, and after at most R − 1 pairs all balances are 0. Then every home
-// serves its receivers: again and again the one that lacks most, from the expert of which most is left.
+// A rank's capacity is ⌊total / R⌋, plus one on the first (total mod R) ranks; its balance is the load of its home
+// experts minus the capacity. While any balance is positive, the rank with the largest fills the rank with the smallest
+// to its capacity, and its own balance falls by as much. If it falls below zero, another rank fills it later. So a
+// receiver has one home and at most E/R guests, and after at most R − 1 pairs all balances are 0. Then every home
+// serves its receivers: repeatedly give tokens of the largest remaining expert to the receiver with the largest
+// deficit.
 //
-// Read so. MoonEP reserves E/R slots on every rank, and then ρ is 1. With fewer guest slots a receiver takes the
-// largest parts that have a slot, and the rest stays home: what MoonEP's first version did for its B slots, except that
-// it read further experts from afar instead.
+// Our reading. MoonEP reserves E/R slots on every rank, and then ρ is 1. With fewer guest slots, a receiver takes the
+// largest parts that its slots permit, and the rest stays home. MoonEP's first version did the same for its B slots,
+// except that it read further experts remotely.
 //
-// Options. `bound`: no further pair once every balance is at most bound·capacity, which issue 30 asks for: "balanced
-// within a bound" for less weight traffic. The maintainers answer there that exact balance is a deliberate choice, so
-// the default is 0.
+// Options. `bound` stops pairing once every balance is at most bound·⌊total / R⌋. Issue 30 asks for this ("balanced
+// within a bound") to reduce weight traffic. The maintainers call exact balance deliberate, so the default is 0.
 //
-// Online: copies begin after the router. Published about the planning kernel is "negligible overhead", no time; 0 is
-// assumed, in its favour.
+// Online. Copies begin after the router. For the planning kernel, only "negligible overhead" is published, no time; we
+// assume 0, in MoonEP's favour.
 // Cost. O(R²) for the pairs, O(E/R) per guest.
 
 #include "foremoe/policy/policy.h"
@@ -26,7 +26,7 @@
 namespace foremoe {
 
 struct MoonepOptions {
-  double bound = 0;  // tolerated excess, as a part of the capacity
+  double bound = 0;  // tolerated excess, as a fraction of the capacity
 };
 
 std::unique_ptr<Policy> make_moonep(const MoonepOptions& options = {});

@@ -18,9 +18,9 @@ using test::plan_of;
 using test::tokens;
 using testing::ElementsAre;
 
-// Homes of two experts with 80, 40, 20 and 20 tokens, capacity 40: rank 0 has 40 too many, ranks 2 and 3 lack 20 each.
-// e0 has most left (50), then as much as e1 (30, the lowest id).
-TEST(Moonep, PairsSurplusWithDeficitAsWorkedByHand) {
+// Homes of two experts have 80, 40, 20 and 20 tokens; the capacity is 40. Rank 0 has a surplus of 40, ranks 2 and 3 a
+// deficit of 20 each. e0 has the most left (50), then as much as e1 (30), and has the lower id.
+TEST(Moonep, PairsSurplusWithDeficit) {
   const LoadTable load = load_of(4, {{50, 30, 25, 15, 10, 10, 12, 8}});
   const StepPlan plan = plan_of(*make_moonep(), {.load = load});
   EXPECT_EQ(plan.residency, Residency::kShared);
@@ -32,7 +32,7 @@ TEST(Moonep, PairsSurplusWithDeficitAsWorkedByHand) {
   }
 }
 
-// Balances 10, 20, −30: rank 1 fills rank 2 and lacks 10 then, which rank 0 gives.
+// Balances 10, 20, −30: rank 1 fills rank 2 and then lacks 10, which rank 0 gives.
 TEST(Moonep, FillsARankThatGaveMoreThanItsSurplus) {
   const LoadTable load = load_of(3, {{40, 50, 0}});
   const StepPlan plan = plan_of(*make_moonep(), {.load = load});
@@ -41,22 +41,22 @@ TEST(Moonep, FillsARankThatGaveMoreThanItsSurplus) {
   EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 30));
 }
 
-TEST(Moonep, StopsWithinABoundForFewerCopies) {
+TEST(Moonep, StopsPairingWithinTheBound) {
   const LoadTable load = load_of(3, {{40, 50, 0}});
-  const StepPlan plan = plan_of(*make_moonep({.bound = 0.5}), {.load = load});  // up to 45
+  const StepPlan plan = plan_of(*make_moonep({.bound = 0.5}), {.load = load});  // up to 45 tokens per rank
   EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(40, 0));
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(20, 0));
   EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 30));
 }
 
-TEST(Moonep, KeepsAtHomeWhatHasNoSlot) {
-  // Rank 1 lacks 25: 15 of e0 and 10 of e1, of which one slot holds the larger.
+TEST(Moonep, ServesPartsWithoutASlotAtHome) {
+  // Rank 1 lacks 25: 15 of e0 and 10 of e1. A single slot takes the larger part.
   const LoadTable load = load_of(2, {{15, 12, 11, 12, 0, 0, 0, 0}});
   EXPECT_THAT(tokens(plan_of(*make_moonep(), {.load = load}), 0, 1), ElementsAre(0, 0, 0, 0, 15));
   EXPECT_THAT(tokens(plan_of(*make_moonep(), {.load = load, .guest_slots = 2}), 0, 1), ElementsAre(0, 0, 0, 0, 15, 10));
 }
 
-TEST(Moonep, IsPerfectlyBalancedWithAsManySlotsAsHomesAndEachReceiverHasOneHome) {
+TEST(Moonep, IsPerfectlyBalancedWithOneHomePerReceiver) {
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
     const LoadTable load = test::random_load({.ranks = 6, .experts = 24}, seed, 400);
     const StepPlan plan = plan_of(*make_moonep(), {.load = load, .guest_slots = 4});

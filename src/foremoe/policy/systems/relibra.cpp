@@ -13,7 +13,7 @@ namespace foremoe {
 
 namespace {
 
-// Replicas of one layer, node by node.
+// Chooses the replicas of one layer, node by node.
 class LayerReplication {
  public:
   void choose(const LayerLoad& of, std::vector<Share>& shares) {
@@ -79,7 +79,7 @@ class Relibra final : public Policy {
     std::vector<double> cpu_seconds(home.extent(0));  // [layer]
     pool.for_each_index(home.extent(0), [&](std::size_t l, std::size_t) {
       const double layer_begin = thread_cpu_seconds();
-      const std::uint64_t seed = input.options.seed + 0x9e3779b97f4a7c15 * (l + 1);  // every layer its own sequence
+      const std::uint64_t seed = input.options.seed + 0x9e3779b97f4a7c15 * (l + 1);  // a separate sequence per layer
       std::ranges::copy(relibra::reorder_experts(input.load, LayerId{l}, input.home.row(l), options_.reordering, seed),
                         home.row(l).begin());
       cpu_seconds[l] = thread_cpu_seconds() - layer_begin;

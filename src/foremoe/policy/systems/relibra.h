@@ -1,18 +1,17 @@
 #pragma once
 
-// ReLibra (Jin et al., arXiv 2605.08639): load balancing by replayed routes at two timescales. Between batches experts
-// change homes across nodes, by simulated annealing on swaps (relibra/expert_reordering.h). Inside a batch every
-// micro-step gets replicas within the nodes, by an incremental greedy that stands for a MILP over placement and token
-// split (relibra/node_replication.h); their buffers are shared by the layers.
+// ReLibra (Jin et al., arXiv 2605.08639): balances load by replayed routes at two timescales. Between batches,
+// simulated annealing on swaps moves experts' homes across nodes (relibra/expert_reordering.h). Within a batch, an
+// incremental greedy that approximates a MILP over placement and token split gives every micro-step replicas within the
+// nodes (relibra/node_replication.h). Layers share the replicas' buffers.
 //
-// As a plan. The reordering is the homes of the plan, counted as home moves; replicas are guests of residency `shared`.
-// It plans before the phase begins, so nothing of it lies between router and experts.
+// As a plan. Reordering determines the plan's homes and counts as home moves; replicas are guests of residency
+// `shared`. Planning ends before the phase begins, so no planning runs between router and experts.
 //
-// Inferred, as we know the paper's abstract and what others tell of it, and there is no code: both objectives, the
-// schedule of the annealing, the order of the greedy; each file says so where it is.
+// Inferred: both objectives, the annealing schedule, and the order of the greedy. We know only the paper's abstract and
+// secondary descriptions, and there is no code. Each file marks its inferences.
 //
-// No counterpart in a plan: moving weights and optimizer states of reordered experts, which the count of home moves
-// stands for.
+// Not part of a plan: moving weights and optimizer states of reordered experts. The count of home moves represents it.
 
 #include "foremoe/policy/policy.h"
 #include "foremoe/policy/systems/relibra/expert_reordering.h"

@@ -1,4 +1,4 @@
-// ReLibra as a policy.
+// Tests ReLibra as a policy.
 
 #include "foremoe/policy/systems/relibra.h"
 
@@ -54,7 +54,7 @@ TEST(Relibra, ReplicatesWithinTheNodeAndReordersAcrossNodes) {
   }
 }
 
-TEST(Relibra, LeavesHomesOnOneNodeAsTheyAre) {
+TEST(Relibra, MovesNoHomesOnASingleNodeOrWithoutReordering) {
   LoadTable load = two_nodes();
   load.ranks_per_node = 8;
   EXPECT_EQ(planned(load, {.guest_slots = 1}).figures.home_moves, 0);
@@ -69,7 +69,7 @@ TEST(Relibra, BalancesBetterWithEachOfItsMechanisms) {
   EXPECT_LT(both, replicated);
 }
 
-TEST(Relibra, SendsLessBetweenNodesTheMoreThatWeighs) {
+TEST(Relibra, SendsFewerTokensBetweenNodesWithALargerWeight) {
   const auto link = [](double weight) {
     return planned(two_nodes(), {.guest_slots = 1}, {.reordering = {.communication_weight = weight}})
         .figures.node_link_tokens.mean;
@@ -77,7 +77,7 @@ TEST(Relibra, SendsLessBetweenNodesTheMoreThatWeighs) {
   EXPECT_LT(link(100), link(0));
 }
 
-TEST(Relibra, ReordersByTheSeed) {
+TEST(Relibra, ReordersDeterministicallyPerSeed) {
   const auto homes = [](std::uint64_t seed) {
     return planned(two_nodes(), {.guest_slots = 1, .seed = seed}).plan.home;
   };

@@ -19,13 +19,13 @@ std::int64_t largest_rank_load(const RankOf& rank_of, std::span<const std::int64
   return std::ranges::max(rank_load);
 }
 
-// The first of those with the least largest rank load.
+// Returns the first candidate with the smallest maximum rank load.
 const RankOf& best_of(const std::vector<RankOf>& candidates, std::span<const std::int64_t> load, int num_ranks) {
   return *std::ranges::min_element(
       candidates, {}, [&](const RankOf& candidate) { return largest_rank_load(candidate, load, num_ranks); });
 }
 
-// From [micro_step][expert], tokens of the long-term load.
+// Builds the pool from the long-term load, [micro_step][expert], tokens.
 std::vector<RankOf> make_pool(ArrayView<const std::int64_t, 2> load, const RankOf& home, int num_ranks, int num_parts) {
   std::vector<RankOf> pool = {home, smartmoe_placement(sum_over_micro_steps(load), home, num_ranks)};
   const std::size_t parts = std::min(static_cast<std::size_t>(num_parts), load.extent(0));
@@ -68,7 +68,7 @@ class SmartMoe final : public Policy {
   }
 
  private:
-  // [micro_step]
+  // Returns the placement of each micro-step.
   std::vector<RankOf> choose(ArrayView<const std::int64_t, 2> load, const std::vector<RankOf>& pool, RankOf first,
                              int num_ranks) const {
     std::vector<RankOf> chosen = {std::move(first)};
@@ -88,7 +88,7 @@ class SmartMoe final : public Policy {
     return chosen;
   }
 
-  // [micro_step][rank][slot]
+  // Returns [micro_step][rank][slot].
   static Array<ExpertId, 3> slots_of(const std::vector<RankOf>& chosen, const PolicyInput& input) {
     const auto num_ranks = static_cast<std::size_t>(input.load.num_ranks());
     Array<ExpertId, 3> slots({chosen.size(), num_ranks, chosen.front().size() / num_ranks});

@@ -1,25 +1,25 @@
 #pragma once
 
 // SmartMoE (Zhai et al., "SmartMoE: Efficiently Training Sparsely-Activated Models through Combining Offline and Online
-// Parallelization", USENIX ATC 2023; https://github.com/thu-pacman/SmartMoE-AE): experts permuted over ranks, never
-// replicated. Offline a pool of candidates is made; online, now and then, the one that fits recent loads is chosen.
+// Parallelization", USENIX ATC 2023; https://github.com/thu-pacman/SmartMoE-AE): permutes experts over ranks, without
+// replicas. Offline, it builds a pool of candidates; online, it periodically chooses the one that fits recent loads.
 //
-// Placing (smartmoe/mapping.py, greedy_gen_mapping_from_history). Experts by load, the largest first, each to the least
-// loaded rank that has room; to the rank where it is, when no other is less loaded.
-// Online (the same, and layers.py). Every `period` iterations place anew by the loads of the last `window` of them, and
-// change to that if its largest rank load is less than that of the current placement.
+// Placement (smartmoe/mapping.py, greedy_gen_mapping_from_history). Experts, largest load first, go to the least loaded
+// rank that has room. An expert stays on its current rank if no other is less loaded.
+// Online (same file, and layers.py). Every `period` iterations, compute a placement from the loads of the last `window`
+// iterations, and switch to it if its largest rank load is below that of the current placement.
 //
-// Read so. The paper's pool is of whole strategies (data, pipeline, expert parallelism) and its artifact leaves the
-// choice among them to the user; a plan fixes all but the placement. So the pool is of placements: where experts are,
-// the greedy placement by the long-term load, and those by each of pool_parts parts of it, which differ where the load
-// drifts. The step begins with the one that fits the long-term load best, and each online choice is among the current
-// one, the pool and the greedy one, in that order among equals. The long-term load is the former step's
-// (`previous_load`), else this step's, which foresight permits. The artifact's period is an option without a default
-// (--dynamic-freq), its window is the two iterations before; both count micro-steps here, as an iteration of the
-// artifact is seen through its first micro-batch alone. Ties go to the lowest id.
+// Our reading. The paper's pool contains whole strategies (data, pipeline, expert parallelism), and its artifact leaves
+// the choice among them to the user; a plan fixes everything but the placement. So our pool contains placements: the
+// homes, the greedy placement by the long-term load, and one by each of pool_parts parts of that load, which differ if
+// the load drifts. The step begins with the one that fits the long-term load best. Each later choice is among the
+// current placement, the pool and the new greedy one; ties go to the first in this order. The long-term load is the
+// previous step's (`previous_load`), else this step's, which foresight permits. The artifact's period is an option
+// without a default (--dynamic-freq), its window is the two previous iterations. Both count micro-steps here, because
+// the artifact reads only the first micro-batch of an iteration. Ties go to the lowest id.
 //
-// Without replicas guest slots have no use: a rank holds E/R experts and leaves G slots empty, so that it has less
-// memory than others in the same comparison.
+// Without replicas, guest slots are useless: a rank holds E/R experts and leaves G slots empty, so it needs less memory
+// than other policies in the same comparison.
 //
 // Cost. O(E·(log E + R)) per layer and choice.
 
@@ -31,12 +31,12 @@
 namespace foremoe {
 
 struct SmartMoeOptions {
-  int period = 8;      // micro-steps from one choice to the next, ≥ 1
-  int window = 2;      // micro-steps whose loads are chosen by, ≥ 1
-  int pool_parts = 4;  // of the long-term load, ≥ 1
+  int period = 8;      // micro-steps between choices, ≥ 1
+  int window = 2;      // recent micro-steps whose loads decide, ≥ 1
+  int pool_parts = 4;  // parts of the long-term load, ≥ 1
 };
 
-// [expert], rank: the greedy placement by `load`, tokens, of equally many experts on each rank. `current` is [expert].
+// Returns the greedy placement by `load`, tokens: [expert], rank, with E/R experts per rank. `current` has that shape.
 std::vector<int> smartmoe_placement(std::span<const std::int64_t> load, std::span<const int> current, int num_ranks);
 
 std::unique_ptr<Policy> make_smartmoe(const SmartMoeOptions& options = {});

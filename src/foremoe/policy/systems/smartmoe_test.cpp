@@ -19,23 +19,23 @@ std::vector<int> placed(const std::vector<std::int64_t>& load, const std::vector
   return smartmoe_placement(load, current, 2);
 }
 
-// As greedy_gen_mapping_from_history of the public artifact: the largest to the least loaded rank that has room.
-TEST(SmartMoePlacement, PutsTheLargestOnTheLeastLoadedRankWithRoom) {
-  EXPECT_THAT(placed({9, 8, 2, 1}, {0, 0, 1, 1}), ElementsAre(0, 1, 1, 0));  // 9 | 8, 8 + 2, and 1 where there is room
+// As in the artifact's greedy_gen_mapping_from_history: largest expert first, to the least loaded rank with room.
+TEST(SmartMoePlacement, PlacesTheLargestExpertOnTheLeastLoadedRankWithRoom) {
+  EXPECT_THAT(placed({9, 8, 2, 1}, {0, 0, 1, 1}), ElementsAre(0, 1, 1, 0));  // 9 | 8, then 8 + 2, and 9 + 1
   EXPECT_THAT(placed({9, 1, 1, 1}, {0, 0, 1, 1}), ElementsAre(0, 1, 1, 0));
 }
 
-TEST(SmartMoePlacement, LeavesAnExpertWhereItIsAmongEquallyLoadedRanks) {
+TEST(SmartMoePlacement, KeepsAnExpertOnItsRankOnTies) {
   EXPECT_THAT(placed({9, 8, 2, 1}, {1, 0, 0, 1}), ElementsAre(1, 0, 0, 1));
   EXPECT_THAT(placed({5, 5, 5, 5}, {0, 1, 1, 0}), ElementsAre(0, 1, 1, 0));
   EXPECT_THAT(placed({0, 0, 0, 0}, {1, 1, 0, 0}), ElementsAre(1, 1, 0, 0));
 }
 
-// Two ranks, period 2, window 2. The former step's load, 9 8 2 1, is best served by {0 3} {1 2}: 10 and 10, homes have
-// 17. Then two micro-steps of 1 9 9 1: {0 3} {1 2} has 36 of their 40 tokens on one rank, homes have 20, and nobody has
-// less, so the pool brings the homes back. After two of 9 9 1 1 homes have 36; the greedy placement is 0 | 1, then 2
-// and 3 where they are or there is room: {0 3} {1 2} again, 20.
-TEST(SmartMoe, ChoosesFromThePoolByTheLoadsBefore) {
+// Two ranks, period 2, window 2. The previous step's load, 9 8 2 1, fits {0 3} {1 2} best: 10 and 10, where homes have
+// 17. Two micro-steps of 1 9 9 1 follow: {0 3} {1 2} has 36 of their 40 tokens on one rank, homes have 20, which is
+// minimal, so the pool restores the homes. After two of 9 9 1 1, homes have 36. The greedy placement is 0 | 1, then 2
+// and 3 on their current rank or where there is room: {0 3} {1 2} again, with 20.
+TEST(SmartMoe, ChoosesFromThePoolByRecentLoads) {
   const LoadTable former = load_of(2, {{9, 8, 2, 1}});
   const LoadTable load = load_of(2, {{1, 9, 9, 1}, {1, 9, 9, 1}, {9, 9, 1, 1}, {9, 9, 1, 1}, {9, 9, 1, 1}});
   const StepPlan plan =
@@ -53,7 +53,7 @@ TEST(SmartMoe, ChoosesFromThePoolByTheLoadsBefore) {
   EXPECT_EQ(plan.max_load(4, 0), Tokens{10});
 }
 
-TEST(SmartMoe, PlacesAnewWhereThePoolHasNothingBetter) {
+TEST(SmartMoe, ComputesANewPlacementIfThePoolHasNoneBetter) {
   const LoadTable former = load_of(2, {{5, 5, 5, 5}});
   const LoadTable load = load_of(2, {{8, 7, 1, 1}, {8, 7, 1, 1}, {8, 7, 1, 1}});
   const StepPlan plan =
@@ -63,7 +63,7 @@ TEST(SmartMoe, PlacesAnewWhereThePoolHasNothingBetter) {
   EXPECT_EQ(plan.max_load(2, 0), Tokens{9});
 }
 
-TEST(SmartMoe, StaysWhereNothingIsBetter) {
+TEST(SmartMoe, KeepsItsPlacementIfNoneIsBetter) {
   const LoadTable load = load_of(2, test::ExpertLoads(20, {3, 1, 2, 2}));
   const StepPlan plan = plan_of(*make_smartmoe({.period = 1}), {.load = load});
   for (int t = 0; t < 20; ++t) EXPECT_THAT(experts(plan, t, 0), ElementsAre(0, 1, -1));

@@ -38,7 +38,7 @@ class Symi final : public Policy {
     return sum_over_micro_steps(load, load.extent(0) - count, count);
   }
 
-  // [micro_step][rank][slot]; `expected` is [expert], the loads of the iteration before the first.
+  // Returns [micro_step][rank][slot]. `expected` is [expert], the load of the iteration before the first.
   Array<ExpertId, 3> placements(ArrayView<const std::int64_t, 2> load, std::vector<std::int64_t> expected,
                                 const PolicyInput& input) const {
     const auto num_ranks = static_cast<std::size_t>(input.load.num_ranks());
@@ -70,7 +70,7 @@ std::vector<int> symi_replica_counts(std::span<const std::int64_t> load, int num
     std::ranges::fill(share, 1);
     total = std::ssize(share);
   }
-  // Replicas beyond the exact part of the slots, times the total.
+  // too_many: replicas above the exact share of the slots, times `total`.
   std::vector<int> counts(share.size());
   std::vector<std::int64_t> too_many(share.size());
   int num_given = 0;

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kLeastForRelays = 6;  // ULTRA_EP_WEIGHT_SYNC_RELAY_MIN_REPLICAS
 constexpr std::size_t kMostRelays = 8;      // ULTRA_EP_WEIGHT_SYNC_RELAY_MAX_RELAYS
 
-// The search in one layer; scratch memory is kept from micro-step to micro-step.
+// The search in one layer. Scratch memory is reused between micro-steps.
 class QuotaSearch {
  public:
   explicit QuotaSearch(const UltraEpOptions& options) : options_(options) {}
@@ -41,7 +41,7 @@ class QuotaSearch {
     }
   }
 
-  // Ends with the chosen attempt in exports_.
+  // Leaves the exports of the accepted attempt in exports_.
   void search(int first, int end) {
     first_ = first;
     end_ = end;
@@ -59,7 +59,7 @@ class QuotaSearch {
       target = std::min(largest, target + step);
     }
     std::int64_t low = mean;
-    std::int64_t high = largest;  // can be met
+    std::int64_t high = largest;  // always feasible
     while (low < high) {
       const std::int64_t middle = low + (high - low) / 2;
       if (attempt(middle)) {
@@ -80,7 +80,7 @@ class QuotaSearch {
     return std::ranges::all_of(order_, [&](int r) { return relieve(r); });
   }
 
-  // Whether the rank is no longer above the target.
+  // Exports from the rank. Returns whether it is no longer above the target.
   bool relieve(int rank) {
     std::int64_t excess = -room_[rank];
     for (const ExpertId e : experts_of_[rank]) {
@@ -89,7 +89,7 @@ class QuotaSearch {
         const int to = roomiest(e);
         if (to < 0) break;
         const std::int64_t tokens = std::min({excess, room_[to], available});
-        if (tokens < options_.min_tokens_per_replica) break;  // no other rank takes more
+        if (tokens < options_.min_tokens_per_replica) break;  // no other rank can take more
         exports_.push_back({e, RankId{to}, tokens});
         last_guest_[to] = e;
         --free_slots_[to];
@@ -102,8 +102,8 @@ class QuotaSearch {
     return excess <= 0;
   }
 
-  // The rank with most room that has a free slot and not the expert, which is exported from one rank, without others in
-  // between, so that the last guest of a rank tells. −1 when there is none.
+  // Returns the rank with the most room that has a free slot and not the expert, or −1. An expert's exports are
+  // consecutive, so comparing a rank's last guest suffices.
   int roomiest(ExpertId e) const {
     int best = -1;
     for (int r = first_; r < end_; ++r) {
@@ -116,11 +116,11 @@ class QuotaSearch {
   UltraEpOptions options_;
   LayerLoad load_{};
   std::vector<std::int64_t> rank_load_;            // [rank], tokens at homes
-  std::vector<std::vector<ExpertId>> experts_of_;  // [rank], at home, the largest load first
+  std::vector<std::vector<ExpertId>> experts_of_;  // [rank], home experts, largest load first
   int first_ = 0;                                  // the domain's ranks are first_ to end_ − 1
   int end_ = 0;
-  std::vector<int> order_;            // ranks of the domain, the largest load first
-  std::vector<std::int64_t> room_;    // [rank], tokens below the target; negative above it until relieved
+  std::vector<int> order_;            // ranks of the domain, largest load first
+  std::vector<std::int64_t> room_;    // [rank], target minus load; negative for senders
   std::vector<int> free_slots_;       // [rank]
   std::vector<ExpertId> last_guest_;  // [rank]
   std::vector<Share> exports_;        // of the last attempt

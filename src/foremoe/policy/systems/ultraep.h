@@ -1,32 +1,32 @@
 #pragma once
 
 // UltraEP (Wei et al., arXiv 2606.04101; https://github.com/Dots-Infra/UltraEP): in every layer of every micro-step,
-// after the router, what each replica is to serve is searched for directly; experts are copied as the quotas need them.
+// after the router, searches for the quotas of replicas directly, and copies experts as the quotas require.
 //
-// Problem. Homes stay; G guest slots per rank. Choose guests and their tokens so that the largest rank load is small,
-// with few guests.
+// Problem. Homes are fixed; each rank has G guest slots. Choose guests and their tokens so that the largest rank load
+// is small, with few guests.
 //
-// Method. A search for the least target T that a greedy attempt can meet:
-//   1. try T = ⌈1.01·⌈mean⌉⌉ and take the attempt if it succeeds;
-//   2. else bisect T between ⌈mean⌉ and the largest load, which needs no guest at all.
-// An attempt visits the ranks above T, the most loaded first, and on each its experts, the largest first. While the
-// rank is above T it exports to the rank with most room below T that has a free slot and not this expert, as many
-// tokens as excess, room and expert permit, but no fewer than min_tokens_per_replica. It fails when a rank stays above.
+// Method. Search for the least target T that a greedy attempt can meet:
+//   1. try T = ⌈1.01·⌈mean⌉⌉ and accept the attempt if it succeeds;
+//   2. otherwise bisect T between ⌈mean⌉ and the largest load, which needs no guests.
+// An attempt visits the ranks above T, most loaded first, and their experts, largest first. While the rank is above T,
+// it exports tokens to the rank with the most room below T that has a free slot and not this expert: as many as excess,
+// room and expert permit, but at least min_tokens_per_replica. The attempt fails if a rank stays above T.
 //
-// Complexity. An attempt costs O(E + exports·R); exports are at most R·G, attempts at most 1 + log₂ of the largest
-// load. Guarantee. None but that no rank is above T, and T never above the largest load without guests.
+// Complexity. An attempt costs O(E + exports·R), with at most R·G exports. Without retries there are at most 3 +
+// log₂(largest load) attempts. Guarantee. No rank load exceeds T or the largest load without guests.
 //
-// From the public code rather than the paper as told to us: a home keeps one token of every expert that has any
-// (allow_zero_master_quota is off by default); ranks are visited in the order of their loads before any export. That
-// code takes a failed 1.01 up by 1 % of the largest load at most twice before it searches, to save time on a GPU:
-// retries_before_search has that, and is 0 here, for the better plan. It probes five targets at once where we bisect.
+// Some rules follow the public code, not the paper's description: a home keeps one token of every expert that has any
+// (allow_zero_master_quota is off by default), and ranks are visited by initial load. If 1.01 fails, that code raises
+// the target at most twice by 1 % of the largest load before it searches, to save time on a GPU. retries_before_search
+// does this; the default 0 gives the better plan. That code probes five targets at once; we bisect.
 //
-// As a plan. Tokens go to replicas by route_tokens, not in the proportions of its reroute kernel. One scale-up domain
-// is the whole group, as in its EP64 on one rack-scale node; inside_nodes searches every node for itself, as it would
-// run where NVLink ends at the node. Its copies' relay trees are paths, not plan: send_by_relays().
+// As a plan. route_tokens routes tokens to replicas, not in the proportions of UltraEP's reroute kernel. The whole
+// group is one scale-up domain, as in its EP64 on one rack-scale node; inside_nodes searches each node separately, as
+// if NVLink ended at the node. The relay trees of its copies are paths, not part of the plan: send_by_relays().
 //
-// The minimum of 1,024 tokens is its default, for 65,536 tokens per rank and more. Micro-steps here can be far smaller,
-// where it leaves most of the imbalance: `ultraep` is registered without one, and `ultraep-minimum` with it.
+// The minimum of 1,024 tokens is its default, for 65,536 or more tokens per rank. Micro-steps here can be far smaller,
+// and the minimum then leaves most of the imbalance. `ultraep` is registered without it, `ultraep-minimum` with it.
 
 #include <cstdint>
 #include <memory>
@@ -37,7 +37,7 @@
 namespace foremoe {
 
 struct UltraEpOptions {
-  double tolerance = 0.01;                     // of the first target above ⌈mean⌉
+  double tolerance = 0.01;                     // of the first target, relative to ⌈mean⌉
   std::int64_t min_tokens_per_replica = 1024;  // 1: none
   bool keep_a_token_at_home = true;
   int retries_before_search = 0;  // the public code: 2
@@ -45,13 +45,13 @@ struct UltraEpOptions {
   double planning_us = 72;  // published: 67 to 78 over three loads, for EP64, 256 experts and 2 guest slots on the GPU
 };
 
-// Its weight_sync by default (csrc/kernels/task_build.cu): with n ≥ 6 copies of an expert, its home sends ⌊√n⌋ ≤ 8 of
-// them. Those go to the ranks that send least so far, experts by home; the other copies come from these relays in turn,
-// then from whichever sends least. A relay passes chunks on as they arrive. With fewer copies, or for gradients, each
-// crosses the home's link.
+// UltraEP's default weight_sync (csrc/kernels/task_build.cu). The home sends only ⌊√n⌋ ≤ 8 of an expert's n ≥ 6 copies,
+// to the ranks that send least so far, with experts in order of home. These relays send the other copies: one each in
+// turn, then always the relay that sends least. A relay forwards chunks as they arrive. With fewer copies, and for
+// gradients, each crosses the home's link.
 void send_by_relays(const CopiesOfExpert& copies, std::span<int> sent);
 
-// `ultraep` without a minimum, else `ultraep-minimum`.
+// Named `ultraep` without a minimum, else `ultraep-minimum`.
 std::unique_ptr<Policy> make_ultraep(const UltraEpOptions& options = {});
 
 }  // namespace foremoe

@@ -47,7 +47,7 @@ struct Guest {
 
 void PrintTo(const Guest& g, std::ostream* out) { *out << g.tokens << " of " << g.expert << " on " << g.rank; }
 
-// Of the first layer and micro-step.
+// Returns the guests of the first layer and micro-step.
 std::vector<Guest> guests(const StepPlan& plan) {
   std::vector<Guest> found;
   for (int r = 0; r < plan.num_ranks(); ++r) {
@@ -60,57 +60,57 @@ std::vector<Guest> guests(const StepPlan& plan) {
   return found;
 }
 
-// Homes have 90, 30 and 30 tokens, in the mean 50; ⌈1.01 · 50⌉ = 51. Rank 0 is 39 above. Its largest expert, 0, goes to
-// rank 1 (of two with room for 21, the lower) with 21 tokens, and with the other 18 to rank 2: 51, 51, 48.
+// Homes have 90, 30 and 30 tokens, with mean 50; ⌈1.01 · 50⌉ = 51. Rank 0 exceeds it by 39. 21 tokens of its largest
+// expert, 0, go to rank 1 (the lower of two with room for 21), and the other 18 to rank 2: 51, 51, 48.
 TEST(UltraEp, ExportsTheLargestExpertsOfOverloadedRanksToTheRankWithMostRoom) {
   const StepPlan plan = plan_of(kNoMinimum, test::load_of(3, {{60, 30, 20, 10, 20, 10}}), 1);
   EXPECT_THAT(guests(plan), ElementsAre(Guest{0, 1, 21}, Guest{0, 2, 18}));
   EXPECT_EQ(plan.max_load(0, 0), Tokens{51});
 }
 
-// Rank 0 has 90 of 90 tokens in three equal experts, rank 1 one slot: of one expert 29 can leave, so that no target
-// below 61 can be met, 46 = ⌈1.01 · 45⌉ first of all. With an empty home 30 can leave.
-TEST(UltraEp, SearchesForTheLeastTargetWhereOnePercentAboveTheMeanCannotBeMet) {
+// Rank 0 has all 90 tokens in three equal experts; rank 1 has one slot. At most 29 tokens of one expert can leave, so
+// no target below 61 is feasible, including the first, 46 = ⌈1.01 · 45⌉. With an empty home, 30 can leave.
+TEST(UltraEp, SearchesForTheLeastTargetIfOnePercentAboveTheMeanFails) {
   const LoadTable load = test::load_of(2, {{30, 30, 30, 0, 0, 0}});
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 1)), ElementsAre(Guest{0, 1, 29}));
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 1, .keep_a_token_at_home = false}, load, 1)),
               ElementsAre(Guest{0, 1, 30}));
 }
 
-// As the first example. With 20 as the minimum: 51 fails, as 18 tokens are too few, for either expert. Halving 50…90:
-// 70 is met (20 to rank 1), 60 too (30 to rank 1), but 55 leaves 10, 58 leaves 4 and 59 leaves 2 that may not go.
+// The first example with a minimum of 20. 51 fails, as 18 tokens of either expert are too few. Bisecting 50…90, 70 (20
+// to rank 1) and 60 (30 to rank 1) succeed; 55, 58 and 59 fail, as they leave 10, 4 and 2 tokens that may not move.
 TEST(UltraEp, ExportsNoFewerTokensThanTheMinimum) {
   const StepPlan plan = plan_of({.min_tokens_per_replica = 20}, test::load_of(3, {{60, 30, 20, 10, 20, 10}}), 1);
   EXPECT_THAT(guests(plan), ElementsAre(Guest{0, 1, 30}));
 }
 
-// With 25, 60 could be met as well, but 70, where the search begins, leaves 20: targets that can be met are not all
-// those above the least one, and the search ends without guests.
-TEST(UltraEp, MayFindNothingWithAMinimum) {
+// With a minimum of 25, target 60 would succeed, but 70, where the search begins, leaves 20 tokens and fails. Feasible
+// targets are not all those above the smallest, and the search ends without guests.
+TEST(UltraEp, MayFindNoGuestsWithAMinimum) {
   const LoadTable load = test::load_of(3, {{60, 30, 20, 10, 20, 10}});
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 25}, load, 1)), ElementsAre());
 }
 
-// 9,000 tokens on rank 0: 4,545 cannot be met, as no more than 4,349 of one expert can leave. The least target is
-// 4,651. Raised by 90, 1 % of 9,000, it is 4,635, which cannot be met either, then 4,725: 4,275 leave.
-TEST(UltraEp, RaisesTheFirstTargetInsteadOfSearchingWhenAskedTo) {
+// Rank 0 has 9,000 tokens. The target 4,545 fails, as at most 4,349 tokens of one expert can leave; the smallest
+// feasible target is 4,651. Raised by 90, 1 % of 9,000, it is 4,635 and fails, then 4,725: 4,275 leave.
+TEST(UltraEp, RaisesTheFirstTargetBeforeSearchingOnRequest) {
   const LoadTable load = test::load_of(2, {{4350, 4350, 300, 0, 0, 0}});
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 1)), ElementsAre(Guest{0, 1, 4349}));
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 1, .retries_before_search = 2}, load, 1)),
               ElementsAre(Guest{0, 1, 4275}));
 }
 
-TEST(UltraEp, StaysInsideNodesWhenAskedTo) {
+TEST(UltraEp, ExportsOnlyInsideNodesOnRequest) {
   const LoadTable load = test::load_of(4, {{40, 0, 90, 70}}, 2);  // one expert per rank, two ranks per node
-  // 50 = mean; 51 is met by exporting 39 of expert 2 to rank 1 and of expert 3 first 11 to rank 0, then 8 to rank 1.
+  // The mean is 50, the target 51: 39 of expert 2 go to rank 1; of expert 3, 12 to rank 1, then 7 to rank 0.
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 2)),
               UnorderedElementsAre(Guest{2, 1, 39}, Guest{3, 1, 12}, Guest{3, 0, 7}));
-  // Means 20 and 80: 21 by 19 of expert 0 to rank 1; 81 by 9 of expert 2 to rank 3.
+  // The means are 20 and 80, the targets 21 and 81: 19 of expert 0 go to rank 1, 9 of expert 2 to rank 3.
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 1, .inside_nodes = true}, load, 2)),
               UnorderedElementsAre(Guest{0, 1, 19}, Guest{2, 3, 9}));
 }
 
-TEST(UltraEp, TakesTheNodeAsItsDomainByName) {
+TEST(UltraEp, SetsItsDomainByName) {
   const std::unique_ptr<Policy> policy = make_ultraep(kNoMinimum);
   std::vector<Option> options = policy->options();
   option_named(options, "inside_nodes").set("1");
@@ -119,7 +119,7 @@ TEST(UltraEp, TakesTheNodeAsItsDomainByName) {
               UnorderedElementsAre(Guest{0, 1, 19}, Guest{2, 3, 9}));
 }
 
-TEST(UltraEp, PlansForTheTimeThatItIsGiven) {
+TEST(UltraEp, ChargesTheGivenPlanningTime) {
   const std::unique_ptr<Policy> policy = make_ultraep(kNoMinimum);
   EXPECT_DOUBLE_EQ(policy->online().planning_seconds, 72e-6);
   std::vector<Option> options = policy->options();
@@ -127,7 +127,7 @@ TEST(UltraEp, PlansForTheTimeThatItIsGiven) {
   EXPECT_DOUBLE_EQ(policy->online().planning_seconds, 2.5e-6);
 }
 
-TEST(UltraEp, CopiesNothingWhereRanksAreBalanced) {
+TEST(UltraEp, CopiesNothingIfRanksAreBalanced) {
   EXPECT_THAT(guests(plan_of(kNoMinimum, test::load_of(2, {{50, 50, 51, 50}}), 2)), ElementsAre());
 }
 
@@ -142,16 +142,16 @@ TEST(UltraEp, IsNeverWorseThanWithoutGuests) {
   }
 }
 
-TEST(UltraEp, CopiesAfterTheRouterSoThatItsTimeIsOnTheWayToTheExperts) {
+TEST(UltraEp, CopiesAfterTheRouterAndChargesThePublishedPlanningTime) {
   const OnlineWork work = make_ultraep()->online();
   EXPECT_TRUE(work.copies_after_router);
   EXPECT_GE(work.planning_seconds, 67e-6);
   EXPECT_LE(work.planning_seconds, 78e-6);
 }
 
-// The paper's table: EP64, 256 experts, 2 guest slots; from ρ to 1.01 with so many replicas. Its loads are not
-// published to us: here popularity ∝ rank^−skew in a new order for every micro-step, the skew such that the mean ρ is
-// that of the table.
+// The paper's table for EP64, 256 experts and 2 guest slots: the replicas needed to reduce ρ to 1.01. Its loads are
+// unpublished. Here popularity ∝ rank^−skew in a new order for every micro-step, with a skew that reproduces the
+// table's mean ρ.
 TEST(UltraEp, NeedsAsManyReplicasAsPublished) {
   struct Row {
     double skew;
@@ -174,8 +174,8 @@ TEST(UltraEp, NeedsAsManyReplicasAsPublished) {
   }
 }
 
-// Reference figures of such a search on the project's load tables, made by other code, which was not kept: ρ mean and
-// max, copies per event.
+// Reference figures of an independent implementation of this search, which was not kept, on the project's load tables:
+// mean and max ρ, copies per event.
 struct Reference {
   const char* table;
   int guest_slots;

@@ -13,7 +13,7 @@ namespace foremoe::finemoe {
 
 namespace {
 
-// Whether expert a has more tokens per replica than b; of two equals the one with the lower id.
+// Whether expert a has more tokens per replica than b; ties go to the lower id.
 bool denser(std::span<const std::int64_t> load, std::span<const int> counts, int a, int b) {
   const auto of_a = static_cast<long double>(load[a]) * counts[b];  // exact: 64 bits of mantissa
   const auto of_b = static_cast<long double>(load[b]) * counts[a];
@@ -25,7 +25,7 @@ void shuffle(std::span<T> items, Random& random) {
   for (std::size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random.below(i)]);
 }
 
-// Experts by local index: those in `experts[i]` have `counts` replicas each, all at index i.
+// Experts grouped by local index. An expert of experts_[i] has counts_ replicas, all at index i.
 class Indices {
  public:
   Indices(std::span<const std::int64_t> load, std::span<const int> counts, const AsymmetricShape& shape)
@@ -81,7 +81,7 @@ class Indices {
   std::span<const std::int64_t> load_;
   std::vector<int> counts_;  // [expert]
   int num_ranks_;
-  std::vector<int> room_;                  // [local index], ranks left
+  std::vector<int> room_;                  // [local index], free ranks
   std::vector<std::vector<int>> experts_;  // [local index]
 };
 
@@ -105,7 +105,7 @@ std::int64_t ceil_mean(std::span<const std::int64_t> load, std::size_t num_ranks
 std::vector<int> replica_counts(std::span<const std::int64_t> expert_load, const AsymmetricShape& shape) {
   std::vector<int> counts(expert_load.size(), 1);
   const auto later = [&](int a, int b) { return denser(expert_load, counts, b, a); };
-  std::priority_queue<int, std::vector<int>, decltype(later)> heap(later);  // experts with less than R replicas
+  std::priority_queue<int, std::vector<int>, decltype(later)> heap(later);  // experts with fewer than R replicas
   if (shape.num_ranks > 1) {
     for (int e = 0; e < std::ssize(counts); ++e) heap.push(e);
   }
@@ -172,7 +172,7 @@ Array<ExpertId, 3> replace_adaptively(const ReplacementProblem& problem, const R
   std::vector<std::int64_t> predicted(problem.predicted_load.begin(), problem.predicted_load.end());
   for (std::size_t m = 0; m < num_micro_steps; ++m) {
     if (m > 0 && m % static_cast<std::size_t>(options.interval) == 0) {
-      std::ranges::fill(predicted, 0);  // sums in place of averages: the unit does not matter
+      std::ranges::fill(predicted, 0);  // sums replace averages: the unit does not matter
       for (std::size_t seen = m - std::min(m, static_cast<std::size_t>(options.window)); seen < m; ++seen) {
         std::ranges::transform(predicted, problem.load.row(seen), predicted.begin(), std::plus<>{});
       }

@@ -1,28 +1,27 @@
 #pragma once
 
-// FineMoE's asymmetric placement (§6.3): replicas where expected loads call for them.
+// FineMoE's asymmetric placement (§6.3): replicas placed by expected loads.
 //
-// Problem. From what every expert is expected to serve, choose how many replicas it gets and which ranks hold them, so
-// that the largest density of an induced subgraph (eq. 3: what LP 1 can reach) is least.
+// Problem. From every expert's expected load, choose its number of replicas and their ranks so that the largest density
+// of an induced subgraph (eq. 3, the optimum of LP 1) is least.
 //
 // Method. Two steps, as published:
-//   1. counts: one replica each, then again and again one more to the expert with the most tokens per replica (a heap);
-//   2. Monte Carlo: of many random placements of these counts the one whose density is least.
-// The density of each is found by our exact assignment, which attains ⌈eq. 3⌉; the paper does not say how it computes
-// it.
+//   1. counts: one replica each, then repeatedly one more for the expert with the most tokens per replica (a heap);
+//   2. Monte Carlo: among many random placements of these counts, the one with the least density.
+// Our exact assignment, which attains ⌈eq. 3⌉, computes each density; the paper does not specify a method.
 //
-// Inferred. An expert gets at most one replica per rank. Ties in step 1 go to the lowest id. How a placement is drawn
-// follows the rule of consistent indices (§B.3), by which all replicas of an expert have the same local index on their
-// ranks: index by index, ranks in random order are given to the experts of this index one after the other. Experts come
-// to indices most replicas first, each to a random one of those that have room for all of its replicas; where none has,
-// to one with the most room, and what does not fit goes to the expert with the most tokens per replica of the index
-// that has cells left. So no rank holds an expert twice, and no repair is needed. The number of samples is ours; the
-// search ends with a sample at ⌈mean⌉, below which there is nothing.
+// Inferred. An expert gets at most one replica per rank. Ties in step 1 go to the lowest id. Random placements follow
+// the rule of consistent indices (§B.3): all replicas of an expert have the same local index on their ranks. Experts,
+// those with the most replicas first, each take a random index with room for all of their replicas. If there is none,
+// the expert takes the index with the most room and loses the replicas that do not fit. Cells left at an index go to
+// its expert with the most tokens per replica. Then, index by index, ranks in random order are dealt to its experts. So
+// no rank holds an expert twice, and no repair is needed. The number of samples is ours. Sampling ends at a density of
+// ⌈mean⌉, the lower bound.
 //
-// A plan of residency `free` numbers slots in its own way (an expert that stays keeps its slot), so the rule shows in
-// which placements are possible, not in slot numbers.
+// A plan of residency `free` numbers slots in its own way (an expert that stays keeps its slot), so the rule determines
+// which placements are possible, not slot numbers.
 //
-// Cost. O(samples · (R · slots + an exact assignment)) per layer.
+// Complexity. O(samples · (R · slots + an exact assignment)) per layer.
 
 #include <cstdint>
 #include <span>
@@ -38,53 +37,52 @@ struct AsymmetricShape {
   int slots_per_rank = 1;  // E/R + G
 };
 
-// Step 1. [expert], at least 1 and at most R each, together R · slots_per_rank unless each has R.
+// Step 1. Returns replica counts, [expert]: 1 to R each, R · slots_per_rank in total unless all experts have R.
 std::vector<int> replica_counts(std::span<const std::int64_t> expert_load, const AsymmetricShape& shape);
 
-// One draw of step 2: [rank][local index], kNoExpert where even R replicas of every expert leave cells empty.
+// Draws one sample of step 2: [rank][local index]. Cells are kNoExpert if R replicas of every expert do not fill them.
 Array<ExpertId, 2> draw_placement(std::span<const std::int64_t> expert_load, std::span<const int> counts,
                                   const AsymmetricShape& shape, Random& random);
 
-// ⌈eq. 3⌉: the least largest rank load that a placement permits, in tokens. Every expert is in it.
+// Returns ⌈eq. 3⌉: the smallest maximum rank load that a placement of all experts permits, in tokens.
 std::int64_t largest_density(ArrayView<const ExpertId, 2> placement, std::span<const std::int64_t> expert_load);
 
 inline constexpr int kPlacementSamples = 500;
 
-// Both steps.
+// Runs both steps.
 Array<ExpertId, 2> asymmetric_placement(std::span<const std::int64_t> expert_load, const AsymmetricShape& shape,
                                         Random& random, int num_samples = kPlacementSamples);
 
-// FineMoE's adaptive replacement (§6.4): when the placement no longer fits the loads that are to be expected, place
-// anew.
+// FineMoE's adaptive replacement (§6.4): computes a new placement when the current one no longer fits expected loads.
 //
-// Rule. At every `interval`, predict the loads to come by a moving average of those seen, and evaluate the current
-// placement on the prediction by eq. 3. When the largest rank load that it permits is above `threshold` times the mean,
-// take a new asymmetric placement for the prediction.
+// Rule. At every `interval`, predict the coming loads by a moving average of past loads, and evaluate the current
+// placement on the prediction by eq. 3. If the largest rank load that it permits is above `threshold` times the mean,
+// compute a new asymmetric placement for the prediction.
 //
-// As a plan has it. The paper counts iterations, each of many micro-batches, and a plan is of one step; here the
-// interval and the average count micro-steps, so that a long step may replace inside itself. Before the first
-// micro-step the prediction is the caller's: the former step's mean, or that of this step, which foresight permits. The
-// paper names no threshold; 50 iterations are its recommended interval.
+// As a plan. The paper counts iterations of many micro-batches, but a plan covers one step. Here the interval and the
+// average count micro-steps, so a long step may replace its placement. Before the first micro-step, the caller provides
+// the prediction: the previous step's mean, or this step's, which foresight permits. The paper gives no threshold, and
+// recommends an interval of 50 iterations.
 
 struct ReplacementOptions {
   double threshold = 1.005;  // largest rank load ÷ mean, by eq. 3
   int interval = 50;         // micro-steps, ≥ 1
-  int window = 50;           // micro-steps of the moving average, ≥ 1
+  int window = 50;           // micro-steps in the moving average, ≥ 1
   int num_samples = kPlacementSamples;
 };
 
-// Whether the placement permits no largest rank load of at most ⌈threshold · mean⌉.
+// Whether the smallest maximum rank load that the placement permits is above ⌈threshold · mean⌉.
 bool needs_replacement(ArrayView<const ExpertId, 2> placement, std::span<const std::int64_t> predicted_load,
                        double threshold);
 
 struct ReplacementProblem {
-  ArrayView<const std::int64_t, 2> load;         // [micro_step][expert], tokens; looked at only when it has been seen
-  std::span<const std::int64_t> predicted_load;  // [expert], before the first micro-step; the unit does not matter
-  ArrayView<const ExpertId, 2> initial;          // [rank][slot]; empty: nothing is placed yet
+  ArrayView<const std::int64_t, 2> load;         // [micro_step][expert], tokens; only past micro-steps are read
+  std::span<const std::int64_t> predicted_load;  // [expert], before the first micro-step, in any unit
+  ArrayView<const ExpertId, 2> initial;          // [rank][slot]; empty: no placement so far
   AsymmetricShape shape;
 };
 
-// [micro_step][rank][slot]
+// Returns [micro_step][rank][slot].
 Array<ExpertId, 3> replace_adaptively(const ReplacementProblem& problem, const ReplacementOptions& options,
                                       Random& random);
 

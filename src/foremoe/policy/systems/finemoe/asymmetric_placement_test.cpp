@@ -14,8 +14,8 @@ using Loads = std::vector<std::int64_t>;
 using testing::Each;
 using testing::ElementsAre;
 
-TEST(ReplicaCounts, GoAgainAndAgainToTheExpertWithTheMostTokensPerReplica) {
-  // 12 → 6 → 4 tokens per replica, then 5 → 2.5, then 4 (expert 0) before 3
+TEST(ReplicaCounts, GoToTheExpertWithTheMostTokensPerReplica) {
+  // Expert 0 falls to 6 and 4 tokens per replica, expert 1 from 5 to 2.5. Then expert 0 (4) is before expert 2 (3).
   EXPECT_THAT(replica_counts(Loads{12, 5, 3, 1}, {.num_ranks = 4, .slots_per_rank = 2}), ElementsAre(4, 2, 1, 1));
   EXPECT_THAT(replica_counts(Loads{12, 5, 3, 1}, {.num_ranks = 2, .slots_per_rank = 3}), ElementsAre(2, 2, 1, 1));
 }
@@ -26,11 +26,11 @@ TEST(ReplicaCounts, AreAtMostOnePerRank) {
   EXPECT_THAT(replica_counts(Loads{5, 0, 0, 0}, {.num_ranks = 3, .slots_per_rank = 2}), ElementsAre(3, 1, 1, 1));
 }
 
-TEST(ReplicaCounts, GoToTheLowestIdAmongEquals) {
+TEST(ReplicaCounts, GoToTheLowestIdOnTies) {
   EXPECT_THAT(replica_counts(Loads{4, 4, 4}, {.num_ranks = 2, .slots_per_rank = 2}), ElementsAre(2, 1, 1));
 }
 
-// §B.3, and what the counts say wherever they fit.
+// Consistent indices (§B.3); the total of the counts is kept.
 TEST(DrawPlacement, GivesAllReplicasOfAnExpertTheSameLocalIndex) {
   Random random(1);
   for (int n = 0; n < 300; ++n) {
@@ -59,10 +59,10 @@ TEST(DrawPlacement, GivesAllReplicasOfAnExpertTheSameLocalIndex) {
   }
 }
 
-TEST(DrawPlacement, KeepsTheCountsWhereTheyFitAndElseGivesTheRestToTheDensestOfTheIndex) {
+TEST(DrawPlacement, KeepsCountsThatFitAndGivesOtherCellsToTheDensestExpert) {
   Random random(1);
   const Loads load{9, 6, 5};
-  // two indices of three ranks: 2 + 1 and 3
+  // Two indices of three ranks hold 2 + 1 and 3 replicas.
   auto count_of = [&](const std::vector<int>& counts) {
     std::vector<std::size_t> held;
     for (const auto& ranks :
@@ -72,7 +72,7 @@ TEST(DrawPlacement, KeepsTheCountsWhereTheyFitAndElseGivesTheRestToTheDensestOfT
     return held;
   };
   EXPECT_THAT(count_of({3, 2, 1}), ElementsAre(3, 2, 1));
-  EXPECT_THAT(count_of({2, 2, 2}), testing::Contains(3));  // 2 and 2 part, the third has room for 1, one cell is left
+  EXPECT_THAT(count_of({2, 2, 2}), testing::Contains(3));  // two get an index each, the third 1 cell; 1 is left
 }
 
 TEST(LargestDensity, IsEquation3) {
@@ -114,7 +114,7 @@ TEST(AsymmetricPlacement, BalancesEverySkewOfEightRanksWithThirtyTwoExperts) {
   }
 }
 
-// Four experts on two ranks: {0, 1} and {2, 3}, one guest slot each that holds 2 and 1.
+// Four experts on two ranks: homes {0, 1} and {2, 3}, guests 2 and 1.
 Array<ExpertId, 2> two_ranks() {
   Array<ExpertId, 2> placement({2, 3});
   const int experts[] = {0, 1, 2, 2, 3, 1};
@@ -122,7 +122,7 @@ Array<ExpertId, 2> two_ranks() {
   return placement;
 }
 
-TEST(AdaptiveReplacement, AsksWhetherThePlacementPermitsTheThreshold) {
+TEST(AdaptiveReplacement, ReplacesOnlyIfThePlacementExceedsTheThreshold) {
   EXPECT_FALSE(needs_replacement(two_ranks(), Loads{10, 5, 5, 10}, 1.0));
   EXPECT_TRUE(needs_replacement(two_ranks(), Loads{30, 0, 0, 10}, 1.4));
   EXPECT_FALSE(needs_replacement(two_ranks(), Loads{30, 0, 0, 10}, 1.5));
@@ -152,7 +152,7 @@ class Replacing : public testing::Test {
                               options, random);
   }
   const Loads even{10, 5, 5, 10};
-  const Loads skewed{30, 0, 0, 10};  // wants expert 0 on both ranks
+  const Loads skewed{30, 0, 0, 10};  // calls for expert 0 on both ranks
 };
 
 TEST_F(Replacing, KeepsAPlacementThatIsGoodEnough) {
@@ -161,19 +161,19 @@ TEST_F(Replacing, KeepsAPlacementThatIsGoodEnough) {
   EXPECT_TRUE(same(placements, 0, 3));
 }
 
-TEST_F(Replacing, ReplacesBeforeTheFirstMicroStepWhenThePredictionSaysSo) {
+TEST_F(Replacing, ReplacesBeforeTheFirstMicroStepIfThePredictionRequiresIt) {
   const auto placements = replace({even, even}, skewed, true, {});
   EXPECT_FALSE(std::ranges::equal(placements.view()[0].flat(), two_ranks().flat()));
   EXPECT_FALSE(needs_replacement(placements.view()[0], skewed, 1.0));
 }
 
-TEST_F(Replacing, PlacesWhereNothingIsPlaced) {
+TEST_F(Replacing, PlacesWithoutAnInitialPlacement) {
   const auto placements = replace({even}, even, false, {});
   EXPECT_FALSE(needs_replacement(placements.view()[0], even, 1.0));
 }
 
 TEST_F(Replacing, LooksEveryIntervalAtTheWindowBehindIt) {
-  // The skew of micro-step 1 is seen at 2; an average over all that was seen would stay under the threshold.
+  // Micro-step 2 sees the skew of micro-step 1. An average over all past micro-steps would not reach the threshold.
   const auto placements =
       replace({even, skewed, even, even}, even, true, {.threshold = 1.4, .interval = 2, .window = 1});
   EXPECT_TRUE(same(placements, 0, 1));

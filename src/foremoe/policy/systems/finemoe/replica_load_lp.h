@@ -3,25 +3,25 @@
 // FineMoE's token scheduling as a linear program (§5.1, appendix A.1), solved by CLP's dual simplex
 // (clp/replica_load_lp.cpp).
 //
-// LP 1. Minimise the largest rank load: variables x (tokens of each replica) and comp, such that the replicas of an
-// expert serve its load and those of a rank at most comp.
+// LP 1. Minimise the largest rank load. The variables are x (tokens of each replica) and comp; the replicas of an
+// expert serve its load, and those of a rank at most comp.
 //
-// LP 4. Minimise comp + α·comm. With local(e, g) ≤ min(x(e, g), input(e, g)), the tokens of expert e that source g
-// serves itself, rank g sends Σ_e input(e, g) − Σ_e local(e, g) and receives Σ_e x(e, g) − Σ_e local(e, g); comm is the
-// largest of all of these. comm is minimised, so local reaches the minimum wherever that matters. By nodes the same:
-// what is local to a node is at most its replicas' and at most its sources' tokens of an expert, and
+// LP 4. Minimise comp + α·comm. Let local(e, g) ≤ min(x(e, g), input(e, g)) be the tokens of expert e that source g
+// serves itself. Then rank g sends Σ_e input(e, g) − Σ_e local(e, g) and receives Σ_e x(e, g) − Σ_e local(e, g); comm
+// is the largest of all of these. Minimising comm makes local equal the minimum wherever that matters. Nodes likewise:
+// the tokens of an expert local to a node are at most its replicas' and at most its sources', and the objective is to
 //   minimise comp + α1·comm + α2·comm_nodes,
-// where comm_nodes is the most that a node sends to or receives from others, divided by the ranks of a full node: the
-// unit of comm when every rank has its share of the node's links.
+// where comm_nodes is the most that a node sends to or receives from others, divided by the ranks of a full node. This
+// is the unit of comm when every rank has its share of the node's links.
 //
-// Inferred. (1) The paper's send sums over the experts that g holds; tokens of the others leave g as well, so here it
-// sums over all. (2) "Split the communication time into intra-node and inter-node": x does not say which rank's tokens
-// leave the node, so what is counted inside is all that leaves a rank, and between nodes all that leaves a node. With
-// one node this is LP 4 with α = α1. The paper's levels (figure 17): α1 = α2 = 0 neither, α1 = 0.1 ranks, α2 = 1 also
-// nodes.
+// Inferred. (1) The paper's send sums over the experts that g holds. Tokens of other experts leave g as well, so we sum
+// over all. (2) "Split the communication time into intra-node and inter-node": x does not determine which rank's tokens
+// leave the node, so comm counts everything that leaves a rank, and comm_nodes everything that leaves a node. With one
+// node this is LP 4 with α = α1. The paper's levels (figure 17) count neither (α1 = α2 = 0), ranks (α1 = 0.1), or both
+// (α2 = 1).
 //
-// Warm start, as in the paper: from micro-step to micro-step only bounds change, and the basis stays dual feasible. The
-// paper uses HiGHS.
+// Warm start, as in the paper: only bounds change between micro-steps, so the basis stays dual feasible. The paper uses
+// HiGHS.
 //
 // Size. LP 1: one variable per replica, one row per expert and per rank. LP 4: about three times that.
 
@@ -42,23 +42,23 @@ struct CommunicationWeights {
 
 class ReplicaLoadLp {
  public:
-  static bool is_available();  // false in a build without CLP, in which nothing else here may be called
+  static bool is_available();  // false in a build without CLP; then nothing else may be called
 
-  // LP 1 without weights, else LP 4. For one placement; the graph is not kept.
+  // Builds LP 1 without weights, LP 4 with weights, for one placement. Keeps no reference to the graph.
   ReplicaLoadLp(const planner::ReplicaGraph& graph, const Topology& topology,
                 std::optional<CommunicationWeights> weights);
   ~ReplicaLoadLp();
   ReplicaLoadLp(ReplicaLoadLp&&) noexcept;
 
-  // `input` is [source rank][expert], tokens. False when CLP does not end with an optimum.
+  // `input` is [source rank][expert], tokens. Returns false if CLP ends without an optimum.
   bool solve(ArrayView<const std::int64_t, 2> input);
 
   double objective() const;                       // of the last solution, tokens
-  std::span<const double> replica_loads() const;  // x, [slot] of the graph, not whole; 0 in empty slots
+  std::span<const double> replica_loads() const;  // x, [slot] of the graph, fractional; 0 in empty slots
   double largest_rank_load() const;               // comp
 
  private:
-  struct Program;  // in clp/; no_clp/ stands in where CLP is not built in
+  struct Program;  // defined in clp/, or in no_clp/ for a build without CLP
   std::unique_ptr<Program> program_;
 };
 

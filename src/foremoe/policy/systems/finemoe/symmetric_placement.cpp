@@ -75,14 +75,14 @@ std::vector<AbelianGroup> abelian_groups(int order) {
 
 namespace {
 
-using Block = std::vector<int>;  // elements of a group, beginning with the unit
+using Block = std::vector<int>;  // elements of a group, identity first
 
 constexpr int kCandidates = 400;
-constexpr double kSame = 1e-9;  // eigenvalues that differ by less are equal: the first candidate stays
+constexpr double kSame = 1e-9;  // smaller differences of eigenvalues are ties, which the first candidate wins
 
-// The second eigenvalue of the graph that joins the ranks of every translate, or something that is no less than
-// `enough`. Characters are its eigenvectors, and each eigenvalue is the sum over blocks and ordered pairs x ≠ y of the
-// real part of χ(x)·χ(y)⁻¹. `cosine` is [order], of that part of a full turn.
+// Returns the second-largest eigenvalue of the graph that connects the ranks of every translate, or any value ≥
+// `enough` if it is at least that. Characters are the eigenvectors. Each eigenvalue is the sum over blocks and ordered
+// pairs x ≠ y of the real part of χ(x)·χ(y)⁻¹. `cosine` is [order]: cos(2π·i ÷ order).
 double second_eigenvalue(const AbelianGroup& group, const std::vector<Block>& blocks, std::span<const double> cosine,
                          double enough) {
   const int order = group.order();
@@ -103,7 +103,7 @@ double second_eigenvalue(const AbelianGroup& group, const std::vector<Block>& bl
   return largest;
 }
 
-// `size` different elements, the unit first.
+// Returns `size` distinct elements, the identity first.
 Block random_block(int order, int size, Random& random) {
   Block block{0};
   while (std::ssize(block) < size) {
@@ -133,11 +133,11 @@ class SymmetricPlacement {
  private:
   void place_edges(int num_homes) {
     const int complete = 2 * num_homes / (num_ranks_ - 1);  // copies of the complete graph
-    int rest = 2 * num_homes % (num_ranks_ - 1);            // degree of what is left
+    int rest = 2 * num_homes % (num_ranks_ - 1);            // remaining degree
     const AbelianGroup cyclic({num_ranks_});
     for (int copy = 0; copy < complete; ++copy) {
       for (int s = 1; 2 * s < num_ranks_; ++s) place_translates(cyclic, {0, s});
-      // For an even number of ranks the edges to the opposite rank are still missing: half as many as translates.
+      // With an even number of ranks, two copies share one set of translates for the edges to opposite ranks.
       if (num_ranks_ % 2 == 0 && copy % 2 == 1) place_translates(cyclic, {0, num_ranks_ / 2});
     }
     if (num_ranks_ % 2 == 0 && complete % 2 == 1) {
@@ -147,7 +147,7 @@ class SymmetricPlacement {
     place_sparse_edges(rest / 2);
   }
 
-  // Degree 2·num_homes < R − 1.
+  // Places edges of degree 2·num_homes < R − 1.
   void place_sparse_edges(int num_homes) {
     if (num_homes == 0) return;
     if (num_homes == 1) {
@@ -162,7 +162,7 @@ class SymmetricPlacement {
     }
   }
 
-  // Of the tori and of random blocks in every group shape.
+  // Places the best of the tori and of random blocks in every group shape.
   void place_best(int num_homes) {
     const std::vector<AbelianGroup> groups = abelian_groups(num_ranks_);
     const AbelianGroup* best_group = nullptr;
@@ -196,8 +196,8 @@ class SymmetricPlacement {
     ++next_;
   }
 
-  // The edges (a, a + R/2) and (0, 1), (2, 3), …: cycles in which the two kinds take turns, each rank being the home of
-  // the edge by which it is left.
+  // Places the edges (a, a + R/2) and (0, 1), (2, 3), …. They form cycles that alternate between both kinds. Each rank
+  // is home of the edge by which the traversal leaves it.
   void place_opposites_and_neighbours() {
     std::vector<bool> left(num_ranks_);
     for (int start = 0; start < num_ranks_; ++start) {
@@ -216,7 +216,7 @@ class SymmetricPlacement {
   int num_ranks_;
   int replicas_;
   Array<RankId, 3> placement_;
-  int next_ = 0;  // home experts of every rank that have been placed
+  int next_ = 0;  // home experts placed so far on each rank
 };
 
 }  // namespace
@@ -243,7 +243,7 @@ namespace {
 
 constexpr int kShuffles = 20;
 
-// Experts are numbered home rank by home rank. Guest slots likewise: slot / slots_per_rank is the rank.
+// Experts are numbered by home rank, guest slots by rank: slot / slots_per_rank is the rank.
 class Shuffle {
  public:
   explicit Shuffle(const SymmetricShape& shape)
@@ -254,7 +254,7 @@ class Shuffle {
     for (std::size_t i = 0; i < guest_.size(); ++i) guest_[i] = static_cast<int>(i) / (shape.replicas - 1);
   }
 
-  // Whether no rank holds an expert twice in the end.
+  // Shuffles. Returns whether no rank holds an expert twice.
   bool deal(Random& random) {
     for (std::size_t i = guest_.size(); i > 1; --i) std::swap(guest_[i - 1], guest_[random.below(i)]);
     for (std::size_t s = 0; s < guest_.size(); ++s) {
@@ -284,7 +284,7 @@ class Shuffle {
  private:
   int rank(std::size_t slot) const { return static_cast<int>(slot) / slots_per_rank_; }
 
-  // Whether the rank of this slot holds the expert in no other.
+  // Whether the slot's rank holds the expert neither at home nor in another slot.
   bool fits(std::size_t slot, int expert) const {
     if (expert / homes_ == rank(slot)) return false;
     const std::size_t first = static_cast<std::size_t>(rank(slot)) * slots_per_rank_;

@@ -1,4 +1,4 @@
-// The examples of FineMoE's appendix B, and what holds for every shape.
+// Tests the examples of FineMoE's appendix B, and properties of every shape.
 
 #include "foremoe/policy/systems/finemoe/symmetric_placement.h"
 
@@ -15,7 +15,7 @@
 namespace foremoe::finemoe {
 namespace {
 
-using Edges = std::map<std::pair<int, int>, int>;  // pairs of ranks, lower first, and how many experts join them
+using Edges = std::map<std::pair<int, int>, int>;  // (lower rank, higher rank) → number of experts on both
 
 Edges edges_of(const SymmetricShape& shape) {
   Edges edges;
@@ -23,7 +23,7 @@ Edges edges_of(const SymmetricShape& shape) {
   return edges;
 }
 
-// [i] = the most edges inside any set of i ranks.
+// Returns [i]: the largest number of edges inside any set of i ranks.
 std::vector<int> most_edges_inside(const Edges& edges, int num_ranks) {
   std::vector<int> most(num_ranks + 1);
   for (unsigned set = 0; set < 1U << num_ranks; ++set) {
@@ -61,7 +61,7 @@ TEST(SymmetricPlacement, IsCompleteBipartiteOfEightRanksWithSixteenExperts) {
   }
   const Edges edges = edges_of({.num_ranks = 8, .homes_per_rank = 2});
   EXPECT_EQ(edges, bipartite);
-  // "the maximum edge counts among all induced subgraphs with exactly i vertices is minimal": no random one has less
+  // "the maximum edge counts among all induced subgraphs with exactly i vertices is minimal": random ones are no better
   const std::vector<int> ours = most_edges_inside(edges, 8);
   EXPECT_THAT(ours, testing::ElementsAre(0, 0, 1, 2, 4, 6, 9, 12, 16));
   Random random(1);
@@ -83,15 +83,15 @@ TEST(SymmetricPlacement, IsACompleteGraphAndFourMoreEdgesOfEightRanksWithThirtyT
   EXPECT_EQ(edges_of({.num_ranks = 8, .homes_per_rank = 4}), complete);
 }
 
-TEST(SymmetricPlacement, RepeatsTheCompleteGraphAndPlacesTheRestAsAlone) {
-  // 128 experts on 8 ranks have degree 32: four complete graphs of degree 7, and K4,4 of degree 4.
+TEST(SymmetricPlacement, RepeatsTheCompleteGraphAndAddsTheGraphOfTheRest) {
+  // 128 experts on 8 ranks have degree 32: four complete graphs of degree 7, and K4,4 with degree 4.
   const Edges rest = edges_of({.num_ranks = 8, .homes_per_rank = 2});
   for (const auto& [ends, count] : edges_of({.num_ranks = 8, .homes_per_rank = 16})) {
     EXPECT_EQ(count, 4 + (rest.contains(ends) ? 1 : 0));
   }
 }
 
-TEST(SymmetricPlacement, GivesEveryRankItsHomesAndAsManyReplicasForAllPowersOfTwo) {
+TEST(SymmetricPlacement, GivesEveryRankEquallyManyReplicasForAllPowersOfTwo) {
   for (int ranks = 2; ranks <= 64; ranks *= 2) {
     for (int homes = 1; homes <= 32; homes *= 2) {
       for (const int replicas : {2, 3, 4}) {
@@ -114,8 +114,8 @@ TEST(SymmetricPlacement, GivesEveryRankItsHomesAndAsManyReplicasForAllPowersOfTw
   }
 }
 
-// Not only for powers of two: 6 ranks with 5 homes have two complete graphs, 7 with 3 have one, 12 with 9 one and more.
-TEST(SymmetricPlacement, JoinsAllRanksEquallyWhereTheCompleteGraphFits) {
+// Other numbers than powers of two: 6 ranks with 5 homes have two complete graphs, 7 with 3 have 1, 12 with 9 have 1.
+TEST(SymmetricPlacement, ConnectsAllPairsOfRanksIfTheCompleteGraphFits) {
   for (const auto& [ranks, homes, copies] : {std::tuple{6, 5, 2}, {7, 3, 1}, {5, 4, 2}, {12, 9, 1}, {2, 3, 6}}) {
     const Edges edges = edges_of({.num_ranks = ranks, .homes_per_rank = homes});
     EXPECT_EQ(std::ssize(edges), ranks * (ranks - 1) / 2);
@@ -123,7 +123,7 @@ TEST(SymmetricPlacement, JoinsAllRanksEquallyWhereTheCompleteGraphFits) {
   }
 }
 
-TEST(SymmetricPlacement, SaysWhichGuestSlotsItNeeds) {
+TEST(SymmetricPlacement, ReportsTheGuestSlotsThatItNeeds) {
   EXPECT_EQ(symmetric_obstacle(8, 4, 4), std::nullopt);
   EXPECT_EQ(symmetric_obstacle(8, 4, 28), std::nullopt);
   EXPECT_THAT(*symmetric_obstacle(8, 4, 0), testing::HasSubstr("d ≥ 2: 4, not 0"));
@@ -133,7 +133,7 @@ TEST(SymmetricPlacement, SaysWhichGuestSlotsItNeeds) {
 }
 
 // §7.3: random placement is "slightly worse" than symmetric.
-TEST(SymmetricPlacement, PermitsLowerRankLoadsThanARandomOneInTheMean) {
+TEST(SymmetricPlacement, PermitsLowerRankLoadsThanRandomPlacementOnAverage) {
   Random random(1);
   for (const auto& [ranks, homes] : {std::pair{8, 1}, {8, 2}, {8, 4}, {16, 2}}) {
     const SymmetricShape shape{.num_ranks = ranks, .homes_per_rank = homes};
@@ -145,13 +145,13 @@ TEST(SymmetricPlacement, PermitsLowerRankLoadsThanARandomOneInTheMean) {
       of_symmetric += static_cast<double>(test::densest_set(symmetric, load, ranks));
       of_random +=
           static_cast<double>(test::densest_set(test::holders_of(random_placement(shape, random)), load, ranks));
-      if (ranks == 16 && n == 9) break;  // 2^16 sets each
+      if (ranks == 16 && n == 9) break;  // each has 2^16 sets
     }
     EXPECT_LT(of_symmetric, of_random) << ranks << " ranks, " << homes << " homes";
   }
 }
 
-TEST(RandomPlacement, GivesEveryRankAsManyReplicasAndNoneTwice) {
+TEST(RandomPlacement, GivesEveryRankEquallyManyDistinctReplicas) {
   Random random(1);
   for (const auto& [ranks, homes, replicas] :
        {std::tuple{2, 1, 2}, {3, 1, 3}, {3, 2, 2}, {6, 2, 5}, {8, 16, 2}, {8, 4, 8}, {64, 2, 3}}) {
@@ -167,7 +167,7 @@ TEST(RandomPlacement, GivesEveryRankAsManyReplicasAndNoneTwice) {
   }
 }
 
-TEST(RandomPlacement, DiffersFromDrawToDraw) {
+TEST(RandomPlacement, DiffersBetweenDraws) {
   Random random(1);
   const SymmetricShape shape{.num_ranks = 8, .homes_per_rank = 4};
   EXPECT_NE(random_placement(shape, random), random_placement(shape, random));

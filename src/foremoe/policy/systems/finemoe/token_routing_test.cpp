@@ -14,7 +14,7 @@ Shipment shipment(int expert, int source, int replica, int rows) {
   return {.expert = ExpertId{expert}, .source = RankId{source}, .replica = RankId{replica}, .rows = Tokens{rows}};
 }
 
-// One expert, held by ranks 0, 1 and 3 of two nodes {0, 1} and {2, 3}; tokens 1, 4, 3, 2 from the sources.
+// One expert on ranks 0, 1 and 3 of two nodes, {0, 1} and {2, 3}. Sources have 1, 4, 3 and 2 tokens.
 struct OneExpert {
   OneExpert() {
     const int tokens[] = {1, 4, 3, 2};
@@ -45,10 +45,10 @@ TEST(Algorithm1, RoutesLocalTokensToLocalReplicasFirst) {
                           shipment(0, 2, 0, 1), shipment(0, 2, 3, 2)));
 }
 
-TEST(CommunicationVolume, IsWhatTheBusiestRankAndNodeSendOrReceive) {
+TEST(CommunicationVolume, CountsTheBusiestRankAndNode) {
   const OneExpert one;
   const Topology topology = one.problem.topology;
-  // Without locality rank 1 sends 4, rank 0 receives 4, and one token of rank 2 leaves its node.
+  // Without locality, rank 1 sends 4 tokens, rank 0 receives 4, and one token of rank 2 leaves its node.
   const auto none = communication_volume(route_by_algorithm_1(one.problem, Locality::kNone), topology);
   EXPECT_EQ(none.ranks, 4);
   EXPECT_EQ(none.nodes, 1);
@@ -57,7 +57,7 @@ TEST(CommunicationVolume, IsWhatTheBusiestRankAndNodeSendOrReceive) {
   EXPECT_EQ(rank.nodes, 1);
 }
 
-TEST(Algorithm1, IsRouteTokensWithLocalityInNodesAndSavesMoreAtEveryLevel) {
+TEST(Algorithm1, MatchesRouteTokensWithNodeLocality) {
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {
     const LoadTable load = foremoe::test::random_load({.ranks = 6, .experts = 12, .ranks_per_node = 4}, seed);
     const StepPlan plan = foremoe::test::random_plan(load, {.guest_slots = 2}, seed);
@@ -75,7 +75,7 @@ TEST(Algorithm1, IsRouteTokensWithLocalityInNodesAndSavesMoreAtEveryLevel) {
       }
       EXPECT_LE(kept[0], kept[1]);
       EXPECT_EQ(kept[1], kept[2]);
-      // route_tokens lists by source; within a source and expert the order is the same
+      // route_tokens lists shipments by source; within a source and expert, the order is the same.
       std::ranges::stable_sort(by_node, {}, [](const Shipment& s) { return s.source; });
       EXPECT_EQ(by_node, route_tokens(problem).shipments);
     }

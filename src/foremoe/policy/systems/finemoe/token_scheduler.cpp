@@ -11,7 +11,7 @@ namespace foremoe::finemoe {
 
 namespace {
 
-// Fractions of a token below this are what the LP's tolerance leaves of none.
+// Smaller fractions of a token are LP tolerance and count as 0.
 constexpr double kNoToken = 1e-5;
 
 std::vector<std::int64_t> expert_loads(ArrayView<const std::int64_t, 2> input) {
@@ -22,7 +22,7 @@ std::vector<std::int64_t> expert_loads(ArrayView<const std::int64_t, 2> input) {
   return load;
 }
 
-// Equal parts to all replicas, the remainder to the lowest ranks. [slot]
+// Returns quotas, [slot]: equal parts to all replicas, the remainder to the lowest ranks.
 std::vector<std::int64_t> equal_parts(const planner::ReplicaGraph& graph, std::span<const std::int64_t> load) {
   planner::Assignment equal;
   const auto one_part = [](int) { return 1; };
@@ -30,7 +30,7 @@ std::vector<std::int64_t> equal_parts(const planner::ReplicaGraph& graph, std::s
   return std::move(equal.quota);
 }
 
-// The same placement with one more expert per rank, in one more slot, which this rank alone holds.
+// Returns the placement with an additional slot and expert per rank; only this rank holds that expert.
 planner::ReplicaGraph with_own_expert(const planner::ReplicaGraph& graph) {
   const int slots = graph.slots_per_rank() + 1;
   planner::ReplicaGraph extended(graph.num_ranks(), slots, graph.num_experts() + graph.num_ranks());
@@ -108,7 +108,7 @@ void TokenScheduler::make_whole(const planner::ReplicaGraph& graph, std::span<co
   std::ranges::stable_sort(by_fraction, std::greater<>{},
                            [&](int s) { return x[s] - static_cast<double>(a.quota[s]); });
   for (const int s : by_fraction) give(s, std::min<std::int64_t>(1, left[graph.expert_in(s)]));
-  for (const int s : by_fraction) give(s, left[graph.expert_in(s)]);  // more than a token each: only where x is inexact
+  for (const int s : by_fraction) give(s, left[graph.expert_in(s)]);  // more than one token only if x is inexact
   const double level = lp_->largest_rank_load();
   search_.relieve(graph, static_cast<std::int64_t>(std::ceil(level - kNoToken)), a);
 }
@@ -116,8 +116,8 @@ void TokenScheduler::make_whole(const planner::ReplicaGraph& graph, std::span<co
 namespace {
 
 struct Sweep {
-  std::vector<std::int64_t> input;                        // [source], tokens of the expert left
-  std::vector<std::pair<RankId, std::int64_t>> replicas;  // rank ascending, tokens left
+  std::vector<std::int64_t> input;                        // [source], remaining tokens of the expert
+  std::vector<std::pair<RankId, std::int64_t>> replicas;  // ranks ascending, remaining tokens
 
   template <class Reaches>
   void run(ExpertId e, const Reaches& reaches, std::vector<Shipment>& shipments) {

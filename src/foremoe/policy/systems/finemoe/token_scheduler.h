@@ -1,23 +1,23 @@
 #pragma once
 
-// FineMoE's scheduling of one layer's tokens in one micro-step (§5.1, appendix A): from what every source sends to
-// every expert to whole tokens per replica.
+// FineMoE's scheduling of one layer's tokens in one micro-step (§5.1, appendix A): turns the tokens from every source
+// to every expert into whole tokens per replica.
 //
 // Solvers.
-//   LP 1, LP 4   replica_load_lp.h, by CLP, warm from one micro-step to the next while the placement stays
+//   LP 1, LP 4   replica_load_lp.h, by CLP, warm-started between micro-steps while the placement stays
 //   exact        LP 1 by our assignment (planner/token_assignment.h): the same largest rank load, in integers
-// If CLP should ever end without an optimum, the exact assignment serves that micro-step.
+// If CLP ends without an optimum, the exact assignment serves that micro-step.
 //
-// Whole tokens. The paper does not say how x becomes integral. Inferred: round down, give what an expert has left to
-// the replicas with the largest fractions, then pass on along paths of experts what is above ⌈largest rank load of the
-// LP⌉. A whole solution at that level exists (quotas are a flow, and its capacities are whole), so LP 1 ends at
+// Whole tokens. The paper does not specify how x becomes integral. Inferred: round down, give an expert's remaining
+// tokens to the replicas with the largest fractions, then move tokens above ⌈largest rank load of the LP⌉ along paths
+// of experts. An integral solution at that level exists (quotas are a flow with integral capacities), so LP 1 ends at
 // ⌈optimum⌉.
 //
-// Pipelining (A.2). Of every source's tokens of an expert the first (1 − scheduled_fraction), rounded down, are not
-// scheduled: all-to-all takes them while the rest is being scheduled. "This EP is somehow different from typical EP and
-// more like FlexMoE": inferred, equal parts to the expert's replicas, the remainder to the lowest ranks. The rest is
-// scheduled on top: a rank's unscheduled tokens are the load of one more expert that it alone holds. What pipelining
-// hides is time, for which a plan has no field; what it costs in balance is in the quotas.
+// Pipelining (A.2). Of every source's tokens of an expert, the first (1 − scheduled_fraction), rounded down, are not
+// scheduled: all-to-all sends them while the rest is scheduled. "This EP is somehow different from typical EP and more
+// like FlexMoE": inferred, equal parts to the expert's replicas, the remainder to the lowest ranks. The rest is
+// scheduled on top: a rank's unscheduled tokens are the load of an additional expert that only this rank holds.
+// Pipelining hides time, for which a plan has no field; its cost in balance is in the quotas.
 
 #include <optional>
 #include <vector>
@@ -37,7 +37,7 @@ enum class Solver : std::uint8_t {
 struct SchedulerOptions {
   Solver solver = Solver::kReplicaLoads;
   CommunicationWeights weights;   // of LP 4
-  double scheduled_fraction = 1;  // of the tokens, in [0, 1]; below 1 pipelining
+  double scheduled_fraction = 1;  // of the tokens, in [0, 1]; below 1: pipelining
 };
 
 class TokenScheduler {
@@ -58,28 +58,28 @@ class TokenScheduler {
   Topology topology_;
   SchedulerOptions options_;
   std::optional<ReplicaLoadLp> lp_;
-  std::vector<int> placement_;  // [slot], expert, for which lp_ was made
+  std::vector<int> placement_;  // [slot], expert, that lp_ was built for
   planner::AssignmentSearch search_;
 };
 
-// FineMoE's algorithm 1 (§5.2): which replica serves which of a source's tokens, from tokens per source and per
-// replica.
+// FineMoE's algorithm 1 (§5.2): chooses the replica that serves each of a source's tokens, from tokens per source and
+// per replica.
 //
-//   none   for every expert, sources ascending: each fills the replicas in the order of their ranks (lines 10–16)
-//   rank   first every source its own rank's replica (lines 4–9)
-//   node   then those of its node (appendix A.1, topology-aware), then the others
+//   none   for every expert, sources ascending: each fills the replicas in order of rank (lines 10–16)
+//   rank   before that, every source fills the replica on its own rank (lines 4–9)
+//   node   between these two, every source fills the replicas on its node (appendix A.1, topology-aware)
 //
-// A plan routes by route_tokens (plan/route_tokens.h), which makes the same shipments as `node`; the other two are for
-// ablations of what locality saves. Complexity: O(experts · (sources + replicas)) shipments.
+// A plan routes by route_tokens (plan/route_tokens.h), which makes the same shipments as `node`; the other two are
+// ablations of locality. Complexity: O(experts · (sources + replicas)) shipments.
 
 enum class Locality : std::uint8_t { kNone, kRank, kNode };
 
-// By expert, then in the order in which algorithm 1 makes them; never empty ones.
+// Returns nonempty shipments, by expert, then in the order of algorithm 1.
 std::vector<Shipment> route_by_algorithm_1(const RoutingProblem& problem, Locality locality);
 
-struct CommunicationVolume {  // tokens; what a rank keeps for itself is none
-  std::int64_t ranks = 0;     // the most that a rank sends or receives: comm of LP 4
-  std::int64_t nodes = 0;     // the most that a node sends to or receives from others
+struct CommunicationVolume {  // tokens, without those that a rank serves itself
+  std::int64_t ranks = 0;     // the most that any rank sends or receives: comm of LP 4
+  std::int64_t nodes = 0;     // the most that any node sends to or receives from others
 };
 
 CommunicationVolume communication_volume(std::span<const Shipment> shipments, const Topology& topology);

@@ -20,7 +20,7 @@ std::vector<int> held_in_base(const BasePlacement& base, int num_ranks) {
   return num_held;
 }
 
-// One micro-step while moves are made.
+// Applies moves to one micro-step.
 class Adjuster {
  public:
   Adjuster(const BasePlacement& base, std::span<const std::int64_t> load, const BaseShape& shape,
@@ -38,7 +38,7 @@ class Adjuster {
              static_cast<double>(shape.num_ranks);
   }
 
-  // MDA once: the moves that it adds are the last ones.
+  // Runs MDA once and appends its moves.
   void adjust_once() {
     for (const auto& [from, to] : pairs()) {
       if (!is_over(from) || !is_under(to) || num_free_[to] == 0) continue;
@@ -70,7 +70,7 @@ class Adjuster {
   bool is_over(int rank) const { return is_over_load(rank_load_[rank]); }
   bool is_under(int rank) const { return static_cast<double>(rank_load_[rank]) < (1 - options_.epsilon) * ideal_; }
 
-  // (overloaded, underloaded), the largest difference first.
+  // Returns (overloaded, underloaded) pairs, largest difference first.
   std::vector<std::pair<int, int>> pairs() const {
     std::vector<std::pair<int, int>> pairs;
     const int num_ranks = static_cast<int>(rank_load_.size());
@@ -89,8 +89,8 @@ class Adjuster {
     return part == parts_[expert].end() ? nullptr : &*part;
   }
 
-  // The expert of the base placement with most tokens on `from`, `most` or fewer, that `to` neither holds nor has been
-  // given; −1 when none has any.
+  // Of the base placement's experts on `from` with at most `most` tokens there, returns the one with the most tokens
+  // that `to` neither holds nor has received, or −1 if there is none.
   int largest_for(int from, int to, double most) {
     int largest = -1;
     std::int64_t tokens = 0;

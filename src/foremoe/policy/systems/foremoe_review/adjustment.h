@@ -1,23 +1,23 @@
 #pragma once
 
-// The rest of ForeMoE's planner as its review tells it (§3.3): for one micro-step, which experts serve elsewhere.
+// ForeMoE's planning of one micro-step as described in its review (§3.3): which experts are served on other ranks.
 //
-// MDA, the deviation adjuster (algorithm 2). Pairs of a rank above (1 + ε)·ideal and one below (1 − ε)·ideal, the
-// largest difference first: the expert with most tokens on the first goes to the second, if it has room and those
-// tokens are at most 1.5 times the excess over ideal ("would not over-correct").
-// Token validator. Every token is served where its expert is, and no rank holds more than it can.
-// Load verifier. Adjusts again while a rank is above (1 + ε)·ideal; what does not lower the largest load is taken
-// back, so that at worst the base placement remains (the fallback).
+// MDA, the deviation adjuster (algorithm 2). It visits pairs of a rank above (1 + ε)·ideal and a rank below
+// (1 − ε)·ideal, largest difference first. The expert with the most tokens on the first moves to the second, if that
+// has room and those tokens are at most 1.5 times the first's excess over ideal ("would not over-correct").
+// Token validator. It checks that every token is served where its expert is, and that no rank exceeds its slots.
+// Load verifier. It repeats the adjustment while a rank is above (1 + ε)·ideal. A round that does not lower the largest
+// load is undone, so in the worst case the base placement remains (the fallback).
 //
-// Read so. The move is for this micro-step alone: the next one begins with the base placement, and the adjustment lists
-// no way back, so the weights at the source stay and only those at the destination are a copy. Each pair has one turn,
-// in the order before the first move; it passes when its first rank is no longer above or its second no longer below
-// the band (the algorithm as written says "break" for the first, and nothing for the second). The expert is the largest
-// that the second rank does not hold; when it is too large nothing moves, as written; `try_smaller` takes the largest
-// that is not. Of an expert with a replica, the part that the first rank serves moves. The verifier's target is the
-// band of MDA; "can attempt additional adjustments" is up to kMaxRounds of MDA.
+// Our reading. A move holds for one micro-step: the next one starts from the base placement, and the adjustment lists
+// no move back, so weights stay at the source and only the destination needs a copy. Each pair has one turn, in the
+// order before the first move. It is skipped if its first rank is no longer above the band or its second no longer
+// below (the review says "break" for the first, and nothing for the second). The candidate is the largest expert that
+// the second rank does not hold. If it is too large, nothing moves, as in the review; `try_smaller` takes the largest
+// that is not. If an expert has a replica, the part on the first rank moves. The verifier's target is MDA's band; "can
+// attempt additional adjustments" means up to kMaxRounds of MDA.
 //
-// Cost. O(R² log R + moves · E) per round.
+// Complexity. O(R² log R + moves · E) per round.
 
 #include <cstdint>
 #include <span>
@@ -35,7 +35,7 @@ struct Move {
   friend bool operator==(const Move&, const Move&) = default;
 };
 
-// Tokens of an expert that a rank serves.
+// Tokens of one expert that one rank serves.
 struct Part {
   int rank;
   std::int64_t tokens;
@@ -46,23 +46,23 @@ inline constexpr int kMaxRounds = 8;
 struct AdjustOptions {
   double epsilon = 0.1;      // of the review's algorithm 3
   double overshoot = 1.5;    // largest tokens of a move ÷ excess
-  bool try_smaller = false;  // experts than the largest, when that would over-correct
-  int rounds = kMaxRounds;   // of MDA, the first included
+  bool try_smaller = false;  // if the largest expert would over-correct
+  int rounds = kMaxRounds;   // of MDA, including the first
 };
 
-// Host and replica serve an expert's load in halves, the odd token on the lower rank. [expert], one or two parts
+// Returns one or two parts per expert, [expert]: host and replica serve half each, the odd token is on the lower rank.
 std::vector<std::vector<Part>> base_parts(const BasePlacement& base, std::span<const std::int64_t> load);
 
-// The same after the moves, in any order of moves.
+// Returns the parts after the moves, which may be in any order.
 std::vector<std::vector<Part>> adjusted_parts(const BasePlacement& base, std::span<const Move> moves,
                                               std::span<const std::int64_t> load);
 
-// MDA with the verifier. `load` is [expert], tokens of the micro-step.
+// Runs MDA with the verifier. `load` is [expert], tokens of the micro-step.
 std::vector<Move> adjust(const BasePlacement& base, std::span<const std::int64_t> load, const BaseShape& shape,
                          const AdjustOptions& options);
 
-// The validator: whether the moves take experts from ranks that hold them in the base placement to others, at most once
-// to each, and no rank holds more than its slots.
+// The validator. Whether the moves take experts from ranks that hold them in the base placement to ranks that do not,
+// at most once per source and destination, and no rank exceeds its slots.
 bool is_consistent(const BasePlacement& base, std::span<const Move> moves, const BaseShape& shape);
 
 }  // namespace foremoe::review

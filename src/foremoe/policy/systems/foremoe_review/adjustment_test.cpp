@@ -32,10 +32,10 @@ std::vector<std::int64_t> rank_loads(const std::vector<std::vector<Part>>& parts
 const BasePlacement kPairs = hosted({0, 0, 1, 1, 2, 2});
 constexpr BaseShape kThreeRanks{.num_ranks = 3, .slots_per_rank = 3};
 
-// 9 + 3 | 3 + 2 | 1 + 0, ideal 6, band 5.4 to 6.6. Pairs (0, 2), then (0, 1).
-// First round: 9 ≤ 1.5 · (12 − 6), so expert 0 goes to rank 2: 3 | 5 | 10, and rank 0 is over no longer.
-// Second: rank 2 is over; of its own it has expert 4, 1 ≤ 1.5 · 4, to rank 0: 4 | 5 | 9. Third: nothing is left.
-TEST(Adjust, MovesTheLargestExpertAcrossTheWidestPairAndAgainWhileThatHelps) {
+// 9 + 3 | 3 + 2 | 1 + 0, ideal 6, band 5.4 to 6.6. Pairs are (0, 2), then (0, 1). First round: expert 0 moves to rank
+// 2, as 9 ≤ 1.5 · (12 − 6): 3 | 5 | 10. Rank 0 is no longer above the band. Second round: rank 2 is. Its own expert 4
+// moves to rank 0, as 1 ≤ 1.5 · 4: 4 | 5 | 9. Third round: no candidate is left.
+TEST(Adjust, MovesTheLargestExpertBetweenTheWidestPairWhileItHelps) {
   const Loads load = {9, 3, 3, 2, 1, 0};
   EXPECT_THAT(adjust(kPairs, load, kThreeRanks, {.rounds = 1}), ElementsAre(Move{0, 0, 2}));
   const std::vector<Move> moves = adjust(kPairs, load, kThreeRanks, {});
@@ -48,27 +48,27 @@ TEST(Adjust, MovesNothingInsideTheBand) {
   EXPECT_THAT(adjust(kPairs, Loads{9, 3, 3, 2, 1, 0}, kThreeRanks, {.epsilon = 1.0}), IsEmpty());  // 12 = 2 · 6
 }
 
-TEST(Adjust, SkipsAMoveThatWouldOvercorrectAndTriesNoSmallerOne) {
-  const Loads load = {9, 3, 3, 2, 1, 0};  // 9 > 1.4 · 6; expert 1 with 3 tokens would do
+TEST(Adjust, TriesSmallerExpertsOnlyOnRequestIfTheLargestWouldOvercorrect) {
+  const Loads load = {9, 3, 3, 2, 1, 0};  // 9 > 1.4 · 6; expert 1 with 3 tokens would qualify
   EXPECT_THAT(adjust(kPairs, load, kThreeRanks, {.overshoot = 1.4}), IsEmpty());
   EXPECT_THAT(adjust(kPairs, Loads{10, 2, 3, 2, 1, 0}, kThreeRanks, {}), IsEmpty());  // 10 > 1.5 · 6
-  // 9 | 5 | 4, and of rank 0's there is only expert 0 left: 9 > 1.4 · 3.
+  // Then 9 | 5 | 4, and rank 0 has only expert 0 left, with 9 > 1.4 · 3.
   EXPECT_THAT(adjust(kPairs, load, kThreeRanks, {.overshoot = 1.4, .try_smaller = true}), ElementsAre(Move{1, 0, 2}));
 }
 
-// 9 + 3 | 4 | 4 | 4, ideal 6: 9 ≤ 1.5 · 6 may move, but 4 + 9 is worse than 12.
-TEST(Adjust, FallsBackToTheBasePlacementWhereMovesDoNotHelp) {
+// 9 + 3 | 4 | 4 | 4, ideal 6. Expert 0 may move, as 9 ≤ 1.5 · 6, but 4 + 9 is worse than 12.
+TEST(Adjust, FallsBackToTheBasePlacementIfMovesDoNotHelp) {
   const BasePlacement base = hosted({0, 0, 1, 1, 2, 2, 3, 3});
   EXPECT_THAT(adjust(base, Loads{9, 3, 4, 0, 4, 0, 4, 0}, {.num_ranks = 4, .slots_per_rank = 3}, {}), IsEmpty());
 }
 
-TEST(Adjust, ObeysTheSlots) {
+TEST(Adjust, MovesNoExpertToAFullRank) {
   EXPECT_THAT(adjust(kPairs, Loads{9, 3, 3, 2, 1, 0}, {.num_ranks = 3, .slots_per_rank = 2}, {}), IsEmpty());
 }
 
-// 4 of 9 tokens of expert 0 are on its replica, rank 1; 5 + 7 | 4 | 2, ideal 6. The largest on rank 0 is expert 1 with
-// 7 ≤ 1.5 · 6, to rank 2: 5 | 4 | 9. Rank 2 has 2 of its own to give back: 7 | 4 | 7.
-TEST(Adjust, CountsHalvesOfAnExpertWithAReplica) {
+// Expert 0's replica on rank 1 serves 4 of its 9 tokens: 5 + 7 | 4 | 2, ideal 6. Rank 0's largest part is expert 1's.
+// It moves to rank 2, as 7 ≤ 1.5 · 6: 5 | 4 | 9. Then rank 2's own expert 2 moves to rank 1: 5 | 6 | 7.
+TEST(Adjust, SplitsAReplicatedExpertInHalves) {
   const BasePlacement base{.host = {0, 0, 2}, .replica = {1, -1, -1}};
   const Loads load = {9, 7, 2};
   EXPECT_THAT(rank_loads(base_parts(base, load), 3), ElementsAre(12, 4, 2));
@@ -111,7 +111,7 @@ TEST(TokenValidator, RejectsMovesThatLeaveTokensWithoutTheirExpert) {
   EXPECT_TRUE(holds({}));
   EXPECT_TRUE(holds({{0, 0, 2}, {4, 2, 0}}));
   EXPECT_FALSE(holds({{0, 1, 2}}));             // rank 1 does not hold expert 0
-  EXPECT_FALSE(holds({{0, 0, 0}}));             // it is there
+  EXPECT_FALSE(holds({{0, 0, 0}}));             // no destination
   EXPECT_FALSE(holds({{0, 0, 2}, {0, 0, 1}}));  // moved twice
   EXPECT_FALSE(holds({{0, 0, 2}, {1, 0, 2}}));  // a fourth expert on rank 2
 }

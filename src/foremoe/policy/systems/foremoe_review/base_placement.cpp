@@ -9,7 +9,7 @@ namespace foremoe::review {
 
 namespace {
 
-// What relocation and replication change. Loads are doubled, so that halves are whole.
+// The state that relocation and replication change. Loads are doubled, so that half loads are integers.
 class Base {
  public:
   Base(std::span<const std::int64_t> load, std::vector<int> host, const BaseShape& shape)
@@ -27,7 +27,7 @@ class Base {
   void relocate() {
     std::vector<int> order(twice_load_.size());
     std::iota(order.begin(), order.end(), 0);
-    std::vector<double> distance;  // [expert], of its host's load from ideal
+    std::vector<double> distance;  // [expert], between its host's load and ideal
     for (const int host : placement_.host) distance.push_back(std::abs(load(host) - ideal_));
     std::ranges::stable_sort(order, [&](int a, int b) { return distance[a] > distance[b]; });
     for (const int e : order) {

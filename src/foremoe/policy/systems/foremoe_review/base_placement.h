@@ -1,20 +1,20 @@
 #pragma once
 
-// BPO, the base placement optimizer of ForeMoE as its review tells it (§3.3, algorithm 1): once per step, from mean
-// loads, which rank hosts an expert, and which experts have a second replica.
+// BPO, the base placement optimizer of ForeMoE as described in its review (§3.3, algorithm 1): once per step, from mean
+// loads, chooses the rank that hosts each expert and the experts that get a second replica.
 //
-// Relocation. Experts by how far the load of their host is from ideal, farthest first: each goes to the least loaded
-// other rank with room, if that is less loaded afterwards than its host was before.
-// Replication. Ranks above (1 + ε)·ideal, the most loaded first: the expert with most tokens gets one replica on a rank
-// with room below (1 − ε)·ideal, and half of its tokens go there.
+// Relocation. Experts in order of the distance of their host's load from ideal, farthest first, each move to the least
+// loaded other rank with room, if its new load is below the host's old load.
+// Replication. Ranks above (1 + ε)·ideal, most loaded first: the expert with the most tokens gets one replica on a rank
+// with room below (1 − ε)·ideal, which serves half of its tokens.
 //
-// Read so. A rank's load is the sum of what it hosts (the review divides by R, as one must for the ideal alone). The
-// order of experts is that before the first relocation, that of ranks the one before the first replica, as written.
-// Among ranks that may take a replica the least loaded does (the order is not given). Room is E/R + G slots for hosts
-// and replicas alike; the budget ΔC that the review names is used by none of its lines. One replica per overloaded
-// rank, so an expert has at most one: as written, even where the rank stays overloaded.
+// Our reading. A rank's load is the sum over its experts (the review divides by R, which is right only for the ideal).
+// The order of experts is fixed before the first relocation, the order of ranks before the first replica, as in the
+// review. Among the ranks that may take a replica, the least loaded does (the review gives no order). Hosts and
+// replicas share E/R + G slots. No line of the review uses its budget ΔC. Each overloaded rank gets relief from one
+// replica, so an expert has at most one, as in the review, even if the rank stays overloaded.
 //
-// Cost. O(E·(log E + R) + R²).
+// Complexity. O(E·(log E + R) + R²).
 
 #include <cstdint>
 #include <span>
@@ -37,12 +37,12 @@ struct BasePlacement {
   bool holds(int rank, int expert) const { return host[expert] == rank || replica[expert] == rank; }
 };
 
-// `load` is [expert], tokens in any unit; `host` is where the relocation begins, at most slots_per_rank on a rank.
+// `load` is [expert], tokens in any unit. `host` is the initial host of each expert, at most slots_per_rank per rank.
 BasePlacement place_base(std::span<const std::int64_t> load, std::vector<int> host, const BaseShape& shape,
                          double epsilon);
 
-// Warm start: the hosts of a former step's plan. A plan does not tell hosts from replicas, so the host is the rank that
-// holds the expert at most events, its home first among equals, then the lowest; when that has no room left, the next.
+// Warm start: the hosts of a previous step's plan. A plan does not distinguish hosts from replicas, so the host is the
+// rank that holds the expert at the most events; ties go to the home, then to the lowest rank. Full ranks are skipped.
 std::vector<int> hosts_of(const StepPlan& former, LayerId layer);
 
 }  // namespace foremoe::review

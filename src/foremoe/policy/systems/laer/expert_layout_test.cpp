@@ -12,7 +12,7 @@ namespace {
 
 using testing::ElementsAre;
 
-// Every source sends a quarter of [expert] tokens.
+// Returns [source][expert]: each of four sources sends a quarter of `load`, [expert] tokens.
 Array<std::int64_t, 2> from_four_sources(const std::vector<std::int64_t>& load) {
   Array<std::int64_t, 2> by_source({4, load.size()});
   for (int r = 0; r < 4; ++r) {
@@ -27,10 +27,10 @@ std::vector<int> on_rank(const Array<ExpertId, 2>& layout, int rank) {
   return ids;
 }
 
-// One node of 4 ranks with 2 slots; 160, 80, 48, 32 tokens. The heap gives: e0 (160), e0 (80, and so has e1: the lowest
-// id), e1 (80), e0 (160/3 > 48). So 4, 2, 1, 1 replicas of 40, 40, 48, 32. By load: e2 to rank 0; e0 to ranks 1, 2, 3
-// and, when these have 40 and rank 0 has 48, to rank 1 again; e1 to ranks 2 and 3; e3 to rank 0. All have 80.
-TEST(LaerLayout, GivesReplicasByTheHeapAndPlacesThemAsWorkedByHand) {
+// One node of 4 ranks with 2 slots; 160, 80, 48, 32 tokens. The heap adds replicas of e0 (160), e0 (80, tied with e1,
+// lower id), e1 (80), e0 (160/3 > 48): 4, 2, 1, 1 replicas with 40, 40, 48, 32 tokens. By load, e2 goes to rank 0; e0
+// to ranks 1, 2, 3, and 1 again (40 < 48); e1 to ranks 2 and 3; e3 to rank 0. All have 80.
+TEST(LaerLayout, ReplicatesByTheHeapAndPlacesAsWorkedByHand) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 4}, .slots_per_rank = 2};
   const std::vector<std::int64_t> load = {160, 80, 48, 32};
   const std::vector<int> replicas = heap_replicas(load, shape);
@@ -41,8 +41,8 @@ TEST(LaerLayout, GivesReplicasByTheHeapAndPlacesThemAsWorkedByHand) {
   EXPECT_THAT(on_rank(layout, 2), ElementsAre(0, 1));
   EXPECT_THAT(on_rank(layout, 3), ElementsAre(0, 1));
 
-  // A source sends 40 to e0: 20, 10, 10. Of 80 tokens each rank would serve 20 of its own, were all equal; it sends
-  // itself 20 (rank 0: 12 + 8; rank 1: 20; ranks 2 and 3: 10 + 10), so that 4 · 60 tokens go to another rank.
+  // Each source sends 40 tokens to e0, in parts of 20, 10, 10, and 80 in total. It serves 20 of them itself (rank 0: 12
+  // + 8; rank 1: 20; ranks 2 and 3: 10 + 10), so 4 · 60 tokens go to another rank.
   const InsideFirstRoutes routed = route_inside_first(from_four_sources(load), layout, shape.topology);
   EXPECT_THAT(routed.served.row(1), ElementsAre(80, 0, 0, 0));
   EXPECT_THAT(routed.served.row(2), ElementsAre(40, 40, 0, 0));
@@ -54,8 +54,8 @@ TEST(LaerLayout, GivesReplicasByTheHeapAndPlacesThemAsWorkedByHand) {
             layout);  // the even layout has a rank with 96
 }
 
-// Two nodes of 2 ranks with 2 slots: one replica per node fills them.
-TEST(LaerLayout, PutsTheReplicasOfAnExpertOnDifferentNodes) {
+// Two nodes of 2 ranks with 2 slots. One replica per node fills all slots.
+TEST(LaerLayout, PlacesReplicasOfAnExpertOnDifferentNodes) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 2};
   const std::vector<std::int64_t> load = {160, 80, 48, 32};
   const std::vector<int> replicas = heap_replicas(load, shape);
@@ -68,19 +68,19 @@ TEST(LaerLayout, PutsTheReplicasOfAnExpertOnDifferentNodes) {
   EXPECT_EQ(route_inside_first(from_four_sources(load), layout, shape.topology).between_nodes, 0);
 }
 
-TEST(LaerLayout, AddsAReplicaOnEveryNodeOnceAnExpertIsOnAllAndLeavesSlotsEmptyThatDoNotSuffice) {
+TEST(LaerLayout, AddsAReplicaPerNodeOnceAnExpertIsOnAllNodes) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 2};
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 10}, shape), ElementsAre(6, 2));
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 20, 10}, shape), ElementsAre(4, 2, 2));
-  // Five experts on two nodes need ten slots: one replica each at first. e0 (90), then e0 (45), which takes two.
+  // One replica per node would need ten slots, so each expert starts with one. e0 (90) gains one, then e0 (45) two.
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 20, 10, 5, 5}, shape), ElementsAre(4, 1, 1, 1, 1));
-  // e0 (90), e1 (80), then for e0 (45) and e1 (40) one slot is not enough, for e2 (10) it is.
+  // e0 (90) and e1 (80) gain one. The last slot cannot hold two of e0 (45) or e1 (40), but one of e2 (10).
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 80, 10, 5, 5}, shape), ElementsAre(2, 2, 2, 1, 1));
   const Shape uneven{.topology = {.num_ranks = 3, .ranks_per_node = 2}, .slots_per_rank = 3};
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{9, 1, 1, 1}, uneven), ElementsAre(2, 2, 2, 2));  // of 9 slots
 }
 
-TEST(LaerLayout, SplitsEvenlyOverAllReplicasWhereTheNodeHasNone) {
+TEST(LaerLayout, SplitsOverAllReplicasIfTheNodeHasNone) {
   Array<ExpertId, 2> layout({4, 1}, kNoExpert);
   layout(2, 0) = layout(3, 0) = ExpertId{0};
   Array<std::int64_t, 2> by_source({4, 1});
@@ -93,13 +93,13 @@ TEST(LaerLayout, SplitsEvenlyOverAllReplicasWhereTheNodeHasNone) {
   EXPECT_EQ(routed.inside_nodes, 3);
 }
 
-TEST(LaerLayout, ConsidersEvenReplicasOnlyWhereTheyFillTheSlots) {
+TEST(LaerLayout, ConsidersEvenReplicasOnlyIfTheyFillTheSlots) {
   const Shape shape{.topology = {.num_ranks = 2, .ranks_per_node = 1}, .slots_per_rank = 2};
   EXPECT_THAT(even_replicas(2, shape), ElementsAre(2, 2));
   EXPECT_TRUE(even_replicas(3, shape).empty());
 }
 
-TEST(LaerLayout, IsTheCheaperCandidateWhateverThePrices) {
+TEST(LaerLayout, IsTheCheaperCandidateForAnyPrices) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 6};
   Random random(3);
   int even_won = 0;
@@ -126,7 +126,7 @@ TEST(LaerLayout, IsTheCheaperCandidateWhateverThePrices) {
   EXPECT_GT(heap_won, 20);
 }
 
-TEST(LaerLayout, HoldsEveryExpertAndFillsTheSlotsThatTheHeapGaveOut) {
+TEST(LaerLayout, PlacesAllReplicasThatTheHeapCounts) {
   Random random(1);
   for (int i = 0; i < 300; ++i) {
     const int num_ranks = 1 + static_cast<int>(random.below(12));
@@ -148,8 +148,8 @@ TEST(LaerLayout, HoldsEveryExpertAndFillsTheSlotsThatTheHeapGaveOut) {
   }
 }
 
-// Replicas of two nodes: 4 and 2 are multiples of the nodes, so 2 move between them; from or to 3 and 1, one moves.
-TEST(LaerLayout, PerturbationsMoveReplicasAndKeepTheirSumAndOneOfEach) {
+// Two nodes. 4 and 2 are multiples of 2, so two replicas move between them. Moves from or to 3 and 1 take one.
+TEST(LaerLayout, PerturbationsKeepTheSumAndOneReplicaPerExpert) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 3};
   const std::vector<int> replicas = {4, 2, 3, 1};
   const auto perturbed = perturbed_replicas(replicas, 64, shape);
@@ -157,7 +157,7 @@ TEST(LaerLayout, PerturbationsMoveReplicasAndKeepTheirSumAndOneOfEach) {
   EXPECT_TRUE(perturbed_replicas(replicas, 0, shape).empty());
   std::set<std::vector<int>> different(perturbed.begin(), perturbed.end());
   EXPECT_EQ(different.size(), perturbed.size());
-  // From 0 and 1 to each other 2, but 1 has no 2 to spare; from 0, 1 and 2 one to and from 2 and 3; none from 3.
+  // Expert 0 gives 1 two; 1 has no two to spare. 0 and 1 give one to 2 and 3; 2 gives one to all others; 3 has none.
   EXPECT_EQ(different, (std::set<std::vector<int>>{{2, 4, 3, 1},
                                                    {3, 2, 4, 1},
                                                    {3, 2, 3, 2},

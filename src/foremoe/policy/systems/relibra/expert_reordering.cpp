@@ -13,7 +13,7 @@ namespace foremoe::relibra {
 
 namespace {
 
-// The largest over nodes of both parts of the cost, in one micro-step.
+// The maximum over nodes of each part of the cost, in one micro-step.
 struct Slowest {
   double compute = 0;
   double link = 0;
@@ -163,7 +163,7 @@ std::vector<RankId> reorder_experts(const LoadTable& load, LayerId layer, std::s
   std::vector<RankId> reordered(home.begin(), home.end());
   const std::vector<std::int64_t> tokens = sum_over_micro_steps(layer_load(load, layer));
   std::vector<std::int64_t> of_rank(topology.num_ranks);  // tokens
-  std::vector<int> places(topology.num_ranks);            // left by those that go
+  std::vector<int> places(topology.num_ranks);            // freed by experts that leave
   std::vector<int> movers;
   for (int e = 0; e < std::ssize(before); ++e) {
     if (after[e] == before[e]) {
@@ -180,7 +180,7 @@ std::vector<RankId> reorder_experts(const LoadTable& load, LayerId layer, std::s
       if (topology.node_of(RankId{r}).value != after[e] || places[r] == 0) continue;
       if (lightest < 0 || of_rank[r] < of_rank[lightest]) lightest = r;
     }
-    assert(lightest >= 0);  // as many came to a node as left it
+    assert(lightest >= 0);  // a node gains as many experts as it loses
     reordered[e] = RankId{lightest};
     of_rank[lightest] += tokens[e];
     --places[lightest];

@@ -1,23 +1,23 @@
 #pragma once
 
-// ReLibra between batches: which node is to own which expert of a layer, so that nodes are evenly loaded and little is
-// sent between them.
+// ReLibra between batches: chooses the node that owns each expert of a layer, so that nodes are evenly loaded and
+// exchange few tokens.
 //
 // Problem. Every node owns as many experts as before. Minimise, summed over the micro-steps of the batch,
-//   largest over nodes of  tokens of its experts ÷ its ranks
-//   + communication_weight · largest over nodes of  max(tokens sent to, received from other nodes) ÷ its ranks.
-// The first is the compute of the slowest node once replication has levelled its ranks; the second its busiest link.
+//   max over nodes of  tokens of its experts ÷ its ranks
+//   + communication_weight · max over nodes of  max(tokens sent to, received from other nodes) ÷ its ranks.
+// The first term is the slowest node's compute once replication has levelled its ranks, the second the busiest link.
 //
-// Method. Simulated annealing: a trial exchanges two experts of different nodes; it is kept when the cost does not
-// rise, else with probability exp(−rise / temperature). The temperature falls by a constant factor from trial to trial.
-// The best assignment met is the result, so it is never worse than the one before.
+// Method. Simulated annealing. A trial exchanges two experts of different nodes. It is accepted if the cost does not
+// rise, otherwise with probability exp(−rise / temperature). The temperature falls by a constant factor per trial. The
+// result is the best assignment found, so it is never worse than the initial one.
 //
-// Inferred. "Swap-based simulated annealing on compute and communication" for "batch-level cross-node balancing" is all
-// that is known to us. The cost, that it is summed over micro-steps (`batch_totals` sums the loads first, the other way
-// to read it), the weight (a token sent costs what a token served does) and the schedule are ours. Rows are not
-// deduplicated by node, as loads do not tell which of them are one token's.
+// Inferred. We know only "swap-based simulated annealing on compute and communication" for "batch-level cross-node
+// balancing". The cost, its sum over micro-steps (`batch_totals` sums the loads first, the other possible reading), the
+// weight (sending a token costs as much as serving it) and the schedule are ours. Rows are not deduplicated per node,
+// since loads do not record which of them belong to one token.
 //
-// Cost. O(trials · micro-steps · nodes); a trial is evaluated by what it changes.
+// Complexity. O(trials · micro-steps · nodes); trials are evaluated incrementally.
 
 #include <cstdint>
 #include <span>
@@ -31,14 +31,14 @@ namespace foremoe::relibra {
 
 struct ReorderingOptions {
   double communication_weight = 1;
-  bool batch_totals = false;          // as if the batch were one micro-step
-  int trials_per_expert = 200;        // exchanges tried, per expert of the layer,
-  int most_trials = 20000;            // and altogether
-  double first_temperature = 0.003;   // in parts of the initial cost
-  double last_temperature = 0.00001;  // in parts of the initial cost, > 0
+  bool batch_totals = false;          // treat the batch as one micro-step
+  int trials_per_expert = 200;        // exchanges tried per expert of the layer
+  int most_trials = 20000;            // at most, in total
+  double first_temperature = 0.003;   // relative to the initial cost
+  double last_temperature = 0.00001;  // relative to the initial cost, > 0
 };
 
-// What an assignment of experts to nodes costs, kept up to date while they are exchanged.
+// The cost of an assignment of experts to nodes, updated incrementally by exchanges.
 class ReorderingCost {
  public:
   // `node_of_expert` is [expert].
@@ -54,7 +54,7 @@ class ReorderingCost {
  private:
   struct NodeLoad {
     std::int64_t served = 0;    // tokens of its experts
-    std::int64_t received = 0;  // of these from other nodes
+    std::int64_t received = 0;  // of these, from other nodes
     std::int64_t sent = 0;      // to other nodes
   };
   struct Change {  // a node that gives one expert and takes another
@@ -70,13 +70,13 @@ class ReorderingCost {
   std::vector<double> ranks_;               // [node]
   Array<std::int64_t, 3> from_node_;        // [micro_step][node][expert], tokens
   Array<std::int64_t, 2> of_expert_;        // [micro_step][expert], tokens
-  Array<std::int64_t, 2> sources_of_node_;  // [micro_step][node], tokens that its ranks have
+  Array<std::int64_t, 2> sources_of_node_;  // [micro_step][node], tokens whose sources are its ranks
   Array<NodeLoad, 2> loads_;                // [micro_step][node]
   double cost_ = 0;
 };
 
-// Homes of one layer, [expert], after annealing. An expert that stays on its node stays on its rank; of the others the
-// one with most tokens takes the place on its new node whose rank has least, and so on. The same for the same seed.
+// Returns the homes of one layer after annealing, [expert]. An expert that stays on its node stays on its rank. The
+// others, largest first, each take a free place on the least loaded rank of their new node. Deterministic per seed.
 std::vector<RankId> reorder_experts(const LoadTable& load, LayerId layer, std::span<const RankId> home,
                                     const ReorderingOptions& options, std::uint64_t seed);
 

@@ -1,4 +1,4 @@
-// ReLibra's reordering, by hand and against all ways to divide a few experts among two nodes.
+// Tests ReLibra's reordering by hand and against all divisions of a few experts among two nodes.
 
 #include "foremoe/policy/systems/relibra/expert_reordering.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 using testing::ElementsAre;
 
-// Two nodes of one rank. Experts have 12, 2, 6 and 4 tokens.
+// Two nodes of one rank each. Experts have 12, 2, 6 and 4 tokens.
 LoadTable two_nodes() {
   LoadTable table;
   table.load = Array<Tokens, 4>({1, 1, 2, 4});
@@ -26,9 +26,9 @@ LoadTable two_nodes() {
   return table;
 }
 
-// Experts 0 and 1 on node 0: it serves 14, receives 4 and sends 6; the other serves 10. 14 + 6 = 20.
-// Experts 0 and 2: serves 18, receives 4 and sends 2: 18 + 4. Experts 2 and 1: the other serves 16, and receives 8.
-TEST(ExpertReordering, CostsWhatTheSlowestNodeServesAndTheBusiestLinkCarries) {
+// Node 0 has experts 0 and 1: it serves 14, receives 4 and sends 6; node 1 serves 10. Cost 14 + 6 = 20.
+// With experts 0 and 2 it serves 18, receives 4, sends 2: 18 + 4. With 2 and 1, node 1 serves 16, receives 8: 16 + 8.
+TEST(ExpertReordering, AddsTheSlowestNodesLoadAndTheBusiestLinksTraffic) {
   const ReorderingCost cost(two_nodes(), LayerId{0}, {0, 0, 1, 1}, {});
   EXPECT_DOUBLE_EQ(cost.cost(), 20);
   EXPECT_DOUBLE_EQ(cost.cost_after_exchange(1, 2), 22);
@@ -39,16 +39,16 @@ TEST(ExpertReordering, CostsWhatTheSlowestNodeServesAndTheBusiestLinkCarries) {
   EXPECT_DOUBLE_EQ(dear.cost_after_exchange(1, 2), 18 + 3 * 4);
 }
 
-TEST(ExpertReordering, CountsBatchTotalsWhereAskedTo) {
+TEST(ExpertReordering, SumsLoadsOverTheBatchOnRequest) {
   LoadTable load;
   load.load = Array<Tokens, 4>({2, 1, 2, 2});
-  load.load(0, 0, 0, 0) = Tokens{10};  // served at home, by node 0 first and then by node 1
+  load.load(0, 0, 0, 0) = Tokens{10};  // served locally: by node 0, then by node 1
   load.load(1, 0, 1, 1) = Tokens{10};
   EXPECT_DOUBLE_EQ(ReorderingCost(load, LayerId{0}, {0, 1}, {}).cost(), 20);
   EXPECT_DOUBLE_EQ(ReorderingCost(load, LayerId{0}, {0, 1}, {.batch_totals = true}).cost(), 10);
 }
 
-TEST(ExpertReordering, KeepsItsCostRightThroughManyExchanges) {
+TEST(ExpertReordering, UpdatesItsCostExactlyOverManyExchanges) {
   const LoadTable load =
       test::random_load({.micro_steps = 3, .layers = 1, .ranks = 6, .experts = 24, .ranks_per_node = 4}, 1);
   std::vector<int> node(24);
@@ -73,7 +73,7 @@ std::vector<int> nodes_of(std::span<const RankId> home, const Topology& topology
   return node;
 }
 
-TEST(ExpertReordering, FindsTheBestDivisionOfFewExperts) {
+TEST(ExpertReordering, FindsTheOptimumForFewExperts) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const LoadTable load = test::random_load({.micro_steps = 2, .layers = 1, .ranks = 4, .experts = 8}, seed);
     double best = std::numeric_limits<double>::infinity();
@@ -91,8 +91,8 @@ TEST(ExpertReordering, FindsTheBestDivisionOfFewExperts) {
   }
 }
 
-// Node 0's ranks use the odd experts alone, node 1's the even ones: nothing need be sent.
-TEST(ExpertReordering, BringsExpertsToTheNodeThatUsesThem) {
+// Node 0's ranks use only odd experts, node 1's only even ones, so no token needs to leave its node.
+TEST(ExpertReordering, MovesExpertsToTheNodeThatUsesThem) {
   LoadTable load;
   load.ranks_per_node = 2;
   load.load = Array<Tokens, 4>({1, 1, 4, 8});
@@ -103,11 +103,11 @@ TEST(ExpertReordering, BringsExpertsToTheNodeThatUsesThem) {
   for (int e = 0; e < 8; ++e) home[e] = RankId{e / 2};
   const std::vector<RankId> reordered = reorder_experts(load, LayerId{0}, home, {}, 0);
   EXPECT_THAT(nodes_of(reordered, load.topology()), ElementsAre(1, 0, 1, 0, 1, 0, 1, 0));
-  for (const int e : {1, 3, 4, 6}) EXPECT_EQ(reordered[e], home[e]);  // were there already
+  for (const int e : {1, 3, 4, 6}) EXPECT_EQ(reordered[e], home[e]);  // already on their node
   for (int r = 0; r < 4; ++r) EXPECT_EQ(std::ranges::count(reordered, RankId{r}), 2);
 }
 
-TEST(ExpertReordering, NeverCostsMoreThanBeforeAndRepeatsItself) {
+TEST(ExpertReordering, NeverRaisesTheCostAndIsDeterministic) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     const LoadTable load =
         test::random_load({.micro_steps = 3, .layers = 1, .ranks = 6, .experts = 24, .ranks_per_node = 2}, seed);

@@ -32,7 +32,7 @@ NodeReplicas at_home(const NodeLoad& node) {
   return replicas;
 }
 
-// The lowest empty slot of a rank, or −1. Homes come first, so that it is a guest slot.
+// Returns a rank's lowest empty slot, or −1. Home slots come first and are full, so it is a guest slot.
 int free_slot(const ReplicaGraph& graph, int rank) {
   for (int s = graph.first_slot(rank); s < graph.first_slot(rank) + graph.slots_per_rank(); ++s) {
     if (graph.expert_in(s) < 0) return s;
@@ -49,10 +49,10 @@ struct Increment {
 
 enum class Until : std::uint8_t {
   kMean,   // neither rank passes the mean
-  kLevel,  // the receiving rank does not pass the giving one, which gets a new replica for it
+  kLevel,  // the receiver gets a new replica and does not exceed the giver
 };
 
-// The best way to relieve a rank, with 0 tokens when there is none.
+// Returns the move that relieves a rank most, with 0 tokens if there is none.
 Increment best_increment(const NodeReplicas& replicas, int rank, std::int64_t mean, Until until) {
   const ReplicaGraph& graph = replicas.graph;
   const planner::Assignment& assignment = replicas.assignment;
@@ -92,7 +92,7 @@ void apply(const Increment& increment, NodeReplicas& replicas) {
   assignment.rank_load[graph.rank_of(increment.to)] += increment.tokens;
 }
 
-// Relieves the most loaded rank until it is at the mean or cannot be relieved.
+// Repeatedly relieves the most loaded rank, until it is at the mean or cannot be relieved.
 void fill_to_mean(std::int64_t mean, NodeReplicas& replicas) {
   const std::vector<std::int64_t>& load = replicas.assignment.rank_load;
   while (true) {
@@ -104,7 +104,7 @@ void fill_to_mean(std::int64_t mean, NodeReplicas& replicas) {
   }
 }
 
-// One new replica for the first of the most loaded ranks that can be relieved by one. False when none can.
+// Adds one replica for the first of the most loaded ranks that a new replica relieves. Returns false if there is none.
 bool level_once(std::int64_t mean, NodeReplicas& replicas) {
   const std::vector<std::int64_t>& load = replicas.assignment.rank_load;
   const std::int64_t largest = std::ranges::max(load);

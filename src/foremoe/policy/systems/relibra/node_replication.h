@@ -1,26 +1,25 @@
 #pragma once
 
-// ReLibra inside a batch: replicas on the ranks of one node for one layer of one micro-step.
+// ReLibra within a batch: replicas on the ranks of one node, for one layer of one micro-step.
 //
-// Problem. A MILP: choose which rank holds a replica of which of the node's experts, at most guest_slots besides its
-// homes, and how many tokens each replica serves, so that the most loaded rank of the node serves as few as possible.
-// What the node's experts serve altogether is given by their homes: nothing leaves the node.
+// Problem. A MILP: choose the experts of the node that each rank replicates, at most guest_slots besides its homes, and
+// the tokens that each replica serves, to minimise the load of the node's most loaded rank. Homes fix the node's total
+// load: no token leaves the node.
 //
 // Method. An incremental greedy on the most loaded rank.
-//   1. While it is above the node's ⌈mean⌉: of its experts and the ranks below the mean that hold the expert or have a
-//      free slot, take the pair that can move most tokens without taking either rank past the mean; one that needs no
-//      new replica before one that does, then the lowest ids.
-//   2. When none can move, what the replicas placed so far serve is solved exactly (planner/token_assignment.h): with
-//      the placement fixed the MILP is FineMoE's LP 1.
-//   3. Still above the mean, the most loaded rank gets one new replica of the expert that can move most tokens to a
-//      rank with a free slot until the two are level; then again from 1. The end when there is none.
+//   1. While it is above the node's ⌈mean⌉, consider its experts and the ranks below the mean that hold the expert or
+//      have a free slot. Take the pair that can move the most tokens without taking either rank past the mean. Ties
+//      prefer pairs without a new replica, then the lowest ids.
+//   2. If no pair can move tokens, solve the split over the placed replicas exactly (planner/token_assignment.h): for a
+//      fixed placement the MILP is FineMoE's LP 1.
+//   3. If the most loaded rank is still above the mean, add one replica of the expert that can move the most tokens to
+//      a rank with a free slot until the two are level. Repeat from 1; end if there is no such expert.
 //
-// Inferred. "A MILP over placement and token split, solved by incremental greedy" is all that is known to us: what an
-// increment is and the exact split are ours; so is that tokens alone count, not communication, which inside a node is
-// cheap.
+// Inferred. We know only "a MILP over placement and token split, solved by incremental greedy". The increments, the
+// exact split, and an objective that ignores communication (cheap inside a node) are ours.
 //
-// Guarantee. None but that it never raises the largest load; the test tells how far it is from the optimum in small
-// cases. Cost. O(increments · homes · ranks of the node) and an exact split for each replica of step 3.
+// Guarantee. The largest load never rises. The distance from the optimum has no bound; the test measures it in small
+// cases. Complexity. O(increments · homes · ranks of the node), and one exact split per replica of step 3.
 
 #include <cstdint>
 #include <vector>
@@ -32,7 +31,7 @@ namespace foremoe::relibra {
 struct NodeLoad {
   int num_ranks = 1;
   int guest_slots = 0;             // per rank
-  std::vector<int> home;           // [expert], rank, both counted within the node; equally many on each
+  std::vector<int> home;           // [expert], rank, both numbered within the node; equally many per rank
   std::vector<std::int64_t> load;  // [expert], tokens
 };
 
@@ -41,7 +40,7 @@ struct NodeReplicas {
   planner::Assignment assignment;
 };
 
-// A guest may be left without quota.
+// A guest may have quota 0.
 NodeReplicas replicate_in_node(const NodeLoad& node, planner::AssignmentSearch& search);
 
 }  // namespace foremoe::relibra

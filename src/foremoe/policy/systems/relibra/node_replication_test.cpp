@@ -1,4 +1,4 @@
-// ReLibra's greedy, by hand and against the MILP that it stands for, solved by trying all placements.
+// Tests ReLibra's greedy by hand and against the MILP that it approximates, solved by enumerating all placements.
 
 #include "foremoe/policy/systems/relibra/node_replication.h"
 
@@ -25,9 +25,9 @@ std::int64_t quota(const NodeReplicas& replicas, int expert, int rank) {
   return slot < 0 ? -1 : replicas.assignment.quota[slot];
 }
 
-// Ranks hold 60, 12 and 18 tokens, 30 in the mean. Expert 0 can move min(50 tokens, 30 too many, room 18) = 18 to rank
-// 1 and min(50, 30, 12) = 12 to rank 2, expert 1 at most 10: 18 go first, then 12.
-TEST(NodeReplication, TakesTheReplicaThatMovesMostFirst) {
+// Ranks have 60, 12 and 18 tokens, with mean 30. Expert 0 can move min(50 tokens, excess 30, room 18) = 18 to rank 1
+// and min(50, 30, 12) = 12 to rank 2; expert 1 at most 10. 18 move first, then 12.
+TEST(NodeReplication, AddsTheReplicaThatMovesTheMostTokensFirst) {
   const NodeReplicas replicas =
       replicated({.num_ranks = 3, .guest_slots = 1, .home = {0, 0, 1, 1, 2, 2}, .load = {50, 10, 8, 4, 12, 6}});
   EXPECT_THAT(replicas.assignment.rank_load, ElementsAre(30, 30, 30));
@@ -37,10 +37,10 @@ TEST(NodeReplication, TakesTheReplicaThatMovesMostFirst) {
   for (const int e : {1, 2, 3, 4, 5}) EXPECT_EQ(replicas.graph.num_holders(e), 1);
 }
 
-// 90, 60 and 0 tokens, 50 in the mean. Rank 0 gives 40 to rank 2, whose only slot that takes: 50, 60, 40. Nothing can
-// move to the mean, but rank 1 can be level with rank 0 by a replica there: 5 tokens, 55, 55, 40; and with these
-// replicas the exact split is 50, 50, 50.
-TEST(NodeReplication, LevelsWhereTheMeanIsOutOfReach) {
+// 90, 60 and 0 tokens, with mean 50. Rank 0 moves 40 to rank 2, which fills its only slot: 50, 60, 40. No pair reaches
+// the mean. A replica on rank 0 levels rank 1 with it by moving 5 tokens: 55, 55, 40. With these replicas the exact
+// split is 50, 50, 50.
+TEST(NodeReplication, LevelsTwoRanksIfTheMeanIsOutOfReach) {
   const NodeReplicas replicas = replicated({.num_ranks = 3, .guest_slots = 1, .home = {0, 1, 2}, .load = {90, 60, 0}});
   EXPECT_THAT(replicas.assignment.rank_load, ElementsAre(50, 50, 50));
   EXPECT_EQ(quota(replicas, 0, 2), 50);
@@ -48,7 +48,7 @@ TEST(NodeReplication, LevelsWhereTheMeanIsOutOfReach) {
   EXPECT_EQ(quota(replicas, 1, 2), -1);
 }
 
-TEST(NodeReplication, SplitsWhatItPlacedAsWellAsCanBe) {
+TEST(NodeReplication, SplitsTokensOptimallyOverItsReplicas) {
   Random random(3);
   for (int i = 0; i < 200; ++i) {
     NodeLoad node{.num_ranks = 4, .guest_slots = 1, .home = {0, 0, 1, 1, 2, 2, 3, 3}, .load = {}};
@@ -62,7 +62,7 @@ TEST(NodeReplication, SplitsWhatItPlacedAsWellAsCanBe) {
   }
 }
 
-// The MILP's optimum: the least over all placements of guests of the largest load that equation 3 of FineMoE permits.
+// The MILP's optimum: over all placements of guests, the smallest of the maximum loads given by FineMoE's equation 3.
 class AllPlacements {
  public:
   explicit AllPlacements(const NodeLoad& node) : node_(node), holders_(node.home.size()) {
@@ -76,7 +76,7 @@ class AllPlacements {
   }
 
  private:
-  // Guests of `rank` from expert `first` on, when it has so many.
+  // Tries all further guests of `rank` from expert `first` on, after its first `num_guests`.
   void place(int rank, int first, int num_guests) {
     if (rank == node_.num_ranks) {
       best_ = std::min(best_, finemoe::test::densest_set(holders_, node_.load, node_.num_ranks));
@@ -119,8 +119,8 @@ Gap gap_of(int guest_slots, double skew) {
   return gap;
 }
 
-// 100 nodes of 3 ranks and 6 experts each, tokens of an expert 1000·u^skew. Measured: with one guest slot 92 and 97 of
-// them optimal, 0.28 % and 0.09 % above in the mean, 9.3 % and 4.0 % at most; with two all.
+// 100 nodes of 3 ranks and 6 experts each; an expert has 1000·u^skew tokens. Measured with one guest slot: 92 and 97 of
+// them are optimal, the excess is 0.28 % and 0.09 % on average, at most 9.3 % and 4.0 %. With two slots, all are.
 TEST(NodeReplication, IsNearTheOptimumOfTheMilp) {
   for (const double skew : {1.0, 4.0}) {
     const Gap one = gap_of(1, skew);
