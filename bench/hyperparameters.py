@@ -121,7 +121,7 @@ DEFAULT = re.compile(r" \(default (?P<default>[^()]*)\)$|; not given: (?P<rule>.
 
 def own_options(program):
     """{(option, range, meaning, default): [policies]}, as --help-all lists them."""
-    text = printed(program, "simulate", "--help-all").partition("Options that one policy alone has")[2]
+    text = printed(program, "simulate", "--help-all").partition("Options of single policies")[2]
     options = {}
     for line in text.splitlines()[1:]:
         if (found := OPTION.fullmatch(line)) is None:

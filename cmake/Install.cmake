@@ -1,9 +1,9 @@
-# cmake --install: the command, both libraries, the public headers, and the package that find_package(foremoe) reads.
-# The target `installed` builds what is installed and nothing else. The tree may be moved.
+# cmake --install installs the command, both libraries, the public headers, and the package for find_package(foremoe).
+# The target `installed` builds only what is installed. The installed tree is relocatable.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# Public: the headers that docs/users/library.md names, and those that they include. All others are private.
+# Public headers: those named in docs/users/library.md, and those that they include. All others are private.
 set(public_headers
   cluster/cluster.h cluster/cost_model.h cluster/model_shape.h cluster/topology.h core/array.h core/error.h
   core/ids.h core/option.h core/parallel.h core/safetensors.h core/timeline.h core/units.h evaluate/evaluate.h

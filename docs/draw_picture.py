@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/before-after.png, the README's picture: a part of the page that `foremoe report` writes of gpt-oss-20b's
-routes (data/README.md).
+"""Draws docs/before-after.png for README: a section of the page that `foremoe report` writes for gpt-oss-20b's routes
+(data/README.md).
 
     PYTHONPATH=build/python $(scripts/setup python) docs/draw_picture.py
 
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOREMOE = [sys.executable, "-m", "foremoe"]
 ROUTES = ROOT / "data" / "rollout-gptoss.safetensors"
 REPORT = "--ranks 8 --tokens-per-rank 1024 --cluster h100 --model config.json --guest-slots 1 --policy vanilla,foremoe --out page.html".split()
-# gpt-oss-20b's sizes as a config.json that foremoe reads.
+# gpt-oss-20b's sizes in a config.json of a model type that foremoe supports.
 SIZES = {
     "model_type": "mixtral", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
     "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,

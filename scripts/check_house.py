@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the rules of this repository that a compiler does not check. `--self-test` proves that each of them can fail; `--count`
-prints how much C++ there is.
+"""Checks repository rules that a compiler does not check. `--self-test` shows that each rule can fail. `--count` prints
+lines and files of C++.
 
-A rule is a function from a tree, {path: text}, to findings, [(path, line number, what is wrong)]. The rules are told
-in docs/developers/architecture.md (which folder may see which) and docs/developers/contributing.md (the rest).
+A rule is a function from a tree, {path: text}, to findings, [(path, line number, problem)]. Pages document the rules:
+docs/developers/architecture.md (permitted includes) and docs/developers/contributing.md (all others).
 """
 
 import re
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import import_cycles
 
-# Which folders of src/foremoe a folder may include: the arrows of docs/developers/architecture.md, and those
-# that follow from them.
+# Folders of src/foremoe that each folder may include: the transitive closure of the arrows in
+# docs/developers/architecture.md.
 SEES = {
     "core": set(),
     "cluster": {"core"},
@@ -28,8 +28,8 @@ SEES = {
     "sim": {"core", "cluster", "rollout", "plan", "planner", "policy", "transfer"},
     "evaluate": {"core", "cluster", "rollout", "plan", "planner", "policy", "transfer", "sim"},
 }
-SEES["testing"] = {*SEES}  # what only tests and benches include
-TESTS_SEE = {"runtime": {"reference"}}  # what a folder's tests may include as well: what they compare with
+SEES["testing"] = {*SEES}  # included only by tests and benchmarks
+TESTS_SEE = {"runtime": {"reference"}}  # tests may also include the reference they compare with
 CODE = (".h", ".cpp", ".py", ".cmake", ".sh")
 CPP = (".h", ".cpp")
 VAGUE = r"utils?|helpers?|common|misc|mgr|managers?"
@@ -38,7 +38,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]foremoe/(\w+)/')
 
 
 def lines(tree, pattern, where):
-    """(path, line number, match) for every line of the files that `where` accepts."""
+    """Yields (path, line number, match) for each match in the files that `where` accepts."""
     regex = re.compile(pattern) if isinstance(pattern, str) else pattern
     for path, text in tree.items():
         if where(path):
@@ -48,15 +48,15 @@ def lines(tree, pattern, where):
 
 
 def folder_of(path):
-    """The folder of src/foremoe that a path is in, or None."""
+    """Returns the folder of src/foremoe that contains a path, or None."""
     parts = path.split("/")
     return parts[2] if parts[:2] == ["src", "foremoe"] and len(parts) > 3 else None
 
 
 def includes_point_left(tree):
-    """A folder includes itself and what is left of it. In particular planner and runtime do not know each other,
-    and check_plan, in plan/, shares nothing with the planner. Builders for tests, in testing/, may include everything;
-    only tests include them. Tests of runtime/ include the reference, which is right of it."""
+    """A folder includes only itself and folders to its left. In particular, planner and runtime do not include
+    each other, and check_plan, in plan/, shares nothing with the planner. testing/ may include everything, and only
+    tests include it. Tests of runtime/ may include the reference, which is to its right."""
     of_tests = lambda here: {"testing", *TESTS_SEE.get(here, ())}
     for path, number, match in lines(tree, INCLUDE, lambda p: p.endswith(CPP) and folder_of(p)):
         here, there = folder_of(path), match[1]
@@ -74,7 +74,7 @@ def libraries_know_no_program(tree):
 
 
 def mpi_stays_in_its_folder(tree):
-    """MPI headers, and conditions on MPI, appear only beneath runtime/mpi. GPUs are PyTorch's: no CUDA or NCCL at all."""
+    """MPI headers and conditions on MPI appear only in runtime/mpi. CUDA and NCCL appear nowhere: GPUs use PyTorch."""
     header = r"#\s*include\s+[<\"](cuda|cublas|cudnn|cuda_runtime|nvtx|nvtx3|nccl|mpi)[\w/]*\.(?:h|hpp|cuh)"
     condition = r"#\s*(?:el)?if(?:n?def)?\b.*(CUDA|NCCL|MPI)"
     for path, number, match in lines(tree, f"{header}|{condition}", lambda p: p.endswith(CPP)):
@@ -84,7 +84,7 @@ def mpi_stays_in_its_folder(tree):
 
 
 def names_say_something(tree):
-    """No file, folder, type or namespace whose name says nothing about what is in it."""
+    """Names of files, folders, types and namespaces contain no vague words; see VAGUE."""
     for path in tree:
         for word in re.split(r"[/_.\-]", path.lower()):
             if re.fullmatch(VAGUE, word):
@@ -96,7 +96,7 @@ def names_say_something(tree):
 
 
 def libraries_are_silent(tree):
-    """Libraries report by value and by exception: they never print, never end the process."""
+    """Libraries never print and never end the process. They return results and throw exceptions."""
     pattern = r"\bstd::(cout|cerr|clog|abort|terminate|exit|quick_exit)\b|\bfmt::(?:print)\b|\b(?:f?printf|puts|abort|_exit)\s*\("
     where = lambda p: p.startswith("src/") and p.endswith(CPP) and not p.endswith("_test.cpp")
     for path, number, match in lines(tree, pattern, where):
@@ -104,14 +104,14 @@ def libraries_are_silent(tree):
 
 
 def nothing_is_left_open(tree):
-    """What is committed is finished: what is to come is an issue, not a comment."""
+    """Code contains no markers of unfinished work; issues track future work."""
     pattern = r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b|(?i:\bnot (?:yet )?impl" r"emented\b)"
     for path, number, match in lines(tree, pattern, lambda p: p.endswith((*CODE, ".txt"))):
         yield path, number, f"'{match[0]}' left in the code"
 
 
 def no_machine_is_named(tree):
-    """No path of somebody's machine and no package host: a clone works wherever it lies."""
+    """Files contain no absolute paths of a machine and no package hosts, so that a clone works in any folder."""
     path_of_a_machine = r"(?<![\w.$}~)*:/-])/(?:home|root|mnt|srv|tmp|work|farm|opt|var/tmp|Users)(?:/|\b)"
     host = r"\b(?:deb\.debian|security\.debian|snapshot\.debian|archive\.ubuntu|pypi|files\.pythonhosted)\.(?:org|com)\b"
     for path, number, match in lines(tree, f"{path_of_a_machine}|{host}", lambda p: True):
@@ -126,7 +126,7 @@ def headers_are_guarded(tree):
 
 
 MOST_ARGUMENTS = 5
-# Functions that are still to be mended. This list only shrinks.
+# Existing exceptions. Do not add to this list.
 MANY_ARGUMENTS_TODAY = {
     "adam", "attempt", "backward", "combine", "combine_backward", "experts_backward", "for_all_guests", "improve",
     "least_max_load", "refresh_arena", "relocate_experts", "router_backward", "router_forward", "router_pick",
@@ -141,12 +141,12 @@ KEYWORDS = {"if", "for", "while", "switch", "return", "catch", "sizeof", "declty
 
 
 def without_comments(text):
-    """The text with comments, literals and preprocessor lines blanked, line breaks kept."""
+    """Blanks comments, literals and preprocessor lines, but preserves line breaks."""
     return NOT_CODE.sub(lambda match: '""' * (match[0][:1] == '"') + "\n" * match[0].count("\n"), text)
 
 
 def split_parameters(code, begin):
-    """The parts between the commas of the parenthesis that opens at `begin`; None where it is no parameter list."""
+    """Splits the parenthesis that opens at `begin` at its commas. Returns None if it is not a parameter list."""
     parts, depth, last = [], 0, begin + 1
     for i in range(begin, min(len(code), begin + 4000)):
         c = code[i]
@@ -165,8 +165,8 @@ def split_parameters(code, begin):
 
 
 def functions_take_few_arguments(tree):
-    """No function has more than five positional arguments. Most parts between the commas must read `type name`: those of
-    calls, and of function types such as std::function<void(int, int)>, do not."""
+    """Functions have at most five positional arguments. A parenthesis counts as a parameter list if most parts read
+    `type name`; parts of calls and of function types such as std::function<void(int, int)> do not."""
     for path, text in tree.items():
         if not (path.startswith(("src/", "apps/")) and path.endswith(CPP)):
             continue
@@ -187,12 +187,12 @@ def functions_take_few_arguments(tree):
 
 
 LONGEST_LINE = 120
-# Pages that are still to be laid out. This list only shrinks.
+# Existing exceptions with long lines. Do not add to this list.
 LONG_LINES_TODAY = {"lab/performance.md", "lab/policies.md", "lab/results.md"}
 
 
 def lines_are_short(tree):
-    """No line of a page, and no comment, has more than 120 characters. Tables, code blocks and links may."""
+    """Lines of pages and of comments have at most 120 characters, except tables, code blocks and links."""
     for path, text in tree.items():
         if path in LONG_LINES_TODAY or not path.endswith((*CODE, ".md")):
             continue
@@ -213,7 +213,7 @@ IN_CODE = re.compile(r"`([^`]+)`")
 
 
 def file_named(tree, name):
-    """The file or folder that the page of papers means, in the repository or under src/foremoe/; None where none is."""
+    """Returns a file or folder in the repository or under src/foremoe/, or None if neither exists."""
     for path in (name, f"src/foremoe/{name}"):
         if path in tree or any(other.startswith(path.rstrip("/") + "/") for other in tree):
             return path
@@ -221,7 +221,7 @@ def file_named(tree, name):
 
 
 def seeds_page_names_files(tree):
-    """Every path on the page of papers exists, and every experiment is on it."""
+    """Every path on the page of papers, SEEDS, exists, and the page lists every experiment."""
     if SEEDS not in tree:
         return
     for number, line in enumerate(tree[SEEDS].splitlines(), 1):
@@ -234,7 +234,7 @@ def seeds_page_names_files(tree):
 
 
 def seeds_page_names_what_its_files_have(tree):
-    """A name in code in a table of that page stands in a file that is named before it in its cell."""
+    """Each code name in a table cell of that page occurs in a file named earlier in the same cell."""
     for number, line in enumerate(tree.get(SEEDS, "").splitlines(), 1):
         for cell in line.split("|") if line.startswith("|") else ():
             names = IN_CODE.findall(cell)
@@ -246,7 +246,7 @@ def seeds_page_names_what_its_files_have(tree):
                     yield SEEDS, number, f"{name} is in none of the files before it"
 
 
-# Every rule, with a tree each file of which breaks it.
+# Every rule, with a tree in which each file breaks the rule.
 RULES = {
     includes_point_left: {
         "src/foremoe/plan/check_plan.cpp": '#include "foremoe/planner/planner.h"\n',
@@ -274,7 +274,7 @@ RULES = {
     import_cycles.nothing_imports_back: import_cycles.BROKEN,
     lines_are_short: {"docs/page.md": "x" * 121 + "\n", "src/foremoe/core/error.cpp": "// " + "x" * 118 + "\n"},
 }
-# A tree that keeps every rule, close to the edge of each.
+# A tree that barely obeys every rule.
 CLEAN = {
     "src/foremoe/planner/planner.cpp": '#include "foremoe/plan/step_plan.h"\n// uncommon helper\n',
     "src/foremoe/runtime/mpi/mpi_session.h": "#pragma once\n#include <mpi.h>\n",
@@ -297,12 +297,12 @@ CLEAN = {
 
 
 def is_test(path):
-    """Tests, what they share, and test doubles."""
+    """Returns whether a path is a test, shared test code or a test double."""
     return bool(re.search(r"_test\.\w+$|(?:^|/)(?:test_[^/]*|tests?/.*|testing/.*|[^/]*conformance[^/]*|[^/]*conformance/.*)$", path))
 
 
 def count(tree):
-    """Lines and files of C++ that users run, and the includes between files of the command."""
+    """Prints lines and files of C++ without tests, benchmarks and fuzzers, and includes between files of the command."""
     elsewhere = ("bench/", "fuzz/")
     counted = {path: text for path, text in tree.items()
                if path.endswith(CPP) and not is_test(path) and not path.startswith(elsewhere)}

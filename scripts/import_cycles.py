@@ -1,4 +1,4 @@
-"""A rule of the house, for check_house.py: no file of the Python package imports one that imports it."""
+"""Rule for check_house.py: imports between files of the Python package have no cycles."""
 
 import ast
 
@@ -6,7 +6,7 @@ PACKAGE = "python/foremoe"
 
 
 def python_file(tree, name):
-    """The file of a dotted name in the package, or of the module that the name is defined in; None elsewhere."""
+    """Returns the file of a dotted name, or of the module that defines it; None for names outside the package."""
     parts = name.split(".")
     if parts[:2] == ["foremoe", "_core"]:  # the extension module
         return None
@@ -20,8 +20,8 @@ def python_file(tree, name):
 
 
 def imported_files(tree, path):
-    """{file of the package that this one imports: line}, also for types alone, and inside of functions. A submodule is
-    its own file: naming it does not count as an import of the packages that hold it."""
+    """Returns {imported file of the package: line}, including imports under TYPE_CHECKING and inside functions. An
+    import of a submodule does not count as an import of its parent packages."""
     folder = path.removeprefix("python/").rsplit("/", 1)[0].split("/")
     found = {}
     for node in ast.walk(ast.parse(tree[path])):
@@ -40,7 +40,7 @@ def imported_files(tree, path):
 
 
 def strongly_connected(graph):
-    """Sets of nodes that reach each other, of more than one. graph: {node: nodes that it leads to}."""
+    """Returns the strongly connected components with more than one node. graph: {node: successors}."""
     reached = {}
     for start in graph:
         seen, todo = set(), [start]
@@ -55,7 +55,7 @@ def strongly_connected(graph):
 
 
 def nothing_imports_back(tree):
-    """No file of the Python package imports one that imports it, over whatever files in between."""
+    """Imports between files of the Python package have no cycles, direct or indirect."""
     files = [path for path in tree if path.startswith(f"{PACKAGE}/") and path.endswith(".py")]
     graph = {path: imported_files(tree, path) for path in files}
     for group in strongly_connected(graph):
@@ -64,7 +64,7 @@ def nothing_imports_back(tree):
             yield path, graph[path][to], f"imports {to}, which imports it back"
 
 
-# A tree each file of which breaks the rule.
+# A tree in which each file breaks the rule.
 BROKEN = {
     "python/foremoe/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from foremoe.c import C\n",
     "python/foremoe/b/__init__.py": "from .. import a\n",
@@ -72,7 +72,7 @@ BROKEN = {
     "python/foremoe/d.py": "import foremoe.e\n",
     "python/foremoe/e.py": "from .d import D\n",
 }
-# Files that keep it, close to the edge.
+# Files that barely obey the rule.
 CLEAN = {
     "python/foremoe/__init__.py": "from .first import plan\n",
     "python/foremoe/first.py": "from foremoe._core import Plan\nfrom . import _core\n",

@@ -1,4 +1,4 @@
-"""The load tables and recorded rollouts in data/: plan, verify, compare."""
+"""Tests plan, verify and compare on the load tables and recorded rollouts in data/."""
 
 import unittest
 

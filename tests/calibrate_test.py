@@ -1,4 +1,4 @@
-"""foremoe calibrate: what it writes is a cluster that the other commands accept; and clusters and models as options."""
+"""Tests foremoe calibrate, whose output the other commands accept as a cluster, and the options for clusters and models."""
 
 import json
 import re
@@ -44,7 +44,7 @@ class CalibrateTest(CommandTest):
     def test_the_budget_of_hidden_copies_follows_the_cluster(self):
         load = self.model_load()
         slow = self.succeed("calibrate", "--ranks", "1", *QUICK)
-        # Whatever this machine reaches, its products are quick and its links slow.
+        # Independent of this machine: fast matrix products and slow links.
         for key, value in ("bytes", "1e6"), ("flops", "1e15"), ("memory_bytes", "1e13"):
             slow = re.sub(rf"(?m)^{key}_per_second = \S+", f"{key}_per_second = {value}", slow)
         (self.folder / "slow.toml").write_text(slow)
@@ -83,8 +83,8 @@ class CalibrateTest(CommandTest):
         for text, saying in (
             ('name = "\\u001b[31mred"\n', ("name", "line 1", "control character")),
             ('name = "two\\nlines"\n', ("name", "line 1", "control character")),
-            ('name = "x"\nranks_per_nod = 8\n', ("ranks_per_nod", "line 2", "is no key")),
-            ('name = "x"\n[devise]\nflops_per_second = 1e12\n', ("devise", "line 2", "is no key")),
+            ('name = "x"\nranks_per_nod = 8\n', ("ranks_per_nod", "line 2", "is not a key")),
+            ('name = "x"\n[devise]\nflops_per_second = 1e12\n', ("devise", "line 2", "is not a key")),
         ):
             (self.folder / "wrong.toml").write_text(text)
             plan("--cluster", "wrong.toml", "--model", "Mixtral-8x7B", ("wrong.toml", *saying))

@@ -1,4 +1,4 @@
-"""compare --policy all: every system, in the order that others rely on, each with figures or the reason for none."""
+"""Tests compare --policy all: all systems in a fixed order, each with figures or the reason why it was skipped."""
 
 import unittest
 

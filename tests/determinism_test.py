@@ -1,4 +1,4 @@
-"""Same input, options and seed: same bytes, whatever the number of threads."""
+"""The same input, options and seed produce the same bytes with any number of threads."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""However a command ends, it leaves no unfinished file and no shared memory, and nothing that it prints is lost."""
+"""Commands leave no partial file and no shared memory and lose no output, also after signals and errors."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class Endings(CommandTest):
 
 
 class HostileNames(CommandTest):
-    """What strangers wrote into files, and how files are called, moves no cursor and begins no line."""
+    """Control characters in file contents and file names do not move the cursor or start a new line."""
 
     HOSTILE = "\x1b[2Jgood\nplan.safetensors is right\x7f\u009b2J"
 
@@ -109,7 +109,7 @@ class HostileNames(CommandTest):
             metadata["residency"] = "word " * 20_000
 
         self.change("plan.safetensors", spoil)
-        self.refuse("verify", load, "plan.safetensors", saying=["plan.safetensors: residency: 'word", "is no residency"])
+        self.refuse("verify", load, "plan.safetensors", saying=["plan.safetensors: residency: 'word", "is not a residency"])
         self.assertLess(len(self.foremoe("verify", load, "plan.safetensors").stderr), 2000)
 
         def spoil_options(metadata, tensors):

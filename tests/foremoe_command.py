@@ -1,4 +1,4 @@
-"""What the tests of the command share: running it in a folder of its own, and small files to run it on."""
+"""Shared by the tests of the command: runs it in a temporary folder, and creates small input files."""
 
 import fcntl
 import json
@@ -24,14 +24,14 @@ SUBCOMMANDS = ("synth", "import", "collect", "inspect", "plan", "verify", "compa
 
 
 def npy(shape, values):
-    """[tokens, layers, top_k] of bytes as numpy writes it."""
+    """Returns a .npy file of uint8 values [tokens, layers, top_k]."""
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
     header += " " * (-(len(header) + 11) % 64) + "\n"
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(values)
 
 
 class CommandTest(unittest.TestCase):
-    """A test runs in an empty folder, so that what it leaves behind can be counted."""
+    """Runs each test in an empty folder, so that it can check which files remain."""
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="foremoe-test-"))
@@ -41,7 +41,7 @@ class CommandTest(unittest.TestCase):
         return subprocess.run([FOREMOE, *map(str, arguments)], cwd=self.folder, capture_output=True, text=True)
 
     def succeed(self, *arguments):
-        """stdout of a run that must end with 0."""
+        """Runs the command, expects exit code 0, and returns stdout."""
         done = self.foremoe(*arguments)
         self.assertEqual(done.returncode, 0, f"{arguments}: {done.stderr}")
         return done.stdout
@@ -50,7 +50,7 @@ class CommandTest(unittest.TestCase):
         return json.loads(self.succeed(*arguments, "--json"))
 
     def refuse(self, *arguments, saying=()):
-        """A run that must end with 2, one line on stderr that has these words, nothing on stdout and no new file."""
+        """Expects exit code 2, one line on stderr that contains `saying`, empty stdout, and unchanged files."""
         before = self.files()
         done = self.foremoe(*arguments)
         self.assertEqual(done.returncode, 2, f"{arguments}: {done.stdout}{done.stderr}")
@@ -63,7 +63,7 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(self.files(), before, arguments)
 
     def on_a_terminal(self, arguments, columns=0, **environment):
-        """What a terminal of so many columns would show of stdout. Skips the test where there are no pseudo-terminals."""
+        """Returns stdout as written to a terminal of this width. Skips the test if pseudo-terminals are not available."""
         try:
             ours, theirs = pty.openpty()
         except OSError as error:
@@ -77,7 +77,7 @@ class CommandTest(unittest.TestCase):
         try:
             while part := os.read(ours, 4096):
                 shown += part
-        except OSError:  # the other side is closed
+        except OSError:  # the other end is closed
             pass
         os.close(ours)
         self.assertEqual(done.wait(), 0)
@@ -87,14 +87,14 @@ class CommandTest(unittest.TestCase):
         return {p.name: p.read_bytes() for p in self.folder.iterdir()}
 
     def synthesise(self, out="step.load.safetensors", **options):
-        """A small load: 3 micro-steps, 2 layers, 4 ranks, 16 experts, top-2."""
+        """Creates a small load: 3 micro-steps, 2 layers, 4 ranks, 16 experts, top-2."""
         given = {"layers": 2, "experts": 16, "top_k": 2, "micro_steps": 3, "ranks": 4, "tokens_per_rank": 64, **options}
         words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), value)]
         self.succeed("synth", "--out", out, *words)
         return out
 
     def change(self, path, edit):
-        """Rewrites a safetensors file; edit(metadata, tensors) changes both in place."""
+        """Modifies a safetensors file. edit(metadata, tensors) changes both in place."""
         metadata, tensors = st.read(self.folder / path)
         edit(metadata, tensors)
         st.write(self.folder / path, metadata, tensors)

@@ -1,4 +1,4 @@
-"""--help teaches, and needs no input to do so."""
+"""Tests the help of the command and its subcommands."""
 
 import json
 import unittest

@@ -1,4 +1,4 @@
-"""From a rollout to a verified plan, as the README tells it."""
+"""Tests the pipeline of the README, from a rollout to a verified plan."""
 
 import unittest
 
@@ -108,7 +108,7 @@ class Pipeline(CommandTest):
 
     def test_every_policy_makes_plans_that_verify(self):
         step = self.synthesise()
-        slots = ("--guest-slots", 4)  # as many as home slots, which some policies need
+        slots = ("--guest-slots", 4)  # the number of home slots, which some policies require
         rows = self.json_of("compare", step, "--policy", "all", *slots)
         self.assertLessEqual({"vanilla", "eplb", "static", "finemoe", "foremoe"}, {row["policy"] for row in rows})
         for row in rows:
@@ -149,7 +149,7 @@ class Pipeline(CommandTest):
         self.assertEqual((asked.returncode, asked.stderr), (0, ""))
         other = self.foremoe("plan", BUNDLED, "--ranks", 16, "--json")
         self.assertEqual(other.returncode, 0)
-        self.assertIn("batched anew", other.stderr)
+        self.assertIn("batched again", other.stderr)
 
     def test_folding_is_told_and_the_verifier_folds_alike(self):
         step = self.synthesise()

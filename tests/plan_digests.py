@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Holds plans to data/plan-digests.tsv: has a foremoe binary plan the ten load tables and compares digests of the plans.
+"""Compares digests of plans with data/plan-digests.tsv. Plans the ten load tables with a foremoe binary.
 
     tests/plan_digests.py build/release/bin/foremoe            all tables, residencies, G 1 and 2, every policy (minutes)
     tests/plan_digests.py --quick build/asan/bin/foremoe       tables of 8 and 16 ranks, resident and static, G 1
-    tests/plan_digests.py --write build/release/bin/foremoe    writes the file anew: only where plans are meant to change
+    tests/plan_digests.py --write build/release/bin/foremoe    rewrites the file, if plans change intentionally
 
 A digest is the first 32 digits of the sha256 of the tensors home, slot_expert, slot_tokens, event_micro_step and
-event_pass of the plan file: name, dtype, shape and bytes of each. Metadata is left out. A policy that cannot plan a
-table has the exit code in place of a digest.
+event_pass of the plan file: name, dtype, shape and bytes of each. Metadata is excluded. If a policy cannot plan a table,
+the digest is the exit code.
 """
 
 import argparse
@@ -30,7 +30,7 @@ HEAD = "# sha256 of plans, written by tests/plan_digests.py --write: table, resi
 
 
 def policies(binary):
-    """Those that `foremoe plan --help` lists."""
+    """Returns the policies listed by `foremoe plan --help`."""
     for help_option in ("--help-all", "--help"):
         done = subprocess.run([binary, "plan", help_option], capture_output=True, text=True)
         if done.returncode == 0 and "\nPolicies:\n" in done.stdout:
@@ -61,7 +61,7 @@ def plan(binary, case):
                    "--threads", "1", "--out", str(out)]  # fmt: skip
         run = functools.partial(subprocess.run, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         done = run([*command, "--residency", residency])
-        if f"policy {policy} plans residency" in done.stderr:  # it has its own, and refuses another
+        if f"policy {policy} plans residency" in done.stderr:  # a policy with a fixed residency rejects others
             done = run(command)
         if done.returncode == 0:
             return digest_of(out)

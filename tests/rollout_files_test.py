@@ -1,4 +1,4 @@
-"""synth, import, collect and inspect: what they make and what they tell."""
+"""Tests the outputs of synth, import, collect and inspect."""
 
 import base64
 import json
@@ -79,7 +79,7 @@ class Import(CommandTest):
 
 class Collect(CommandTest):
     def test_the_counts_are_those_of_the_routes(self):
-        routes = [0, 1, 1, 2, 3, 0, 255, 255]  # four tokens, one layer, top-2; the last without a route
+        routes = [0, 1, 1, 2, 3, 0, 255, 255]  # four tokens, one layer, top-2; the last token has no route
         tensors = {
             "routed_experts": st.tensor("U8", [4, 1, 2], routes),
             "cu_seqlens": st.tensor("I64", [3], [0, 2, 4]),
@@ -109,7 +109,7 @@ class Collect(CommandTest):
         self.assertEqual(told["tokens"], sum(file["tokens"] for file in told["files"]))
         _, tensors = st.read(self.folder / "load")
         self.assertEqual(sum(st.values(tensors["load"])), told["assignments"])
-        self.succeed("collect", "rollout", "--follow", "--ranks", 2, "--out", "again")  # it has ended already
+        self.succeed("collect", "rollout", "--follow", "--ranks", 2, "--out", "again")  # the rollout has already ended
         self.assertEqual((self.folder / "again").read_bytes(), (self.folder / "load").read_bytes())
 
     def test_following_needs_a_folder_and_as_many_sequences_as_are_expected(self):
@@ -122,7 +122,7 @@ class Collect(CommandTest):
 
 class Inspect(CommandTest):
     def test_the_memory_of_routes_is_told_for_a_trace_and_for_its_load(self):
-        trace = self.synthesise("x.trace", kind="trace")  # 3 micro-steps of 4 × 64 tokens, 2 layers, top-2, a byte an id
+        trace = self.synthesise("x.trace", kind="trace")  # 3 micro-steps of 4 × 64 tokens, 2 layers, top-2, one byte per id
         self.succeed("collect", trace, "--out", "x.load")
         for name in (trace, "x.load"):
             self.assertEqual(self.json_of("inspect", name)["route_bytes"], 3 * 4 * 64 * 2 * 2)

@@ -1,4 +1,4 @@
-"""foremoe run: what it executes is equal to the reference, whatever the policy, residency, path and communicator."""
+"""Tests foremoe run: results equal the reference for every policy, residency, path and communicator."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class Run(CommandTest):
         return self.synthesise("step.trace.safetensors", kind="trace", tokens_per_rank=48, **options)
 
     def trace_with_missing_rows(self):
-        """Every fifth token has no route in layer 0, every seventh none at all."""
+        """Creates a trace in which every fifth token has no route in layer 0 and every seventh has none in any layer."""
         step = self.trace()
 
         def without(metadata, tensors):
@@ -146,7 +146,7 @@ class Results(Run):
                 self.assertGreater(row["bitwise_cost"], 0)
 
     def test_a_result_that_is_not_the_reference_ends_with_1(self):
-        rows = self.run_json(self.trace(), "--policy", "vanilla", "--learning-rate", 1e4, "--steps", 4, code=1)  # float32 is lost
+        rows = self.run_json(self.trace(), "--policy", "vanilla", "--learning-rate", 1e4, "--steps", 4, code=1)  # too inaccurate in float32
         self.assertTrue(rows[0]["equal_to_reference"])
         self.assertFalse(rows[1]["equal_to_reference"])
 
@@ -233,7 +233,7 @@ class Repeatable(Run):
         self.assertEqual(done.returncode, 0, done.stderr)  # the number of threads may differ
 
     def mpirun(self, processes, *arguments):
-        # Under sanitizers: what they find is in Open MPI.
+        # Suppresses sanitizer findings inside Open MPI.
         known = ROOT / "src" / "foremoe" / "runtime" / "mpi" / "under_mpirun"
         environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                            OMPI_MCA_btl_vader_single_copy_mechanism="none", ASAN_OPTIONS="fast_unwind_on_malloc=0",
@@ -286,8 +286,8 @@ class GivenPlan(Run):
         for way in (["--guest-slots", 2], ["--guest-slots", 1, "--residency", "shared"], ["--in-flight", 2]):
             with self.subTest(way):
                 self.succeed("plan", step, *way, "--out", "plan")
-                self.refuse("run", other, "--plan", "plan", saying=["another load"])
-                self.refuse("run", other, "--plan", "plan", "--on-mismatch", "refuse", saying=["another load"])
+                self.refuse("run", other, "--plan", "plan", saying=["different load"])
+                self.refuse("run", other, "--plan", "plan", "--on-mismatch", "refuse", saying=["different load"])
                 for row in self.run_json(other, "--plan", "plan", "--on-mismatch", "home"):
                     self.assert_right(row)
                     self.assertEqual(row["mismatched_rows"], unknown)

@@ -1,5 +1,6 @@
-"""Reads and writes safetensors with nothing but the standard library, so that tests can make files that no sane writer
-would: a file is (metadata, {name: (dtype, shape, bytes)})."""
+"""Reads and writes safetensors with only the standard library, so that tests can create malformed files.
+
+A file is (metadata, {name: (dtype, shape, bytes)})."""
 
 import array
 import json
@@ -38,7 +39,7 @@ def tensor(dtype, shape, values):
 
 
 def values(entry):
-    """The elements of a tensor, flat."""
+    """Returns the elements of a tensor as a flat array."""
     dtype, _, data = entry
     result = array.array(TYPE_CODES[dtype])
     result.frombytes(data)

@@ -1,4 +1,4 @@
-"""foremoe simulate: what a step would take, policy by policy, in keys that others rely on."""
+"""Tests foremoe simulate: modelled times per policy, and the keys of its JSON."""
 
 import json
 import unittest
@@ -59,8 +59,8 @@ class Simulate(CommandTest):
             self.assertAlmostEqual(expected / counted, 1, delta=0.03)
 
     def test_the_table_says_which_dispatch_is_modelled(self):
-        self.assertIn("dispatch token: a token once to each node, and from there once to each rank; estimated", self.on_small()[0])
-        self.assertIn("dispatch row: every token–expert assignment directly to its rank\n", self.on_small("--dispatch", "row")[0])
+        self.assertIn("dispatch token: sends a token once to each node, and from there once to each rank; estimated", self.on_small()[0])
+        self.assertIn("dispatch row: sends every token–expert assignment directly to its rank\n", self.on_small("--dispatch", "row")[0])
         self.refuse("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--dispatch", "packet",
                     saying=("--dispatch", "packet", "token", "row"))  # fmt: skip
 
@@ -91,7 +91,7 @@ class Simulate(CommandTest):
         self.assertLessEqual(row["step_seconds"], quickest)
 
     def test_residency_auto_gives_up_the_quickest_where_it_exceeds_the_budget(self):
-        given = ("--policy", "foremoe", "--dispatch", "row", "--residency")  # by token the leanest is the quickest here
+        given = ("--policy", "foremoe", "--dispatch", "row", "--residency")  # with dispatch token, the residency with the least memory is the fastest here
         rows = [self.simulate(*given, r)[0] for r in ("static", "resident", "shared")]
         quickest = min(rows, key=lambda row: row["step_seconds"])
         leanest = min(rows, key=lambda row: row["memory_bytes_per_rank"])
@@ -111,7 +111,7 @@ class Simulate(CommandTest):
         self.assertEqual({e["pid"] for e in events}, {0, 1, 2, 3})
 
     def on_small(self, *arguments):
-        """Both streams of a run that prints a table."""
+        """Returns stdout and stderr of a run that prints a table."""
         done = self.foremoe("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--guest-slots", 1, *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout, done.stderr

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Counts the tests of the last ctest run, which starts few processes of many tests each: tests/summary.py build/asan
+"""Counts the tests of the last ctest run, in which each process runs many tests: tests/summary.py build/asan
 
-Prints one line of counts, and names tests that were skipped, those that failed and the ten slowest.
+Prints skipped and failed tests, the ten slowest tests, and one line of counts.
 """
 
 import pathlib
@@ -15,10 +15,10 @@ ENTRY = re.compile(r'^\d+/\d+ Testing: (\S+)\n(.*?)^"\1" end time:', re.MULTILIN
 
 
 def tests_of(entry, text):
-    """(name, outcome, seconds) of every test of one process; the process itself where it does not name its tests."""
+    """Returns (name, outcome, seconds) of every test of a process, or of the process if it does not list its tests."""
     found = {name: (outcome, int(ms) / 1000) for outcome, name, ms in GTEST.findall(text)}
     for name in STARTED.findall(text):
-        found.setdefault(name, ("FAILED", 0.0))  # it ended with its process
+        found.setdefault(name, ("FAILED", 0.0))  # the process ended during this test
     for name, place, outcome in PYTHON.findall(text):
         word = {"ok": "OK", "FAIL": "FAILED", "ERROR": "FAILED"}.get(outcome, "SKIPPED")
         found[f"{place}.{name}" if not place.endswith(name) else place] = (word, 0.0)

@@ -1,4 +1,4 @@
-"""verify finds what is wrong with a plan: exit code 1, the violation named."""
+"""Tests that verify detects invalid plans: it exits with 1 and names the violation."""
 
 import json
 import re

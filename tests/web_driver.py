@@ -1,4 +1,4 @@
-"""A browser, driven over the WebDriver protocol: Debian's chromium and chromium-driver, and nothing else."""
+"""Controls a browser over the WebDriver protocol. Requires Debian's chromium and chromium-driver."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm
 
 
 def missing():
-    """What there must be and is not, or None."""
+    """Returns the name of a missing program, or None."""
     if not shutil.which("chromedriver"):
         return "chromedriver"
     return None if shutil.which("chromium") else "chromium"
@@ -63,11 +63,11 @@ class Browser:
         self.command("/url", {"url": path.as_uri()})
 
     def look(self, script):
-        """What a function's body returns in the page."""
+        """Runs `script` as a function body in the page and returns its result."""
         return self.command("/execute/sync", {"script": script, "args": []})
 
     def tell(self, command, **parameters):
-        """A command of the Chrome DevTools Protocol."""
+        """Sends a command of the Chrome DevTools Protocol."""
         return self.command("/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def screen(self, width, scheme):

@@ -1,4 +1,4 @@
-"""Whatever is wrong with the input: exit code 2, one line on stderr that names file, field and index, nothing written."""
+"""Wrong input causes exit code 2 and one line on stderr with file, field and index. No file is written."""
 
 import os
 import subprocess
@@ -93,7 +93,7 @@ class WrongUsage(CommandTest):
     def test_an_option_that_batches_a_trace_is_refused_for_a_load(self):
         load, trace = self.synthesise(), self.synthesise("step.trace.safetensors", kind="trace")
         for command in ("plan", "compare"):
-            self.refuse(command, load, "--tokens-per-rank", 32, saying=[f"--tokens-per-rank: batches a trace, and {load}"])
+            self.refuse(command, load, "--tokens-per-rank", 32, saying=[f"--tokens-per-rank: applies only to traces, but {load}"])
             self.succeed(command, trace, "--ranks", 2, "--tokens-per-rank", 64, "--previous-load", trace)
 
     def test_an_empty_name_is_refused(self):
@@ -172,7 +172,7 @@ class WrongFiles(CommandTest):
         self.succeed("plan", self.step, "--out", "plan.safetensors")
 
     def for_every_reader(self, path, saying):
-        """Each command that reads a trace or a load must refuse this one in the same words."""
+        """Expects that each command that reads a trace or a load rejects this file with the same message."""
         for arguments in (["inspect", path], ["plan", path, "--out", "new"], ["compare", path], ["verify", path, "plan.safetensors"],
                           ["collect", path, "--out", "new"]):  # fmt: skip
             with self.subTest(arguments):

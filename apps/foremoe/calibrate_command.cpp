@@ -17,16 +17,17 @@ namespace foremoe::cli {
 namespace {
 
 constexpr std::string_view kCalibrateExamples =
-    R"(  foremoe calibrate                                             print a cluster file, a rank for each processor
-  foremoe calibrate --ranks 4 --out machine.toml                of four ranks
-  foremoe calibrate --hidden 64 --intermediate 32 --rows 128    with the experts that foremoe run has by default
+    R"(  foremoe calibrate                                             print a cluster file with one rank per processor
+  foremoe calibrate --ranks 4 --out machine.toml                measure with four ranks
+  foremoe calibrate --hidden 64 --intermediate 32 --rows 128    use the default expert size of foremoe run
   foremoe plan step.load.safetensors --cluster machine.toml --model Qwen3-30B-A3B --max-copies-per-rank hidden
 )";
 
 constexpr std::string_view kCalibrateMeaning =
-    R"(Ranks are threads that compute on processors, as those of foremoe run; all measure at once, so that each number is
-what one has while the others work. Numbers are float32's: model them with --bytes-per-parameter 4. What one machine
-cannot tell, its network, is taken to be as fast as the exchange between its ranks; the file says so.
+    R"(Ranks are threads that compute on this machine's processors, as in foremoe run. All ranks measure at the same time, so
+each number is the rate of one rank while the others are busy. Rates are for float32: pass --bytes-per-parameter 4 when
+you model with the file. One machine cannot measure its network. The file assumes that the network is as fast as the
+exchange between ranks, and marks this value as assumed.
 )";
 
 struct CalibrateArguments {
@@ -39,13 +40,13 @@ struct CalibrateArguments {
 
 void print_summary(const Cluster& c, const std::string& out) {
   FactList facts;
-  facts.add("ranks", fmt::format("{}, of one node", c.ranks_per_node));
-  facts.add("products", fmt::format("{:.3g} GFLOP/s a rank, {:.0f} % of its best", c.flops_per_second * 1e-9,
+  facts.add("ranks", fmt::format("{}, on one node", c.ranks_per_node));
+  facts.add("products", fmt::format("{:.3g} GFLOP/s per rank, {:.0f} % of its best", c.flops_per_second * 1e-9,
                                     100 * c.gemm_efficiency));
-  facts.add("memory", fmt::format("{:.3g} GB/s a rank, read and written", c.memory_bytes_per_second * 1e-9));
+  facts.add("memory", fmt::format("{:.3g} GB/s per rank, read and written", c.memory_bytes_per_second * 1e-9));
   const auto add_link = [&](const char* name, const LinkSpeed& link) {
     facts.add(name,
-              fmt::format("{:.3g} GB/s a rank, {:.3g} µs", link.bytes_per_second * 1e-9, link.latency_seconds * 1e6));
+              fmt::format("{:.3g} GB/s per rank, {:.3g} µs", link.bytes_per_second * 1e-9, link.latency_seconds * 1e6));
   };
   add_link("exchange", c.peers);
   add_link("copies", c.host);
@@ -67,7 +68,7 @@ int run(const CalibrateArguments& arguments) {
     options.buffer = Bytes{std::int64_t{arguments.mebibytes} << 20};
     calibration = calibrate(arguments.name, options);
   }
-  const std::string text = "# Measured by foremoe calibrate on the machine that it ran on.\n\n" +
+  const std::string text = "# Measured by foremoe calibrate on the machine on which it ran.\n\n" +
                            to_toml(calibration.cluster, calibration.notes);
   parse_cluster(text, "calibrated cluster");  // throws if a measured value is out of range
   if (arguments.out.empty()) {
@@ -88,25 +89,25 @@ Command calibrate_command() {
   };
   return {
       .name = "calibrate",
-      .summary = "Measure this machine and write it down as a cluster to model time on",
+      .summary = "Measure this machine and write a cluster file for foremoe simulate",
       .examples = std::string(kCalibrateExamples),
       .meaning = std::string(kCalibrateMeaning),
-      .options = {out_option(a->out, "FILE", "Write the cluster file here in place of printing it"),
-                  text_option({.name = "name", .value = "NAME", .help = "Name of the cluster in tables", .main = true},
-                              a->name),
-                  integer_option({.name = "ranks",
-                                  .value = "N",
-                                  .help = "Ranks, each a thread; all measure at once",
-                                  .initial = "one per processor",
-                                  .main = true},
-                                 a->speed.num_ranks, {1, 256}),
-                  size("hidden", a->speed.shape.hidden, 1 << 15,
-                       "Width of a token of the expert that products are measured with"),
-                  size("intermediate", a->speed.shape.intermediate, 1 << 15, "Width inside that expert"),
-                  size("rows", a->speed.rows, 1 << 16, "Rows that it multiplies at once"),
-                  size("mebibytes", a->mebibytes, 1 << 12,
-                       "How much each rank moves, exchanges and copies at once; more than the caches hold"),
-                  size("milliseconds", a->milliseconds, 60'000, "How long each of seven measurements takes, at least")},
+      .options =
+          {out_option(a->out, "FILE", "Write the cluster file here instead of printing it"),
+           text_option({.name = "name", .value = "NAME", .help = "Name of the cluster in tables", .main = true},
+                       a->name),
+           integer_option({.name = "ranks",
+                           .value = "N",
+                           .help = "Number of ranks. Each is a thread, and all measure at the same time",
+                           .initial = "one per processor",
+                           .main = true},
+                          a->speed.num_ranks, {1, 256}),
+           size("hidden", a->speed.shape.hidden, 1 << 15, "Hidden size of the expert whose forward pass is measured"),
+           size("intermediate", a->speed.shape.intermediate, 1 << 15, "Intermediate size of that expert"),
+           size("rows", a->speed.rows, 1 << 16, "Rows per forward pass of that expert"),
+           size("mebibytes", a->mebibytes, 1 << 12,
+                "Buffer size for the memory, exchange and copy measurements of each rank; larger than the caches"),
+           size("milliseconds", a->milliseconds, 60'000, "Minimum duration of each of the seven measurements")},
       .run = [a](const Given&) { return cli::run(*a); }};
 }
 

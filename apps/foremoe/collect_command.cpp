@@ -22,19 +22,20 @@ namespace foremoe::cli {
 namespace {
 
 constexpr std::string_view kCollectExamples =
-    R"(  foremoe collect step.trace.safetensors --out step.load.safetensors                the batching that was recorded
+    R"(  foremoe collect step.trace.safetensors --out step.load.safetensors                use the recorded batching
   foremoe collect step.trace.safetensors --ranks 16 --tokens-per-rank 4096 --out step.load.safetensors
   foremoe collect --follow rollout/ --ranks 16 --out step.load.safetensors           while the rollout writes traces there
 )";
 
 constexpr std::string_view kCollectMeaning =
-    R"(A load file holds, for every micro-step, layer and rank, how many of the rank's tokens chose each expert: all that
-planning needs, at a thousandth of a trace's size. Every row of the trace is validated. Rows without a route (padding,
-last tokens) are no load.
+    R"(A load file contains, for every micro-step, layer and rank, the number of the rank's tokens that chose each expert. The
+planner needs nothing else, and the file has a thousandth of the trace's size. Every row of the trace is validated. Rows
+without a route (padding, last tokens) do not count as load.
 
-With --follow TRACE is a folder. Its files *.safetensors are counted as they appear, which must be by a rename, until
-there is a file `done`, or --sequences have been counted. The load does not depend on the order in which they appeared:
-sequences have the order of their files' names. Micro-steps and ranks are those recorded where every file has them.
+With --follow, the input is a folder. Its *.safetensors files are counted as they appear, until a file named `done`
+appears or --sequences sequences have been counted. Writers must rename complete files into the folder. The load does not
+depend on the order of arrival: sequences are sorted by file name. If every file records micro-steps and ranks, these are
+used.
 )";
 
 constexpr std::chrono::milliseconds kBetweenPolls{20};
@@ -134,25 +135,26 @@ int run(const CollectArguments& arguments, const Given& given) {
 
 Command collect_command() {
   auto a = std::make_shared<CollectArguments>();
-  Option out = out_option(a->out, "LOAD", "Write the load here; it appears whole or not at all");
+  Option out = out_option(a->out, "LOAD", "Write the load here, atomically");
   out.required = true;
-  return {.name = "collect",
-          .summary = "Count a trace's routes: the load of every micro-step",
-          .examples = std::string(kCollectExamples),
-          .meaning = std::string(kCollectMeaning),
-          .options = joined(
-              {{input_option(a->input.path, "Trace file (made by import or synth); with --follow a folder of them"),
-                flag_option({.name = "follow", .help = "Count trace files as they appear in a folder", .main = true},
-                            a->follow),
-                integer_option({.name = "sequences",
-                                .value = "N",
-                                .help = "With --follow: end when so many sequences were counted",
-                                .initial = "until there is a file `done`",
-                                .main = true},
-                               a->sequences, {1, kMostSequences})},
-               only(options_of(a->input), {"ranks", "ranks_per_node", "tokens_per_rank"}),
-               {std::move(out), threads_option(a->threads), json_option(a->json, "Print what was counted as JSON")}}),
-          .run = [a](const Given& given) { return cli::run(*a, given); }};
+  return {
+      .name = "collect",
+      .summary = "Count the routes of a trace into the load of every micro-step",
+      .examples = std::string(kCollectExamples),
+      .meaning = std::string(kCollectMeaning),
+      .options = joined(
+          {{input_option(a->input.path, "Trace file (made by import or synth); with --follow, a folder of trace files"),
+            flag_option({.name = "follow", .help = "Count trace files as they appear in a folder", .main = true},
+                        a->follow),
+            integer_option({.name = "sequences",
+                            .value = "N",
+                            .help = "With --follow: stop after this many sequences",
+                            .initial = "until a file `done` appears",
+                            .main = true},
+                           a->sequences, {1, kMostSequences})},
+           only(options_of(a->input), {"ranks", "ranks_per_node", "tokens_per_rank"}),
+           {std::move(out), threads_option(a->threads), json_option(a->json, "Print the counts as JSON")}}),
+      .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -21,29 +21,29 @@ namespace foremoe::cli {
 namespace {
 
 constexpr std::string_view kDescription =
-    "ForeMoE reads the expert routes that a rollout recorded and plans, for every layer of every micro-step, which\n"
-    "experts to copy to which rank and how many tokens each copy serves. It checks plans, executes and simulates them.";
+    "ForeMoE reads the expert routes recorded during rollout. For every layer of every micro-step, it plans which\n"
+    "experts to replicate on which rank and how many tokens each replica serves. It checks, executes and simulates "
+    "plans.";
 
 constexpr std::string_view kFooter = R"(
 From a recorded rollout to a verified plan:
 
-  foremoe import sample*.npy --experts 128 --out trace.safetensors       what your engine recorded
-  foremoe collect trace.safetensors --ranks 8 --out load.safetensors     its counts: all that planning needs
-  foremoe inspect load.safetensors                                       how uneven is it?
-  foremoe compare load.safetensors --guest-slots 1                       what would help, and how much?
-  foremoe plan load.safetensors --guest-slots 1 --out plan.safetensors   what sits where, and who serves which tokens
-  foremoe verify load.safetensors plan.safetensors                       is it right?
-  foremoe run trace.safetensors --guest-slots 1                          does it hold when real experts run?
-  foremoe simulate load.safetensors --cluster h100 --model qwen3-30b-a3b what would a cluster gain?
+  foremoe import sample*.npy --experts 128 --out trace.safetensors       convert recorded routes
+  foremoe collect trace.safetensors --ranks 8 --out load.safetensors     count them: the planner's input
+  foremoe inspect load.safetensors                                       show the imbalance
+  foremoe compare load.safetensors --guest-slots 1                       compare policies
+  foremoe plan load.safetensors --guest-slots 1 --out plan.safetensors   plan replicas and their tokens
+  foremoe verify load.safetensors plan.safetensors                       check the plan
+  foremoe run trace.safetensors --guest-slots 1                          execute it with real experts
+  foremoe simulate load.safetensors --cluster h100 --model qwen3-30b-a3b predict the speedup on a cluster
 
-No rollout at hand? foremoe synth --out load.safetensors
+Without a recorded rollout, start with: foremoe synth --out load.safetensors
 
-Words: a *rank* is one accelerator of the expert-parallel group. The *home* of an expert is the rank that owns it. A
-*guest slot* is room on a rank for a copy of another rank's expert. A *micro-step* is one small batch. *Tokens* are
-counted once per expert that they chose. The imbalance ratio ρ is the busiest rank's tokens ÷ the mean rank's; 1 is
-perfect.
+Vocabulary: a *rank* is one accelerator of the expert-parallel group. The *home* of an expert is the rank that owns it. A
+*guest slot* is room on a rank for a copy of another rank's expert. A *micro-step* is one small batch. A *token* counts
+once per expert that it chose. The imbalance ratio ρ is the busiest rank's tokens ÷ the mean rank's; 1 is perfect.
 
-Exit codes: 0 fine; 1 checked and found wrong; 2 wrong usage or input that cannot be read; 3 a run could not go on.
+Exit codes: 0 success; 1 a check found errors; 2 wrong usage or unreadable input; 3 a run failed.
 )";
 
 constexpr std::size_t kWidth = 110;
@@ -115,7 +115,7 @@ std::string help(const Command& command, bool all) {
       }
     }
     if (name == "Options") {
-      section.insert(0, entry("--help-all", "Print all options and what words mean, and exit"));
+      section.insert(0, entry("--help-all", "Print all options and explanations, and exit"));
       section.insert(0, entry("-h,--help", "Print this help and exit"));
     }
     if (!section.empty()) text += fmt::format("\n{}:\n{}", name, section);
@@ -123,7 +123,7 @@ std::string help(const Command& command, bool all) {
   text += fmt::format("\nExamples:\n{}", command.examples);
   if (all && !command.meaning.empty()) text += fmt::format("\n{}", command.meaning);
   if (hidden > 0)
-    text += fmt::format("\n{} more options, and what words mean: foremoe {} --help-all\n", hidden, command.name);
+    text += fmt::format("\n{} more options and explanations: foremoe {} --help-all\n", hidden, command.name);
   return text;
 }
 
@@ -203,8 +203,8 @@ void expect_one_process(const Command& command, const Given& given) {
   const Launch started = launch();
   if (started.processes <= 1) return;
   throw InputError({}, fmt::format("mpirun or srun has started {} processes ({}), and each would do all of the work; "
-                                   "start one process, or unset that variable where this one runs alone. Only foremoe "
-                                   "run --comm mpi runs as several",
+                                   "start one process, or unset that variable if this process runs alone. Only foremoe "
+                                   "run --comm mpi supports several processes",
                                    started.processes, started.variable));
 }
 
@@ -230,7 +230,7 @@ void Given::add(const std::string& name, const std::string& text) {
 void Given::refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const {
   for (const std::string_view other : others) {
     if (!(*this)(name) || !(*this)(other)) continue;
-    throw InputError({.field = std::string(other)}, fmt::format("cannot be used beside {}", command_line_name(name)));
+    throw InputError({.field = std::string(other)}, fmt::format("cannot be combined with {}", command_line_name(name)));
   }
 }
 
@@ -279,7 +279,7 @@ int run_command_line(int argc, char** argv) {
     return fail(name, "not enough memory for an input of this size", usage, kGaveUp);
   } catch (const std::system_error& error) {
     if (std::ferror(stdout) != 0) return fail_for_stdout(name);  // fmt throws when the buffer is full
-    return fail(name, fmt::format("the system refuses: {}", error.what()), usage, kGaveUp);
+    return fail(name, fmt::format("system error: {}", error.what()), usage, kGaveUp);
   }
 }
 

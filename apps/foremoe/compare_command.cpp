@@ -19,18 +19,18 @@ constexpr std::string_view kCompareExamples = R"(  foremoe compare step.load.saf
 
 constexpr std::string_view kCompareColumns =
     R"(Columns, over all layers and micro-steps with load:
-  residency   where the policy's copies live. free*: experts may be anywhere. Such a plan serves forward-only phases;
-              it cannot train, since gradients and optimizer state have no home
-  ρ           imbalance: tokens of the busiest rank ÷ mean of all ranks. All others wait for it, so the experts of a
-              layer take ρ times as long as they could. 1 is perfect{}
+  residency   how long guests stay in their slots. free*: experts may be on any rank. Such a plan serves forward-only
+              phases; it cannot train, since gradients and optimizer state have no home
+  ρ           imbalance: tokens of the busiest rank ÷ mean of all ranks. All other ranks wait for the busiest, so the
+              experts of a layer take ρ times as long as with perfect balance. 1 is perfect{}
   copies      weights of one expert moved to another rank, per layer and event (a pass of a micro-step), whole group
   per rank    the most copies that one rank receives in one layer at one event
-  guests      copies that serve tokens, per layer and event. For residency free, every expert away from its home counts
+  guests      guests that serve tokens, per layer and event. For residency free, every expert away from its home counts
   home moves  experts whose owner changed, over all layers
   node link   tokens that the busiest node sends or receives, mean over layers and micro-steps
-  µs          CPU time of planning one layer of one micro-step, without what is done once per step
-foremoe stops when the busiest rank is within --tolerance of the mean (default {} of it), since copies beyond that do not
-pay. static has no copies to save inside a step, so its ρ may be smaller.
+  µs          CPU time of planning one layer of one micro-step, without the work done once per step
+foremoe stops when the busiest rank is at most --tolerance above the mean (default {} of it), since further copies cost
+more than they gain. static makes no copies within a step, so its ρ may be smaller.
 )";
 
 std::string columns_text(const std::string& bound) {
@@ -68,7 +68,8 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
   if (bound > 0) fmt::print("{}", columns_text(fmt::format("; whole tokens permit {:.4f} here", bound)));
   if (load.num_micro_steps() == 1) {
     fmt::print(
-        "There is one micro-step, so nothing changes over time: copies chosen once per step (static) suffice.\n");
+        "The load has one micro-step, so it does not change over time: copies chosen once per step (static) "
+        "suffice.\n");
   }
 }
 
@@ -97,12 +98,12 @@ int run(PlanningArguments arguments, const Given& given) {
 Command compare_command() {
   auto a = std::make_shared<PlanningArguments>();
   return {.name = "compare",
-          .summary = "Plan with several policies, check each plan, and show their figures side by side",
+          .summary = "Plan with several policies, check each plan, and compare their figures",
           .examples = std::string(kCompareExamples),
           .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies_and_their_options(), columns_text("")),
           .options = joined({planning_options(*a, /*residency_auto=*/false),
                              {policies_option(a->policies),
-                              json_option(a->json, "Print an array of objects as plan --json prints")}}),
+                              json_option(a->json, "Print an array of objects with the keys of plan --json")}}),
           .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 

@@ -36,7 +36,7 @@ void print_values(fmt::format_string<Shown<T>...> format, const T&... values) {
   fmt::print(format, shown(values)...);
 }
 
-// Prints one line on stderr about a decision that the user did not ask for: "foremoe: … batched anew …".
+// Prints one line on stderr about a decision that the user did not ask for: "foremoe: … batched again …".
 void note(std::string_view text);
 void note_all(const std::vector<std::string>& texts);
 

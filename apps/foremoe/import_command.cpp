@@ -24,17 +24,17 @@ constexpr std::string_view kImportExamples = R"(  foremoe import sample-*.npy --
 )";
 
 constexpr std::string_view kImportMeaning =
-    R"(Formats, detected from the bytes unless --format says which (those with * need the Python package):
-  npy              numpy array [tokens, layers, top_k] of expert ids, a file is a sequence (vLLM)
-  npz *            zip of such arrays, a member is a sequence
-  npy-base64 *     base64 of .npy, a line is a sequence
-  json *           responses of vLLM and of SGLang, one object, a list, or a line each
+    R"(Formats, detected from the file's bytes unless --format is given (* requires the Python package):
+  npy              numpy array [tokens, layers, top_k] of expert ids, one sequence per file (vLLM)
+  npz *            zip of such arrays, one sequence per member
+  npy-base64 *     base64 of .npy, one sequence per line
+  json *           responses of vLLM and SGLang: one object, a list, or one object per line
   sglang *         int32 without a header, raw or base64 per line; needs --layers and --top-k
-  nrlre1 *         NeMo-RL's text envelope, a line is a sequence
-  megatron-trace   Megatron-LM's router_trace_rank{N}.jsonl; a call is a sequence, the n-th call of a layer micro-step n
-  megatron-counts  Megatron-LM's tokens_per_expert/rank{N}.jsonl; yields a load file
-Several files are several sequences, in the order given (Megatron: one file per rank). A row is one token in one layer; rows
-with repeated expert ids are not routes (padding) and become missing ones; the report counts them.
+  nrlre1 *         NeMo-RL's text envelope, one sequence per line
+  megatron-trace   Megatron-LM's router_trace_rank{N}.jsonl; one sequence per call; a layer's n-th call is micro-step n
+  megatron-counts  Megatron-LM's tokens_per_expert/rank{N}.jsonl; produces a load file
+Sequences have the order of the files (Megatron: one file per rank). A row is one token in one layer. Rows with repeated
+expert ids are padding, not routes: they are stored as rows without a route, and the report counts them.
 )";
 
 struct ImportArguments {
@@ -69,11 +69,11 @@ int run(const ImportArguments& arguments, const Given& given) {
 
 Command import_command() {
   auto a = std::make_shared<ImportArguments>();
-  Option out = out_option(a->out, "FILE", "Write the trace (of counts: the load) here, whole or not at all");
+  Option out = out_option(a->out, "FILE", "Write the trace (megatron-counts: the load) here, atomically");
   out.required = true;
   return {
       .name = "import",
-      .summary = "Read the routes that a rollout engine or trainer recorded",
+      .summary = "Convert routes recorded by a rollout engine or trainer to a trace",
       .examples = std::string(kImportExamples),
       .meaning = std::string(kImportMeaning),
       .options = joined(

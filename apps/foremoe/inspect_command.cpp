@@ -27,21 +27,22 @@ namespace foremoe::cli {
 namespace {
 
 constexpr std::string_view kInspectExamples =
-    R"(  foremoe inspect step.trace.safetensors --ranks 8      how uneven would this rollout be on 8 ranks?
-  foremoe inspect step.load.safetensors --layer 0        the picture of layer 0
-  foremoe inspect plan.safetensors                       the same after planning
+    R"(  foremoe inspect step.trace.safetensors --ranks 8       how imbalanced is this rollout on 8 ranks?
+  foremoe inspect step.load.safetensors --layer 0        draw layer 0
+  foremoe inspect plan.safetensors                       show the loads after planning
 )";
 
 constexpr std::string_view kInspectMeaning =
-    R"(The picture shows one layer (the most uneven unless --layer says which): how many tokens each rank serves, over the whole step
-and in each micro-step. RL steps are skewed but steady; their micro-steps differ much, which planning cures.
-Per layer, experts at home:
+    R"(The picture shows the tokens that each rank serves in one layer, over the whole step and in each micro-step. --layer
+selects the layer (default: the most imbalanced). The load of a whole RL step is skewed but steady. The loads of its
+micro-steps differ widely.
+Columns of the table per layer, with experts at home:
   step, mean, max   imbalance ρ, busiest rank ÷ mean rank: of the whole step, and mean and max over its micro-steps
   max_vio …         verl's violations of the experts' loads over the step, d = load ÷ mean − 1: the largest d, the smallest
-                    (−1: an expert that nobody chose), and the mean of |d|
-  fluctuation       how much an expert's share varies over the micro-steps: standard deviation ÷ mean, mean over experts
-  micro-steps       ρ of each, from 1 (▁) to the largest of all (█)
-Of a plan, ranks' loads are those that it gives them.
+                    (−1: an expert without tokens), and the mean of |d|
+  fluctuation       variation of an expert's share over the micro-steps: standard deviation ÷ mean, mean over experts
+  micro-steps       ρ of each micro-step, from 1 (▁) to the largest ρ of all layers (█)
+For a plan file, the loads are those after planning.
 )";
 
 struct InspectArguments {
@@ -62,12 +63,11 @@ int layer_to_draw(const InspectArguments& arguments, int num_layers, int most_un
 }
 
 void print_picture(const Array<Tokens, 3>& rank_loads, int layer, const InspectArguments& arguments) {
-  LoadPicture picture{
-      .title = fmt::format("Layer {}: tokens that each of {} ranks serves", layer, rank_loads.extent(2)),
-      .rank_loads = Array<Tokens, 2>({rank_loads.extent(0), rank_loads.extent(2)}),
-      .max_rows = arguments.rows,
-      .columns = terminal_columns(),
-      .color = wants_color()};
+  LoadPicture picture{.title = fmt::format("Layer {}: tokens served by each of {} ranks", layer, rank_loads.extent(2)),
+                      .rank_loads = Array<Tokens, 2>({rank_loads.extent(0), rank_loads.extent(2)}),
+                      .max_rows = arguments.rows,
+                      .columns = terminal_columns(),
+                      .color = wants_color()};
   for (std::size_t m = 0; m < rank_loads.extent(0); ++m) {
     std::ranges::copy(rank_loads.row(m, layer), picture.rank_loads.row(m).begin());
   }
@@ -167,8 +167,8 @@ Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments)
     json = describe_trace(trace);
     if (!trace.has_batching() && input.ranks == 0) {
       input.ranks = std::gcd(8, trace.num_experts);
-      note(fmt::format("{}: no batching recorded; shown as it would be on {} (--ranks R for another number)",
-                       input.path, counted(input.ranks, "rank")));
+      note(fmt::format("{}: no batching recorded; assuming {} (change with --ranks R)", input.path,
+                       counted(input.ranks, "rank")));
     }
   }
   ThreadPool pool;
@@ -315,18 +315,20 @@ Command inspect_command() {
   constexpr IntegerRange kFrom0{0, std::numeric_limits<int>::max()};
   return {
       .name = "inspect",
-      .summary = "Show what a file holds, and how uneven its loads are",
+      .summary = "Show the contents of a file and the imbalance of its loads",
       .examples = std::string(kInspectExamples),
       .meaning = std::string(kInspectMeaning),
-      .options = joined(
-          {{input_option(a->input.path, "Trace, load or plan file")},
-           without(options_of(a->input), {"previous", "previous_load"}),
-           {integer_option(
-                {.name = "layer", .value = "L", .help = "Layer to draw", .initial = "the most uneven", .main = true},
-                a->layer, kFrom0),
-            integer_option({.name = "rows", .value = "N", .help = "Micro-steps to draw", .main = true}, a->rows,
-                           kFrom0),
-            json_option(a->json, "Print all figures as one JSON object")}}),
+      .options = joined({{input_option(a->input.path, "Trace, load or plan file")},
+                         without(options_of(a->input), {"previous", "previous_load"}),
+                         {integer_option({.name = "layer",
+                                          .value = "L",
+                                          .help = "Layer to draw",
+                                          .initial = "the most imbalanced",
+                                          .main = true},
+                                         a->layer, kFrom0),
+                          integer_option({.name = "rows", .value = "N", .help = "Micro-steps to draw", .main = true},
+                                         a->rows, kFrom0),
+                          json_option(a->json, "Print all figures as one JSON object")}}),
       .run = [a](const Given&) { return cli::run(*a); },
       .any_process = true};
 }

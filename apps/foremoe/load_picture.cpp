@@ -85,7 +85,7 @@ std::string draw(const LoadPicture& picture) {
     const double largest = std::ranges::max(values);
     return line + (largest > 0 ? fmt::format("  ρ {:.2f}\n", largest) : "  no load\n");
   };
-  std::string out = fmt::format("{}\nA bar is {}'s load ÷ mean; a full one {:.2f}{}.\n", picture.title,
+  std::string out = fmt::format("{}\nA bar is {}'s load ÷ mean; a full bar is {:.2f}{}.\n", picture.title,
                                 per_bar == 1 ? "a rank" : fmt::format("the busiest of {} neighbouring ranks", per_bar),
                                 full, top > full ? " or more" : "");
   out += row("whole step", step);

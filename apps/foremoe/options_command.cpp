@@ -51,7 +51,7 @@ Command options_command() {
   return {.name = "options",
           .summary = "List every option of every command: name, type, range, default",
           .examples = "  foremoe options\n  foremoe options --json\n",
-          .options = {json_option(*json, "Print an object: command → list of options")},
+          .options = {json_option(*json, "Print a JSON object that maps each command to a list of options")},
           .run = [json](const Given&) { return cli::run(*json); },
           .any_process = true};
 }

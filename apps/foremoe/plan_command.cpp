@@ -17,16 +17,16 @@ namespace {
 constexpr std::string_view kPlanExamples =
     R"(  foremoe plan step.load.safetensors --guest-slots 2 --out plan.safetensors
   foremoe plan step.trace.safetensors --ranks 16 --residency static --out plan.safetensors
-  foremoe plan step.load.safetensors --in-flight 4 --json   forward and backward in 1F1B order; figures as JSON
-  foremoe plan step.load.safetensors --stages BLT           whole experts in place of replication: what is splitting worth?
+  foremoe plan step.load.safetensors --in-flight 4 --json   plan forward and backward in 1F1B order; print JSON
+  foremoe plan step.load.safetensors --stages BLT           move whole experts instead of replicating them
 )";
 
 constexpr std::string_view kPlanMeaning =
-    R"(Figures. ρ is the busiest rank's tokens ÷ the mean rank's, in one layer of one micro-step; a layer takes ρ times as
-long as it could. mean, p99 and max are over all (layer, micro-step) pairs with load. A copy moves one expert's weights
-into one guest slot. An event is a pass (forward or backward) of a micro-step; with one in flight it is both together.
-"foremoe verify" proves a plan right. In --json, tokens are token–expert assignments, plan_seconds is wall time, and
-plan_us_per_layer_micro_step is CPU time in µs, without what is done once per step.
+    R"(Figures: ρ is the busiest rank's tokens ÷ the mean rank's, in one layer of one micro-step. The layer takes ρ times as
+long as with perfect balance. mean, p99 and max are over all (layer, micro-step) pairs with load. A copy moves one
+expert's weights into one guest slot. An event is a pass (forward or backward) of a micro-step; with one micro-step in
+flight, an event covers both passes. foremoe verify checks a plan. In --json, tokens are token–expert assignments,
+plan_seconds is wall time, and plan_us_per_layer_micro_step is CPU time in µs without the work done once per step.
 )";
 
 struct PlanArguments : PlanningArguments {
@@ -72,7 +72,7 @@ void print(const Evaluation& e, const LoadTable& load, const std::string& out) {
 int run(PlanArguments arguments, const Given& given) {
   EvaluateOptions& options = arguments.evaluate;
   if (options.memory_budget_gigabytes > 0 && !options.choose_residency) {
-    throw InputError({.field = "memory_budget"}, "serves --residency auto alone");
+    throw InputError({.field = "memory_budget"}, "has an effect only with --residency auto");
   }
   PlanningSession session(arguments, given,
                           {.policies = {arguments.policy}, .one_policy = true, .output = arguments.out});
@@ -106,18 +106,19 @@ int run(PlanArguments arguments, const Given& given) {
 Command plan_command() {
   auto a = std::make_shared<PlanArguments>();
   std::vector<Option> budget = only(simulation_options_of(a->evaluate), {"memory_budget"});
-  budget.front().help = "Memory of one rank, 10⁹ bytes: --residency auto stays within it";
-  return {.name = "plan",
-          .summary = "Plan where copies of experts sit and which tokens they serve, in every layer of every micro-step",
-          .examples = std::string(kPlanExamples),
-          .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies_and_their_options(), kPlanMeaning),
-          .options = joined(
-              {planning_options(*a, /*residency_auto=*/true),
-               std::move(budget),
-               {text_option({.name = "policy", .value = "NAME", .help = "Policy that plans", .main = true}, a->policy),
-                out_option(a->out, "PLAN", "Write the plan here; it appears whole or not at all"),
-                json_option(a->json, "Print the figures as one JSON object")}}),
-          .run = [a](const Given& given) { return cli::run(*a, given); }};
+  budget.front().help = "Memory of one rank in 10⁹ bytes: the bound for --residency auto";
+  return {
+      .name = "plan",
+      .summary = "Plan the placement of replicas and the tokens that each serves, for every layer of every micro-step",
+      .examples = std::string(kPlanExamples),
+      .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies_and_their_options(), kPlanMeaning),
+      .options = joined(
+          {planning_options(*a, /*residency_auto=*/true),
+           std::move(budget),
+           {text_option({.name = "policy", .value = "NAME", .help = "Policy that plans", .main = true}, a->policy),
+            out_option(a->out, "PLAN", "Write the plan here, atomically"),
+            json_option(a->json, "Print the figures as one JSON object")}}),
+      .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -29,8 +29,8 @@ std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) 
                  options_of(a.cost),
                  {values_option({.name = "policy_option",
                                  .value = "NAME=VALUE",
-                                 .help = "Option that one policy alone has, as listed at the end of --help-all; may be "
-                                         "given several times"},
+                                 .help = "Option of a single policy, as listed at the end of --help-all; may be given "
+                                         "several times"},
                                 a.policy_options)},
                  {align_option(a.evaluate.align), threads_option(a.threads)}});
 }
@@ -84,15 +84,15 @@ Option out_option(std::string& out, std::string value, std::string help) {
 Option threads_option(int& threads) {
   return integer_option({.name = "threads",
                          .value = "N",
-                         .help = "Threads. The result does not depend on it",
-                         .initial = "as many as processors"},
+                         .help = "Number of threads. The result does not depend on it",
+                         .initial = "one per processor"},
                         threads, {1, 4096});
 }
 
 Option align_option(int& align) {
   return integer_option({.name = "align",
                          .value = "TOKENS",
-                         .help = "For rho_padded: a grouped matrix product rounds each replica's tokens up to a "
+                         .help = "Tile height for rho_padded: a grouped matrix product pads each replica's tokens to a "
                                  "multiple of this"},
                         align, {1, 1 << 20});
 }
@@ -105,7 +105,7 @@ Option input_option(std::string& path, std::string help) {
 Option policies_option(std::vector<std::string>& policies) {
   return list_option({.name = "policy",
                       .value = "A,B,…",
-                      .help = "Policies that plan: all, or names from below separated by commas",
+                      .help = "Policies to use: all, or names from the list below, separated by commas",
                       .main = true},
                      policies);
 }
@@ -138,7 +138,7 @@ std::string list_of_policies() {
 }
 
 std::string list_of_policies_and_their_options() {
-  return fmt::format("{}\nOptions that one policy alone has (--policy-option NAME=VALUE):\n{}", list_of_policies(),
+  return fmt::format("{}\nOptions of single policies (--policy-option NAME=VALUE):\n{}", list_of_policies(),
                      list_of_own_options());
 }
 

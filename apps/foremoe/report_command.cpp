@@ -19,12 +19,12 @@ constexpr std::string_view kReportExamples =
 )";
 
 constexpr std::string_view kReportMeaning =
-    R"(The page is one HTML file that needs neither a network nor other files. It shows, with the numbers beneath every plot:
-load per rank before and after, the distribution of ρ by policy, phase times by part beside the ideal, the gain of each
-stage of our planner, memory against speedup over guest slots and residencies, traffic between nodes, and the activity of
-ranks while one layer runs. Before is vanilla; after is foremoe or, if it was not asked for, the fastest policy. A plan
-that cannot train (residency free) is shown for recompute alone. Every plan is checked; wrong ones are left out and named.
-Times, memory and traffic are those of a model of the cluster (foremoe simulate --help), not measured on one.
+    R"(The page is one self-contained HTML file. It shows, with the numbers below every plot: load per rank before and after
+planning, the distribution of ρ by policy, phase times by part compared with the ideal, the gain of each stage of our
+planner, memory and speedup for several numbers of guest slots and residencies, traffic between nodes, and the activity of
+ranks while one layer runs. "Before" is vanilla; "after" is foremoe or, if it is not among the policies, the fastest one.
+Plans that cannot train (residency free) appear for recompute only. Every plan is checked; wrong plans are listed and
+left out. Times, memory and traffic are modelled (foremoe simulate --help), not measured on a cluster.
 )";
 
 struct ReportArguments {
@@ -37,23 +37,23 @@ struct ReportArguments {
 std::vector<Option> options_of(ReportArguments& a) {
   std::vector<Option> options = joined(
       {without(planning_options(a.planning, /*residency_auto=*/false), {"policy_option"}),
-       {out_option(a.out, "FILE.html", "Where the page goes; a file there is replaced"),
+       {out_option(a.out, "FILE.html", "Write the page here; an existing file is replaced"),
         policies_option(a.planning.policies),
         flag_option({.name = "without_measured",
-                     .help = "Leave out the planning time, which is measured: equal input then makes an equal page"},
+                     .help = "Omit the planning time, which is measured. Equal input then produces an equal page"},
                     a.without_measured)},
        simulation_options_of(a.planning.evaluate)});
   option_named(options, "guest_slots") =
       list_option({.name = "guest_slots",
                    .letter = 'G',
                    .value = "G,G,…",
-                   .help = "Copies that a rank has room for in one layer. Policies are compared at the first number; "
-                           "memory is weighed against speedup at all of them and without any",
+                   .help = "Guest slots per rank and layer. Policies are compared with the first number. Memory and "
+                           "speedup are shown for all numbers and for no guest slots",
                    .main = true},
                   a.slots);
   option_named(options, "out").required = true;
   option_named(options, "cluster").required = true;
-  option_named(options, "model").initial = "the one that fits the input";
+  option_named(options, "model").initial = "the known model that fits the input";
   return options;
 }
 
@@ -62,13 +62,13 @@ std::vector<Option> options_of(ReportArguments& a) {
 Command report_command() {
   auto a = std::make_shared<ReportArguments>();
   return {.name = "report",
-          .summary = "Show what each policy would gain on a cluster, as a page with plots and tables (Python package)",
+          .summary = "Write an HTML page with plots and tables of each policy's gain on a cluster (Python package)",
           .examples = std::string(kReportExamples),
           .meaning = fmt::format("{}\nPolicies:\n{}", kReportMeaning, list_of_policies()),
           .options = options_of(*a),
           .run = [a](const Given& given) -> int {
             run_in_python("_report", texts_of(options_of(*a), given).dump(), {});
-            throw InputError({}, "comes with the Python package: pip install '.[report]'");
+            throw InputError({}, "requires the Python package: pip install '.[report]'");
           }};
 }
 

@@ -15,22 +15,22 @@ namespace foremoe::cli {
 namespace {
 
 constexpr std::string_view kRunExamples =
-    R"(  foremoe run step.trace.safetensors --guest-slots 1                          vanilla and foremoe, ranks as threads
+    R"(  foremoe run step.trace.safetensors --guest-slots 1                          vanilla and foremoe; ranks are threads
   foremoe run step.load.safetensors --ranks 4 --policy vanilla,eplb,static,foremoe --layers 2 --micro-steps 3
-  foremoe run step.trace.safetensors --plan plan.safetensors --timeline run.json   a plan of your own; who did what when
+  foremoe run step.trace.safetensors --plan plan.safetensors --timeline run.json   execute a plan; write a timeline
   foremoe run step.load.safetensors --in-flight 4 --residency shared --json
   mpirun -np 8 foremoe run step.trace.safetensors --comm mpi                  one process per rank
 )";
 
 constexpr std::string_view kRunMeaning =
-    R"(What runs: a stack of MoE layers, x ← x + MoE(x), with random weights and tokens, replaying the routes of the input (a
-load without tokens is dealt to tokens that fit it; rows without a route go where the router sends them). Experts are
-SwiGLU networks in float32. Recompute is a forward pass over all micro-steps; policy update is forward and
-backward, then an optimizer step. Copies of experts travel while the ranks work. A policy that can only place experts
-freely runs recompute alone.
+    R"(The command runs a stack of MoE layers, x ← x + MoE(x), with random weights and tokens, and replays the routes of the
+input. For a load file, it generates tokens whose routes add up to the load. The router chooses the experts of rows
+without a route. Experts are SwiGLU networks in float32. Recompute is a forward pass over all micro-steps. Policy update
+is a forward and a backward pass, followed by an optimizer step. Copies of experts overlap with computation. Policies
+that require residency free run recompute only.
 
-Exit codes: 0 every result is equal to the reference; 1 one is not, or repeats differ; 2 wrong usage or input; 3 the run
-could not go on: a rank died, or a copy never came that could not be done without.
+Exit codes: 0 all results equal the reference; 1 a result differs from the reference or between repeats; 2 wrong usage or
+input; 3 the run failed because a rank died or an indispensable copy did not arrive.
 )";
 
 int run(const RunArguments& arguments) {
@@ -66,14 +66,17 @@ int run(const RunArguments& arguments) {
 
 std::vector<Option> model_options(RunArguments& a) {
   const std::string group = "Model";
-  return {integer_option({.name = "hidden", .value = "H", .help = "Width of a token", .group = group, .main = true},
+  return {integer_option({.name = "hidden", .value = "H", .help = "Hidden size", .group = group, .main = true},
                          a.shape.hidden, {1, 1 << 16}),
-          integer_option(
-              {.name = "intermediate", .value = "F", .help = "Width inside an expert", .group = group, .main = true},
-              a.shape.intermediate, {1, 1 << 16}),
+          integer_option({.name = "intermediate",
+                          .value = "F",
+                          .help = "Intermediate size of an expert",
+                          .group = group,
+                          .main = true},
+                         a.shape.intermediate, {1, 1 << 16}),
           word_option<Optimizer::Kind>({.name = "optimizer",
                                         .value = "sgd|adam",
-                                        .help = "Optimizer that steps the weights after a policy update",
+                                        .help = "Optimizer that updates the weights after a policy update",
                                         .group = group},
                                        a.optimizer, {{"sgd", Optimizer::Kind::kSgd}, {"adam", Optimizer::Kind::kAdam}}),
           number_option({.name = "learning_rate",
@@ -84,7 +87,7 @@ std::vector<Option> model_options(RunArguments& a) {
                         a.rate, {.least = 0, .most = 1e6, .above = true}),
           integer_option({.name = "steps",
                           .value = "N",
-                          .help = "Steps on the same batch, with the optimizer between them; prints their losses",
+                          .help = "Number of optimizer steps on the same batch; prints their losses",
                           .group = group},
                          a.steps, {1, 100'000})};
 }
@@ -93,27 +96,27 @@ std::vector<Option> copy_options(RunArguments& a) {
   const std::string group = "Copies";
   std::vector<Option> options = only(simulation_options_of(a.evaluate), {"path", "prefetch_depth"});
   for (Option& option : options) option.group = group;
-  options.back().help += ". Under --residency shared it is also the number of sets of guest slots that layers borrow";
-  options.push_back(
-      number_option({.name = "link_throttle",
-                     .value = "BYTES/S",
-                     .help = "Bound on what each path of each rank carries, to see what slow links expose",
-                     .initial = "as fast as memory is",
-                     .group = group},
-                    a.link_throttle, {.least = 0, .most = 1e18, .above = true}));
+  options.back().help += ". With --residency shared, also the number of sets of guest slots that the layers share";
+  options.push_back(number_option({.name = "link_throttle",
+                                   .value = "BYTES/S",
+                                   .help = "Bandwidth limit of each path of each rank, to emulate slow links",
+                                   .initial = "memory bandwidth",
+                                   .group = group},
+                                  a.link_throttle, {.least = 0, .most = 1e18, .above = true}));
   options.push_back(
       number_option({.name = "work_flops",
                      .value = "N",
-                     .help = "Work between MoE layers, which in a model is attention: a dense matrix product "
-                             "of this many floating point operations before each layer of each pass",
+                     .help = "Stand-in for attention: a dense matrix product of this many floating-point operations "
+                             "before each layer of each pass",
                      .group = group},
                     a.work.flops, {.least = 0, .most = 1e11}));
-  options.push_back(number_option({.name = "work_ms",
-                                   .value = "T",
-                                   .help = "Wait this many milliseconds instead, as for a device that computes",
-                                   .initial = "none",
-                                   .group = group},
-                                  a.work.wait_ms, {.least = 0, .most = 1e5, .above = true}));
+  options.push_back(
+      number_option({.name = "work_ms",
+                     .value = "T",
+                     .help = "Wait this many milliseconds instead of computing, as a host waits for its device",
+                     .initial = "none",
+                     .group = group},
+                    a.work.wait_ms, {.least = 0, .most = 1e5, .above = true}));
   return options;
 }
 
@@ -122,24 +125,24 @@ std::vector<Option> execution_options(RunArguments& a) {
   return {
       word_option<Comm>({.name = "comm",
                          .value = "threads|mpi",
-                         .help = "Ranks are threads of this process, or the processes that mpirun started, one each",
+                         .help = "Run ranks as threads of this process, or as the processes started by mpirun",
                          .group = group,
                          .main = true},
                         a.comm, {{"threads", Comm::kThreads}, {"mpi", Comm::kMpi}}),
       number_option({.name = "timeout",
                      .value = "SECONDS",
-                     .help = "A rank that waits longer for another ends the run, with exit code 3",
+                     .help = "Longest wait of one rank for another. A longer wait ends the run with exit code 3",
                      .group = group},
                     a.timeout_seconds, {.least = 0, .most = 86'400, .above = true}),
       integer_option({.name = "repeats",
                       .value = "N",
-                      .help = "How often each phase runs, with copies overlapped and not in turns. The critical path "
-                              "is fitted to the times of all; results must be the same to the bit",
+                      .help = "Runs of each phase, alternately with and without overlapped copies. The critical path "
+                              "is fitted to the times of all runs; results must be bitwise identical",
                       .group = group},
                      a.repeats, {1, 1000}),
       flag_option({.name = "bitwise",
-                   .help = "Use matrix products whose bits do not depend on where a token stands: outputs of all "
-                           "policies must be identical to the bit. Prints what that costs",
+                   .help = "Use matrix products whose bits do not depend on a token's position: outputs of all "
+                           "policies must be bitwise identical. Prints the slowdown",
                    .group = group},
                   a.bitwise),
       flag_option({.name = "no_reference",
@@ -149,7 +152,7 @@ std::vector<Option> execution_options(RunArguments& a) {
                   a.no_reference),
       text_option({.name = "timeline",
                    .value = "JSON",
-                   .help = "Write what every rank did when, of each phase's first repeat, for ui.perfetto.dev or "
+                   .help = "Write a timeline of all ranks during each phase's first run, for ui.perfetto.dev or "
                            "chrome://tracing",
                    .group = group,
                    .main = true},
@@ -162,7 +165,7 @@ Command run_command() {
   auto a = std::make_shared<RunArguments>();
   Option phase = word_option({.name = "phase",
                               .value = "both|recompute|policy_update",
-                              .help = "Which phases of a step run",
+                              .help = "Phases to run",
                               .initial = "both",
                               .former = "stage"},
                              {"both", "recompute", "policy_update"}, [a](std::size_t i) {
@@ -171,7 +174,7 @@ Command run_command() {
                              });
   return {
       .name = "run",
-      .summary = "Execute an input with real experts on several ranks, planned by each policy; check every result",
+      .summary = "Execute real experts on several ranks with the plan of each policy, and check every result",
       .examples = std::string(kRunExamples),
       .meaning = fmt::format("Policies:\n{}\n{}\n{}", list_of_policies(), kRunMeaning, meaning_of_columns()),
       .options = joined(
@@ -180,12 +183,12 @@ Command run_command() {
            options_of(a->evaluate.planner),
            {policies_option(a->policies),
             text_option(
-                {.name = "plan", .value = "PLAN", .help = "Execute this plan instead of making one", .main = true},
+                {.name = "plan", .value = "PLAN", .help = "Execute this plan instead of planning", .main = true},
                 a->plan),
             word_option({.name = "on_mismatch",
                          .value = "refuse|home",
-                         .help = "With a --plan for other routes than the input's: refuse it, or have homes serve the "
-                                 "rows that it does not know",
+                         .help = "If the input's routes differ from those of --plan: refuse the plan, or serve the "
+                                 "unplanned rows at home",
                          .initial = "refuse"},
                         {"refuse", "home"}, [a](std::size_t i) { a->fit_plan = i == 1; }),
             std::move(phase)},

@@ -52,17 +52,17 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
   Workload step = read_load_or_trace(options, pool);
 
   if (plan.num_ranks() != step.load.num_ranks()) {
-    refuse(path, fmt::format("is a plan for {}, {} has {}", counted(plan.num_ranks(), "rank"), step.load.name,
+    refuse(path, fmt::format("is a plan for {}, but {} has {}", counted(plan.num_ranks(), "rank"), step.load.name,
                              step.load.num_ranks()));
   }
   if (plan.ranks_per_node != step.load.ranks_per_node) {
-    refuse(path, fmt::format("is a plan for {} per node, {} has {}", counted(plan.ranks_per_node, "rank"),
+    refuse(path, fmt::format("is a plan for {} per node, but {} has {}", counted(plan.ranks_per_node, "rank"),
                              step.load.name, step.load.ranks_per_node));
   }
   const int in_flight = arguments.evaluate.planner.in_flight;
   if (arguments.given("in_flight") && in_flight != plan.in_flight) {
-    refuse(path, fmt::format("is a plan for {} in flight, --in-flight asks for {}",
-                             counted(plan.in_flight, "micro-step"), in_flight));
+    refuse(path, fmt::format("is a plan for {} in flight, but --in-flight is {}", counted(plan.in_flight, "micro-step"),
+                             in_flight));
   }
   if (arguments.fit_plan) {
     try {
@@ -70,7 +70,7 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
       plan = std::move(fitted.plan);
       input.mismatched = fitted.mismatched;
       if (fitted.mismatched > 0) {
-        note(fmt::format("{} does not know {} of {}: homes serve them", path, counted(fitted.mismatched, "row"),
+        note(fmt::format("{} does not cover {} of {}: their homes serve them", path, counted(fitted.mismatched, "row"),
                          step.load.name));
       }
     } catch (const InputError& error) {
@@ -106,8 +106,8 @@ std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, in
   InputOptions options = arguments.input;
   if (processes != 0) {
     if (options.ranks != 0 && options.ranks != processes) {
-      refuse("--ranks", fmt::format("{}, but mpirun has started {}: its option is -np {}", options.ranks, processes,
-                                    options.ranks));
+      refuse("--ranks",
+             fmt::format("{}, but mpirun has started {}: use mpirun -np {}", options.ranks, processes, options.ranks));
     }
     if (processes > 1) options.wanted_ranks = processes;
   }
@@ -122,7 +122,7 @@ std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, in
   if (processes == 1 && step.load.num_ranks() != 1) {
     refuse("--comm mpi",
            fmt::format("{} is a load of {}, and mpirun has started 1 process; start one for each rank, or "
-                       "fold the load by --ranks 1",
+                       "fold the load with --ranks 1",
                        step.load.name, counted(step.load.num_ranks(), "rank")));
   }
   if (processes != 0 && step.load.num_ranks() != processes) {
@@ -163,7 +163,7 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
               .seed = arguments_.evaluate.planner.seed};
     if (input_->plan) {  // check that it can be executed as requested
       if (phases_of_given_plan().empty()) {
-        refuse(arguments_.plan, "has backward events: it is the policy update's alone, --phase asks for recompute");
+        refuse(arguments_.plan, "has backward events: it serves the policy update only, but --phase is recompute");
       }
       make_transfer_schedule(*input_->plan, swiglu_layout(model_.shape.hidden, model_.shape.intermediate),
                              {.phase = input_->plan->in_flight > 1 ? Phase::kPolicyUpdate : Phase::kRecompute,
@@ -388,7 +388,7 @@ std::string Execution::describe() const {
   if (!input_->without_route.empty()) {
     const auto there = std::ranges::count(input_->without_route, 1);
     text += fmt::format(
-        "Rows without a route go where the router sends them: there are some in {} of {} (micro-step, layer) pairs\n",
+        "The router chooses experts for rows without a route, which occur in {} of {} (micro-step, layer) pairs\n",
         there, input_->without_route.size());
   }
   return text;

@@ -20,7 +20,7 @@ nlohmann::json texts_of(const std::vector<Option>& options, const Given& given) 
     try {
       (void)text.dump();
     } catch (const nlohmann::json::type_error&) {
-      throw InputError({.field = option.name}, "is no UTF-8 text");
+      throw InputError({.field = option.name}, "is not UTF-8 text");
     }
     texts[option.name] = option.type == "flag" ? nlohmann::json(true) : std::move(text);
   }

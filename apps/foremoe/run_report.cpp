@@ -15,21 +15,21 @@ namespace {
 
 constexpr std::string_view kColumns =
     R"(Columns:
-  ρ planned      imbalance that the plan promises: rows (token–expert assignments) of the busiest rank ÷ mean of all
-                 ranks, mean over all layers and passes of the micro-steps. 1 is perfect
-  ρ ran          the same over the rows that the ranks' experts really ran
-  critical path  of expert computation: the slowest rank's time of each layer and pass, since all others wait for it,
-                 added up. Times are fitted: seconds per call of an expert and per row, to the CPU time of all ranks'
-                 threads, so that the rank that was disturbed most does not count as the slowest
-  of first       critical path ÷ that of the first policy in this phase. Below 1 is shorter. ±: half of how far single
-                 repeats are apart, of both policies; a busy machine makes it large
-  expected       the same if every row took equally long: what ρ promises
-  exposed        time that a rank waited for copies of experts, of the rank that waited longest. Where ranks outnumber
-                 processor cores they mostly wait for a core
-  copies         weights of one expert moved to another rank, all ranks, the whole phase
-  guest memory   memory that a rank holds for copies: weights, and gradients where there are any
-  equal          yes: every output and gradient is within 1e-5 of its largest value, or within what rounding explains, of
-                 a float64 reference that knows no ranks, plans or copies, and all repeats agree to the bit
+  ρ planned      planned imbalance: rows (token–expert assignments) of the busiest rank ÷ mean of all ranks, mean over
+                 all layers and passes of the micro-steps. 1 is perfect
+  ρ ran          the same for the rows that the ranks' experts computed
+  critical path  expert computation: the slowest rank's time, summed over layers and passes, since all others wait for
+                 it. Times are fitted (seconds per call of an expert and per row) to the CPU time of all ranks'
+                 threads, so that a rank disturbed by other processes does not count as the slowest
+  of first       critical path ÷ that of the first policy in this phase. Below 1 is shorter. ±: half the range of single
+                 repeats, of both policies; it grows on a busy machine
+  expected       the same ratio as predicted from ρ, if every row took equally long
+  exposed        time spent waiting for copies of experts, by the rank that waited longest. If ranks outnumber processor
+                 cores, most of it is waiting for a core
+  copies         weights of one expert moved to another rank, over all ranks and the whole phase
+  guest memory   memory of a rank for guests: weights, and gradients if any
+  equal          yes: every output and gradient is within 1e-5 of its largest value, or within the rounding bound, of a
+                 float64 reference without ranks, plans and copies, and all repeats are bitwise identical
 )";
 
 nlohmann::ordered_json to_json(const Spread& s) { return {{"mean", s.mean}, {"p99", s.p99}, {"max", s.max}}; }

@@ -22,30 +22,30 @@ constexpr std::string_view kSimulateExamples =
 )";
 
 constexpr std::string_view kSimulateMeaning =
-    R"(A step is recompute (forward) and policy update (forward, backward, optimizer). Ranks wait for each other at every
-exchange of rows. Copies travel meanwhile over what the exchanges leave of the links; a copy that is late is waited for.
-docs/users/simulation.md says what is modelled and what is not. Every plan is checked before it is simulated.
-An input of fewer layers than the model stands for all of them: each of its layers for several of the model's, in
-seconds, in memory and in bytes. Nodes are as large as the cluster's, unless --ranks-per-node says otherwise.
+    R"(A step consists of recompute (forward) and policy update (forward, backward, optimizer). Ranks wait for each other at
+every exchange of rows. Copies use the link bandwidth that the exchanges leave; ranks wait for late copies.
+docs/users/simulation.md describes the model and its limits. Every plan is checked before it is simulated.
+If the input has fewer layers than the model, each of its layers represents several of the model's, in seconds, memory and
+bytes. The node size is the cluster's unless --ranks-per-node is given.
 
 )";
 
 constexpr std::string_view kSimulateColumns =
-    R"(  step s      recompute and policy update, and moves of homes before them
+    R"(  step s      seconds of home moves, recompute and policy update
   speedup     over vanilla
-  of ideal    seconds with every rank at the mean load and nothing copied ÷ seconds of this plan
-  exposed s   time spent waiting for copies, and for gradients on their way home
-  peak        the most token–expert assignments that a rank computes in one layer of one micro-step
-  GB          memory of the rank that holds most: weights, gradients, optimizer, guests, activations
+  of ideal    step seconds with every rank at the mean load and no copies ÷ step seconds of this plan
+  exposed s   time spent waiting for copies and for gradients that return home
+  peak        largest number of token–expert assignments of a rank in one layer of one micro-step
+  GB          memory of the rank that uses the most: weights, gradients, optimizer, guests, activations
 )";
 
 constexpr std::string_view kOfResidency =
-    R"(  residency   what --residency auto chose; after the comma recompute's, where it differs
+    R"(  residency   chosen by --residency auto; after the comma, that of recompute if it differs
 )";
 constexpr std::string_view kOfRollout = R"(  RL          speedup of the whole RL step, with --rollout-seconds
 )";
 constexpr std::string_view kOfBudget =
-    R"(  largest     mean tokens of a rank's micro-step with which the fullest rank stays within --memory-budget
+    R"(  largest     largest mean tokens per rank and micro-step with which all ranks fit --memory-budget
 )";
 
 struct SimulateArguments : PlanningArguments {
@@ -85,19 +85,20 @@ std::string describe_dispatch(const std::vector<Evaluation>& evaluations) {
   const auto first = std::ranges::find_if(evaluations, [](const Evaluation& e) { return e.step.has_value(); });
   if (first == evaluations.end()) return "";
   const SimulatedPhase& phase = first->step->policy_update;
-  if (phase.dispatch == Dispatch::kRow) return "dispatch row: every token–expert assignment directly to its rank\n";
+  if (phase.dispatch == Dispatch::kRow)
+    return "dispatch row: sends every token–expert assignment directly to its rank\n";
   const char* const note = phase.dispatch_estimated
                                ? "; estimated, since a load does not record which experts each token chose together"
-                           : phase.rows == Rows::kToken ? "; rows by token: each token's rows lie on few nodes"
+                           : phase.rows == Rows::kToken ? "; rows by token, which no executor of ForeMoE does yet"
                                                         : "";
-  return fmt::format("dispatch token: a token once to each node, and from there once to each rank{}\n", note);
+  return fmt::format("dispatch token: sends a token once to each node, and from there once to each rank{}\n", note);
 }
 
 void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options,
            const CostModel& cost) {
   print_values("{}: {}\n{}; {}\n", load.name, describe(load), describe(cost), describe(options));
   if (load.num_layers() < cost.model().moe_layers) {
-    fmt::print("each layer of the input stands for {:.4g} of the model's {}\n",
+    fmt::print("each layer of the input represents {:.4g} of the model's {}\n",
                static_cast<double>(cost.model().moe_layers) / load.num_layers(), cost.model().moe_layers);
   }
   fmt::print("{}", describe_dispatch(evaluations));
@@ -171,9 +172,9 @@ Command simulate_command() {
   auto a = std::make_shared<SimulateArguments>();
   std::vector<Option> planning = planning_options(*a, /*residency_auto=*/true);
   option_named(planning, "cluster").required = true;
-  option_named(planning, "model").initial = "the one that fits the input";
+  option_named(planning, "model").initial = "the known model that fits the input";
   return {.name = "simulate",
-          .summary = "Predict what a step takes on a cluster, and what each policy would gain there",
+          .summary = "Predict the time of a step on a cluster and the speedup of each policy",
           .examples = std::string(kSimulateExamples),
           .meaning = fmt::format("{}Columns:\n{}{}{}{}\nPolicies:\n{}", kSimulateMeaning, kOfResidency,
                                  kSimulateColumns, kOfRollout, kOfBudget, list_of_policies_and_their_options()),
@@ -181,13 +182,13 @@ Command simulate_command() {
                              simulation_options_of(a->evaluate),
                              {text_option({.name = "timeline",
                                            .value = "FILE",
-                                           .help = "Write what each rank does when, as a trace for Perfetto: the step "
-                                                   "of the last policy that has a plan, the input's layers",
+                                           .help = "Write a timeline of all ranks for Perfetto: the step of the last "
+                                                   "policy that has a plan, with the input's layers",
                                            .group = "Simulation"},
                                           a->timeline),
                               policies_option(a->policies),
                               json_option(a->json,
-                                          "Print an array of objects: keys of compare --json and of the "
+                                          "Print an array of objects with the keys of compare --json and of the "
                                           "simulation")}}),
           .run = [a](const Given& given) { return cli::run(*a, given); }};
 }

@@ -33,11 +33,11 @@ struct SynthArguments : SynthesisRequest {
 std::string meaning() {
   std::string text =
       "Routing models (all deterministic by --seed):\n"
-      "  grpo       popularity ∝ exp(normal per layer and expert + normal per group + a little per sequence): skewed "
+      "  grpo       popularity ∝ exp(normal per layer and expert + normal per group + small term per sequence): skewed "
       "and\n"
-      "             stable over the step, wild from micro-step to micro-step where a group meets in one\n"
-      "  zipf       the i-th most popular expert is chosen ∝ i^−skew\n"
-      "  dirichlet  popularity ~ Dirichlet(concentration): small is skewed\n";
+      "             stable over the step; varies strongly between micro-steps that contain whole groups\n"
+      "  zipf       the i-th most popular expert is chosen with probability ∝ i^−skew\n"
+      "  dirichlet  popularity ~ Dirichlet(concentration): a small concentration is skewed\n";
   for (int w = 0; w < kNumStressWorkloads; ++w) {
     const auto workload = static_cast<StressWorkload>(w);
     text += fmt::format("  {:<9}  {}\n", name_of(workload), description_of(workload));
@@ -89,21 +89,21 @@ int run(const SynthArguments& arguments) {
 
 Command synth_command() {
   auto a = std::make_shared<SynthArguments>();
-  Option out = out_option(a->out, "FILE", "Write it here; it appears whole or not at all");
+  Option out = out_option(a->out, "FILE", "Write the trace or load here, atomically");
   out.required = true;
   Option kind = word_option({.name = "kind",
                              .value = "load|trace",
-                             .help = "load: counts alone. trace: the route of every token",
+                             .help = "load: counts only. trace: the route of every token",
                              .initial = "load",
                              .main = true},
                             {"load", "trace"}, [a](std::size_t i) { a->kind = i == 0 ? "load" : "trace"; });
   return {.name = "synth",
-          .summary = "Draw a trace or a load from a model of routing",
+          .summary = "Generate a trace or a load from a routing model",
           .examples = std::string(kSynthExamples),
           .meaning = meaning(),
           .options = joined({{std::move(out), std::move(kind)},
                              options_of(static_cast<SynthesisRequest&>(*a)),
-                             {json_option(a->json, "Print what was made as JSON")}}),
+                             {json_option(a->json, "Print the shape and seed as JSON")}}),
           .run = [a](const Given&) { return cli::run(*a); }};
 }
 

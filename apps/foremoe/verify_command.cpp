@@ -20,11 +20,11 @@ constexpr std::string_view kVerifyExamples = R"(  foremoe verify step.load.safet
 )";
 
 constexpr std::string_view kVerifyMeaning =
-    R"(Checked, by code that shares nothing with the planner: the plan was made for this load (digest); every token is served by
-a replica that is there (coverage, quotas, slots); homes, residency, execution order and the budgets in the plan's own
-options are kept; routing tokens by the plan delivers what it says; recorded figures are right.
-Ranks, nodes and batching are taken from the plan unless options say otherwise.
-Exit code 0: all of it holds. 1: something does not; violations say what, where. 2: a file could not be read.
+    R"(The checker shares no code with the planner. It checks that the plan was made for this load (digest); that a replica
+serves every token (coverage, quotas, slots); that the plan respects homes, residency, execution order and the budgets in
+its options; that routing tokens by the plan gives the planned loads; and that recorded figures are right.
+Ranks, nodes and batching are the plan's unless options override them.
+Exit code 0: the plan is valid. 1: it is not; each violation names its place and reason. 2: a file could not be read.
 )";
 
 struct VerifyArguments {
@@ -85,18 +85,20 @@ Command verify_command() {
   auto a = std::make_shared<VerifyArguments>();
   return {
       .name = "verify",
-      .summary = "Prove that a plan is right for a load, or say what is wrong",
+      .summary = "Check that a plan is valid for a load, and list all violations",
       .examples = std::string(kVerifyExamples),
       .meaning = std::string(kVerifyMeaning),
       .options = joined(
-          {{input_option(a->input.path, "Trace or load file that the plan was made for"),
+          {{input_option(a->input.path, "Trace or load file for which the plan was made"),
             text_option({.name = "plan", .value = "PLAN", .help = "Plan file", .required = true, .positional = true},
                         a->plan)},
            without(options_of(a->input), {"previous", "previous_load"}),
            {align_option(a->align),
-            integer_option(
-                {.name = "max_listed", .value = "N", .help = "Violations listed; all are counted", .main = true},
-                a->max_listed, {0, std::numeric_limits<int>::max()}),
+            integer_option({.name = "max_listed",
+                            .value = "N",
+                            .help = "Number of violations to list; all are counted",
+                            .main = true},
+                           a->max_listed, {0, std::numeric_limits<int>::max()}),
             json_option(a->json, "Print {ok, violations, …} as JSON")}}),
       .run = [a](const Given& given) { return cli::run(*a, given); },
       .any_process = true};

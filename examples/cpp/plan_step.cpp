@@ -1,4 +1,4 @@
-// Plans a step: plan_step LOAD PLAN reads the load, plans, checks the plan, prints its imbalance ρ and writes it.
+// plan_step LOAD PLAN reads a load, plans a step, checks the plan, prints its imbalance ρ and writes it.
 
 #include <foremoe/foremoe.h>
 

@@ -1,7 +1,7 @@
-// HostArena: weights of experts in memory that the processes of one node share.
+// HostArena: expert weights in shared memory of one node.
 //
-// Unlike what else Python holds, an arena changes: publish() writes it, and other processes do. Its readers learn from
-// version and checksums what they have read.
+// Unlike other objects exposed to Python, an arena is mutable: publish() writes it, also from other processes. Readers
+// check version and checksums.
 
 #include "foremoe/transfer/host_arena.h"
 
@@ -31,7 +31,7 @@ struct Arena {
   }
 };
 
-// Stand for the experts that Python keeps at these places, which change with each phase.
+// Placeholder ids, one per place. Python assigns experts to places, differently in each phase.
 std::vector<ArenaExpert> numbered(int places) {
   if (places < 1) throw InputError({.field = "places"}, fmt::format("{}, must be above 0", places));
   std::vector<ArenaExpert> list;
@@ -39,7 +39,7 @@ std::vector<ArenaExpert> numbered(int places) {
   return list;
 }
 
-// Of segments that are known by their sizes alone.
+// A layout from segment sizes only.
 ExpertLayout layout_of(const std::vector<std::int64_t>& segment_bytes) {
   constexpr std::int64_t kElement = 2;  // bytes, of the shortest type
   constexpr std::int64_t kMost = std::int64_t{1} << 36;
@@ -55,7 +55,7 @@ ExpertLayout layout_of(const std::vector<std::int64_t>& segment_bytes) {
   return ExpertLayout(std::move(segments));
 }
 
-// Pointers to arrays that are as long as the segments.
+// Pointers to the arrays' data. Throws InputError if their number or sizes differ from the segments'.
 template <class Pointer, class Array>
 std::vector<Pointer> pointers_to(const std::vector<Array>& arrays, const Arena& arena) {
   if (arrays.size() != arena.layout.num_segments()) {
@@ -118,10 +118,10 @@ std::vector<nb::ndarray<nb::numpy, std::uint8_t>> segments_of(const nb::object& 
 }  // namespace
 
 void bind_arena(nb::module_& m) {
-  nb::class_<Arena>(m, "HostArena", R"(Places for experts in memory that the processes of one node share.
+  nb::class_<Arena>(m, "HostArena", R"(Places for experts in shared memory of one node.
 
-An expert consists of segments of bytes: its weights, one after the other. It is written under a version, with a
-checksum of each segment. Used by foremoe.torch.)")
+An expert consists of byte segments, one per weight. Each publication has a version and a checksum per segment. Used by
+foremoe.torch.)")
       .def_static(
           "create",
           [](int places, const std::vector<std::int64_t>& segment_bytes) {
@@ -129,9 +129,14 @@ checksum of each segment. Used by foremoe.torch.)")
             return Arena{HostArena::create(numbered(places), layout), layout};
           },
           "places"_a, "segment_bytes"_a,
-          R"(Memory of a new name, with so many places. segment_bytes: of each segment of an expert, even.
+          R"(Creates shared memory under a new name.
 
-Raises InputError where there is too little memory.)")
+Args:
+    places: Number of experts that it can contain.
+    segment_bytes: Size of each segment of an expert, even.
+
+Raises:
+    InputError: if there is too little memory.)")
       .def_static(
           "open",
           [](const std::string& name, int places, const std::vector<std::int64_t>& segment_bytes) {
@@ -139,24 +144,29 @@ Raises InputError where there is too little memory.)")
             return Arena{HostArena::open(name, numbered(places), layout), layout};
           },
           "name"_a, "places"_a, "segment_bytes"_a,
-          "What another process has created. Raises InputError where there is no such memory, or it has other places.")
+          R"(Opens the arena that another process created.
+
+Raises:
+    InputError: if no such memory exists or its places differ.)")
       .def_prop_ro("name", [](const Arena& a) { return a.arena.name(); })
       .def_prop_ro("num_bytes", [](const Arena& a) { return a.arena.bytes().value; })
       .def(
           "remove_name", [](Arena& a) { a.arena.remove_name(); },
-          "Nobody can open it any more; it lives until the last process that has it lets go. By its creator.")
+          "Removes the name, so that no process can open the arena. Memory is freed after the last process closes it. "
+          "Only the creator may call this.")
       .def("publish", &publish, "place"_a, "version"_a, "segments"_a.noconvert(),
-           "Writes an expert, uint8 arrays of its segments, then its version, above 0. One writer per place.")
+           "Writes an expert, given as one uint8 array per segment, and then its version (> 0). One writer per place.")
       .def(
           "version", [](const Arena& a, int place) { return a.arena.version(a.at(place)); }, "place"_a,
-          "Under which the expert at this place was published; 0: there is none yet.")
+          "Version of the expert at this place; 0 if none has been published.")
       .def("is_intact", &is_intact, "place"_a, "version"_a,
-           "Is an expert there in this version, with the bytes that were published?")
+           "Returns whether this place contains this version with the published bytes.")
       .def("copy", &copy, "place"_a, "version"_a, "segments"_a.noconvert(),
-           R"(Copies an expert into uint8 arrays, one per segment; False: not that version, or not the bytes published.
+           R"(Copies an expert into uint8 arrays, one per segment.
 
-Then what the arrays hold is undefined.)")
-      .def("segments", &segments_of, "place"_a, "Views of an expert's segments, uint8 [bytes] each, writable.")
+Returns:
+    False if the version differs or the bytes are not those published. The arrays' contents are then undefined.)")
+      .def("segments", &segments_of, "place"_a, "Writable views of an expert's segments, uint8 [bytes] each.")
       .def("__repr__", [](const Arena& a) {
         return fmt::format("<foremoe.HostArena: {} places, {} bytes>", a.arena.num_experts(), a.arena.bytes().value);
       });

@@ -53,7 +53,7 @@ std::string text_of(const std::string& name, nb::handle value) {
   if (PyIndex_Check(value.ptr()) != 0) {
     const nb::object integer = nb::steal(PyNumber_Index(value.ptr()));
     if (integer.is_valid()) return nb::cast<std::string>(nb::str(integer));
-    PyErr_Clear();  // an array of one number that is none
+    PyErr_Clear();  // a one-element array that is not an integer
   }
   if (nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value)) {
     std::string list;
@@ -62,7 +62,7 @@ std::string text_of(const std::string& name, nb::handle value) {
   }
   if (nb::hasattr(value, "__fspath__")) return nb::cast<std::string>(nb::str(value));
   if (nb::hasattr(value, "__float__")) return nb::cast<std::string>(nb::str(nb::float_(value)));
-  throw InputError({.field = name}, fmt::format("is a {}; expected a number or a text",
+  throw InputError({.field = name}, fmt::format("is a {}; expected a number or a string",
                                                 nb::cast<std::string>(value.type().attr("__name__"))));
 }
 
@@ -145,7 +145,7 @@ void set_options(std::vector<Option> options, const nb::dict& keywords) {
   }
 }
 
-// Python handles signals on this thread alone.
+// Python handles signals only on the main thread.
 static bool on_main_thread() {
   const nb::module_ threading = nb::module_::import_("threading");
   return threading.attr("current_thread")().is(threading.attr("main_thread")());
@@ -172,7 +172,7 @@ void run_interruptibly(ThreadPool& pool, const std::function<void()>& work) {
   if (!interrupted) return done.get();
   try {
     done.get();
-  } catch (...) {  // that it was cancelled; what the signal's handler raised is what the user wants to see
+  } catch (...) {  // discard the cancellation error: the user must see the exception of the signal handler
   }
   throw nb::python_error();
 }
@@ -213,7 +213,7 @@ Array<RankId, 2> homes_of(const nb::object& homes, const Load& of) {
 
 const StepPlan* whole_plan_of(const Plan* plan) {
   if (plan == nullptr) return nullptr;
-  if (!plan->layers.is_all()) throw InputError({.field = "previous"}, "is a part of a plan: join the parts before");
+  if (!plan->layers.is_all()) throw InputError({.field = "previous"}, "is a part of a plan: join the parts first");
   return &finished(*plan);
 }
 

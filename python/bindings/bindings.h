@@ -1,10 +1,10 @@
 #pragma once
 
-// What the sources of foremoe._core share: the types that Python holds, arrays in and out, options from keywords.
+// Shared by the sources of foremoe._core: types exposed to Python, array conversion, options from keywords.
 //
-// Python objects own what they show: a view keeps its object alive, and an object that refers to others (turns to plan
-// and load) shares them. Nothing that Python can hold is changed after it was made, so that calls run without the GIL;
-// but for plans in the making, which grow under locks of their own, and RankTurns that follow one, under the GIL.
+// Python objects own their data: a view keeps its object alive, and an object that refers to others (turns to plan and
+// load) shares ownership. Objects are immutable, so calls run without the GIL. Exceptions: unfinished plans grow under
+// their own locks, and RankTurns that follow an unfinished plan change under the GIL.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -36,7 +36,7 @@ using namespace nb::literals;
 
 using Trace = RoutingTrace;
 
-// A load, and where it was collected the trace and batching behind it.
+// A load and, if it was collected from a trace, the trace and its batching.
 struct Load {
   std::shared_ptr<const Workload> input;
   const LoadTable& table() const { return input->load; }
@@ -50,19 +50,19 @@ struct LayerRange {
   bool is_all() const { return first == 0 && last == whole; }
 };
 
-// A plan in the making. Its homes are final from the beginning, and its slots but under `shared`.
+// A plan that is still being computed. Its homes are final from the beginning; so are its slots, except under `shared`.
 class UnfinishedPlan {
  public:
   virtual ~UnfinishedPlan() = default;
   virtual const StepPlan& step() const = 0;
   virtual int num_micro_steps() const = 0;
-  virtual int num_planned() const = 0;        // micro-steps that may be read
-  virtual void wait_for(int micro_step) = 0;  // without the GIL; Ctrl-C ends it
+  virtual int num_planned() const = 0;        // micro-steps whose plan is final
+  virtual void wait_for(int micro_step) = 0;  // releases the GIL; Ctrl-C interrupts it
 };
 
 struct Plan {
   std::shared_ptr<const StepPlan> step;
-  LayerRange layers;  // that `step` has; its digest is that of the whole load
+  LayerRange layers;  // layers in `step`, whose digest is that of the whole load
   PlanTimes times;
   std::shared_ptr<UnfinishedPlan> running = {};  // null: all of `step` is final
 };
@@ -80,8 +80,8 @@ using AnyArray = nb::ndarray<nb::ro>;
 std::string describe(const AnyArray& array);
 [[noreturn]] void refuse_dtype(const AnyArray& array, const char* argument, const char* dtype, const char* axes);
 
-// What the array must be. Throws InputError that names the argument, and says what the array is, for another number of
-// axes, layout or device; data_of() for another dtype too.
+// Throws InputError with the argument's name and the array's actual layout if the number of axes, the memory layout or
+// the device is wrong. data_of() also checks the dtype.
 void expect_layout(const AnyArray& array, const char* argument, const char* axes, std::size_t num_axes);
 template <class T>
 const T* data_of(const AnyArray& array, const char* argument, const char* axes, std::size_t num_axes) {
@@ -101,7 +101,7 @@ View<T> view_of(const T* data, const std::vector<std::size_t>& shape, nb::handle
   return View<T>(data, shape.size(), shape.data(), owner);
 }
 
-// Ids and quantities are structs of one integer: their arrays are arrays of that integer.
+// Ids and quantities are structs of one integer, so arrays of them are viewed as arrays of that integer.
 template <class Raw, class T, std::size_t N>
 View<Raw> view_of(const Array<T, N>& array, nb::handle owner) {
   static_assert(sizeof(T) == sizeof(Raw) && std::is_standard_layout_v<T>);
@@ -114,7 +114,7 @@ View<Raw> view_of(const std::vector<T>& values, nb::handle owner) {
   return view_of(reinterpret_cast<const Raw*>(values.data()), {values.size()}, owner);
 }
 
-// An array of its own, that moves in.
+// An array that owns `values`.
 template <class T>
 nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T> values) {
   auto* const owned = new std::vector<T>(std::move(values));
@@ -129,7 +129,7 @@ nb::ndarray<nb::numpy, T, nb::ndim<2>> array_of(std::vector<T> values, std::arra
   return nb::ndarray<nb::numpy, T, nb::ndim<2>>(owned->data(), shape.size(), shape.data(), owner);
 }
 
-// Data of routes, [tokens, layers, top_k], that nobody copies: the trace keeps the array.
+// Makes the trace refer to the routes [tokens, layers, top_k] without a copy. The trace keeps the array alive.
 void lend_routes(const AnyArray& routes, Trace& trace);
 
 using Int32s = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>;
@@ -143,16 +143,16 @@ nb::any to_python(const nlohmann::ordered_json& json);
 // Sets options from keywords: None leaves the default, True sets a flag.
 void set_options(std::vector<Option> options, const nb::dict& keywords);
 
-// Runs `work` on a thread of its own, without the GIL, while this one looks for Ctrl-C; then, or when `work` throws,
-// the pool is cancelled and what was thrown goes on.
+// Runs `work` on a separate thread without the GIL, while this thread polls for signals. After Ctrl-C, cancels the
+// pool, waits for `work` and throws the signal handler's exception. Exceptions of `work` are rethrown.
 void run_interruptibly(ThreadPool& pool, const std::function<void()>& work);
 
 std::size_t threads_of(int threads);  // throws InputError, field `threads`
 
-// [layer][expert] ranks, from None (those of the load's input), an array or a plan.
+// Home ranks, [layer][expert], from None (homes of the load's input), an array or a plan.
 Array<RankId, 2> homes_of(const nb::object& homes, const Load& load);
 
-// What a call plans from beside the load; null: as the load's input has it.
+// Additional inputs of planning. None or null: the values of the load's input.
 struct Former {
   const nb::object& homes;
   const Plan* previous;
@@ -160,13 +160,13 @@ struct Former {
 };
 LoadTable take_layers(const LoadTable& load, const LayerRange& range);
 StepPlan take_layers(const StepPlan& whole, const LayerRange& range);
-const StepPlan* whole_plan_of(const Plan* plan);  // null: none; throws InputError for a part of a plan
-// The policies with the options that they alone have; each takes those that it has. Throws InputError for one that none
-// has.
+const StepPlan* whole_plan_of(const Plan* plan);  // null if `plan` is null; throws InputError for a part of a plan
+// Copies of the policies with policy-specific options set. Each option applies to the policies that have it. Throws
+// InputError for an option that no policy has.
 std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<const Policy*>& policies,
                                                             const nb::dict& own);
 
-// The load's own input where nothing else was given, else a copy with what was.
+// The load's input, or a copy with the values of `former` if any are given.
 std::shared_ptr<const Workload> input_of(const Load& load, const Former& former);
 
 Phase phase_named(const std::string& name);  // throws InputError, field `phase`

@@ -1,4 +1,4 @@
-// The collector, and batching of sequences.
+// Binds the collector and the batching of sequences.
 
 #include "foremoe/rollout/collector.h"
 
@@ -12,7 +12,7 @@
 namespace foremoe::python {
 namespace {
 
-// With its shape, which bytes alone do not tell.
+// A rollout collector and the shape of its routes.
 struct Collector {
   Collector(int num_layers, int num_experts, int experts_per_token)
       : layers(num_layers),
@@ -129,9 +129,10 @@ std::pair<nb::object, nb::object> count_routes(const AnyArray& routes, int num_e
 
 void bind_collector(nb::module_& m) {
   nb::class_<Collector>(m, "Collector",
-                        R"(Counts sequences as they finish, from any thread; routes may be forgotten after add().
+                        R"(Counts the routes of sequences as they finish. Thread-safe.
 
-Held per sequence: one counter for each (layer, expert), in the narrowest type that fits.)")
+add() keeps no reference to the routes. Memory per sequence: one counter per (layer, expert), in the narrowest type that
+fits.)")
       .def(
           "__init__",
           [](Collector* self, int num_layers, int num_experts, int top_k) {
@@ -142,13 +143,18 @@ Held per sequence: one counter for each (layer, expert), in the narrowest type t
           },
           nb::kw_only(), "num_layers"_a, "num_experts"_a, "top_k"_a)
       .def("add", &add_sequence, "sequence"_a, "routes"_a,
-           R"(One finished sequence, number 0, 1, …: routes [tokens, layers, top_k] as Trace.from_arrays takes them.
+           R"(Counts one finished sequence.
 
-Raises InputError for a number that was used, and for a row that is no route; then nothing is kept.)")
+Args:
+    sequence: Number of the sequence, 0, 1, ….
+    routes: [tokens, layers, top_k], as in Trace.from_arrays().
+
+Raises:
+    InputError: if the number was used before or a row is not a route. The sequence is then not counted.)")
       .def_prop_ro("num_sequences", [](const Collector& c) { return c.counts.num_sequences(); })
       .def(
           "lengths", [](const Collector& c) { return array_of(c.counts.sequence_lengths()); },
-          "int64 [sequences], tokens. Raises InputError where a number is missing.")
+          "Returns int64 [sequences], tokens. Raises InputError if a sequence number is missing.")
       .def(
           "load",
           [](const Collector& c, const AnyArray& micro_step, const AnyArray& rank, int ranks, int ranks_per_node) {
@@ -159,7 +165,7 @@ Raises InputError for a number that was used, and for a row that is no route; th
             return load_of(std::move(table));
           },
           "micro_step"_a, "rank"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
-          "The load when sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.");
+          "Returns the load if sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.");
 
   m.def("_count_routes", &count_routes, "routes"_a, "num_experts"_a, nb::kw_only(), "distinct"_a = false,
         nb::sig(
@@ -167,16 +173,29 @@ Raises InputError for a number that was used, and for a row that is no route; th
             "-> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int64]]"),
         R"(Checks and counts the routes of one rank's rows.
 
-routes: integers [tokens, layers, top_k]; −1 in all entries of a row without a route. distinct: every row has a route,
-and may name an expert twice, which is one row of it. Returns the routes as int32, which are the same array where
-they were, and int64 [layers, experts]. Raises InputError with index [token, layer, entry].)");
+Args:
+    routes: Integers [tokens, layers, top_k]; −1 in all entries of a row without a route.
+    distinct: Every row has a route. An expert that occurs twice in a row counts once.
+
+Returns:
+    The routes as int32 (the same array if it was int32), and counts, int64 [layers, experts].
+
+Raises:
+    InputError: with index [token, layer, entry].)");
 
   m.def("batch", &batch_lengths, "lengths"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
         "tokens_per_rank"_a = BatchingOptions{}.tokens_per_rank,
         R"(Spreads sequences over micro-steps and ranks, balanced by tokens (Karmarkar and Karp).
 
-lengths: int64 [sequences], tokens. Returns (micro_step, rank), int32 [sequences] each. No rank gets more than
-tokens_per_rank tokens in a micro-step. Raises InputError for a sequence that is longer.)");
+Args:
+    lengths: int64 [sequences], tokens.
+    tokens_per_rank: Largest number of tokens of a rank in a micro-step.
+
+Returns:
+    (micro_step, rank), int32 [sequences] each.
+
+Raises:
+    InputError: if a sequence is longer than tokens_per_rank.)");
 }
 
 }  // namespace foremoe::python

@@ -1,4 +1,4 @@
-// Plans that are there already: what they are worth on a load, with their quotas or with others.
+// Evaluates existing plans on a load, with their own quotas or with given ones.
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 namespace foremoe::python {
 namespace {
 
-// A plan with other quotas, on the load that they serve.
+// Evaluates a plan with other quotas on the load that the quotas serve.
 Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const Load& load, const nb::dict& keywords,
                            const nb::dict& own, const Load* previous_load, int threads) {
   const StepPlan& step = finished(plan);
@@ -30,12 +30,12 @@ Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const 
   return e;
 }
 
-// A plan that is there, and recompute's or null; or a plan of one phase, which is simulated alone.
+// Evaluates a plan and optionally a separate plan of recompute; or simulates a plan in a single phase.
 Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& keywords, const nb::dict& own,
                          const Plan* recompute_plan, const std::optional<std::string>& phase, const nb::object& homes,
                          const Load* previous_load, int threads) {
   const auto whole = [](const Plan& one, const char* argument) -> const StepPlan& {
-    if (!one.layers.is_all()) throw InputError({.field = argument}, "is a part of a plan: join the parts before");
+    if (!one.layers.is_all()) throw InputError({.field = argument}, "is a part of a plan: join the parts first");
     return finished(one);
   };
   PlansOfStep plans{.policy_update = whole(plan, "plan")};
@@ -43,7 +43,8 @@ Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& key
   Evaluated e;
   if (phase) e.phase = phase_named(*phase);
   if (phase && recompute_plan != nullptr) {
-    throw InputError({.field = "recompute_plan"}, fmt::format("is given, and {} of `plan` alone is simulated", *phase));
+    throw InputError({.field = "recompute_plan"},
+                     fmt::format("cannot be combined with `phase`: only {} of `plan` is simulated", *phase));
   }
   e.policy = with_own_options({&policy_named(plans.policy_update.policy)}, own).front();
   e.input = input_of(load, {homes, nullptr, previous_load});

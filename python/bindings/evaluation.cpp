@@ -1,4 +1,4 @@
-// What plans are worth: policies compared, steps simulated, one evaluation looked at closely.
+// Compares policies, simulates steps, and exposes the details of one evaluation.
 
 #include <fmt/format.h>
 
@@ -26,7 +26,7 @@ std::vector<Option> options_of(EvaluateOptions& evaluate, CostRequest& cost) {
   return table;
 }
 
-// A model may be its shape, as a dict.
+// A model shape given as a dict.
 ModelShape shape_of(const nb::dict& keys) {
   ModelShape shape;
   try {
@@ -46,7 +46,7 @@ ModelShape shape_of(const nb::dict& keys) {
 std::vector<Option> options_of(Cluster& cluster) {
   std::vector<Option> table;
   visit_keys(cluster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
-    if (section.empty()) return;  // ranks of a node: the load says how many
+    if (section.empty()) return;  // ranks_per_node, which the load determines
     const Option named{.name = fmt::format("{}.{}", section, key)};
     using Member = std::remove_reference_t<decltype(member)>;
     const IntegerRange whole{static_cast<std::int64_t>(range.least), static_cast<std::int64_t>(range.most)};
@@ -61,7 +61,7 @@ std::vector<Option> options_of(Cluster& cluster) {
   return table;
 }
 
-// A cluster may be a dict: `like` names one, and keys of a cluster file ("network.bytes_per_second") have other values.
+// A cluster given as a dict: `like` names a cluster, and other keys ("network.bytes_per_second") override its values.
 void set_cluster(const nb::dict& keys, CostRequest& cost) {
   const auto fail = [](const std::string& key, const std::string& what) {
     throw InputError({.field = "cluster", .index = fmt::format("['{}']", key)}, what);
@@ -111,7 +111,7 @@ Plan Evaluated::plan_of(Phase phase) const {
 
 namespace {
 
-// `plan` and `load` are those of the evaluation, or their first micro-steps and layers.
+// `plan` and `load` are the evaluation's, or their first micro-steps and layers.
 SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTable& load, SimulationOptions options) {
   options.path = e.options.path;
   options.depth = e.options.depth;
@@ -191,7 +191,7 @@ Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& k
   return e;
 }
 
-// What of the modelled cluster and model a reader of figures needs to know.
+// Cluster and model parameters that affect the modelled times.
 nb::object cost_facts(const Evaluated& e) {
   if (!e.cost) return nb::none();
   const CostModel& cost = *e.cost;
@@ -276,7 +276,7 @@ nb::dict stability_of(const Load& load, int steps) {
   return d;
 }
 
-// On the cluster, and within the budget, of one evaluation.
+// Remarks on the given memory needs, for the evaluation's cluster and memory budget.
 std::vector<std::string> memory_remarks_of(const Evaluated& e,
                                            const std::vector<std::pair<std::string, std::int64_t>>& bytes_of) {
   if (!e.cost) throw InputError({.field = "evaluation"}, "has no simulated step");
@@ -289,7 +289,7 @@ std::vector<std::string> memory_remarks_of(const Evaluated& e,
 }  // namespace
 
 void bind_evaluation(nb::module_& m) {
-  nb::class_<Evaluated>(m, "Evaluation", "What one policy's plan is worth on a load; foremoe.evaluate() makes it.")
+  nb::class_<Evaluated>(m, "Evaluation", "Evaluation of one policy's plan on a load. Created by foremoe.evaluate().")
       .def_prop_ro("policy", [](const Evaluated& e) { return e.evaluation->policy; })
       .def_prop_ro(
           "skipped",
@@ -297,28 +297,29 @@ void bind_evaluation(nb::module_& m) {
             if (e.evaluation->planned()) return std::nullopt;
             return e.evaluation->skipped;
           },
-          "Why there is no plan; None, and all below holds.")
+          "Reason why the policy has no plan; None if it has one, in which case the other properties are available.")
       .def_prop_ro(
           "figures", [](const Evaluated& e) { return to_python(e.figures); },
           nb::sig("def figures(self) -> dict[str, typing.Any]"),
-          "The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`, without "
+          "Figures with the keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`, "
+          "without "
           "speedups over other policies.")
       .def_prop_ro(
           "plan", [](const Evaluated& e) { return e.plan_of(Phase::kPolicyUpdate); }, nb::rv_policy::move,
-          "Of the policy update.")
+          "Plan of the policy update.")
       .def_prop_ro(
           "recompute_plan", [](const Evaluated& e) { return e.plan_of(Phase::kRecompute); }, nb::rv_policy::move,
-          "Of recompute; the same unless more than one micro-step is in flight.")
+          "Plan of recompute; the same as `plan` unless more than one micro-step is in flight.")
       .def_prop_ro(
           "cost", &cost_facts, nb::sig("def cost(self) -> dict[str, typing.Any] | None"),
-          "Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, "
-          "fetch_seconds of one copy from the host, gather_seconds of all ranks' loads of a layer (0 where the system "
+          "Parameters of the modelled cluster and model, or None: names, moe_layers, memory_bytes of a rank, "
+          "fetch_seconds of one copy from the host, gather_seconds of all ranks' loads of a layer (0 if the system "
           "itself gathers them), expert_gradient_bytes, expert_state_bytes (weights and optimizer "
-          "shard of one), bytes_per_second and latency_seconds of a "
-          "rank's links to peers and network, and the options of cost.")
+          "shard of one expert), bytes_per_second and latency_seconds of a "
+          "rank's links to peers and network, and the options of the cost model.")
       .def("timeline", &timeline, "micro_steps"_a, "layers"_a,
            nb::sig("def timeline(self, micro_steps: int, layers: int) -> list[dict[str, typing.Any]]"),
-           "Spans of the modelled recompute of the first micro-steps and layers, as events of a Chrome trace: pid is "
+           "Returns the modelled recompute of the first micro-steps and layers as events of a Chrome trace: pid is "
            "the rank, ts and dur are in µs.");
   m.def(
       "_evaluate",

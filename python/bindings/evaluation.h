@@ -1,6 +1,6 @@
 #pragma once
 
-// What Python holds of an evaluation, and how one is made from keywords.
+// The evaluation type exposed to Python, and its construction from keywords.
 
 #include <functional>
 #include <memory>
@@ -13,12 +13,12 @@
 
 namespace foremoe::python {
 
-// One policy's evaluation, with what it rests on.
+// One policy's evaluation and its inputs.
 struct Evaluated {
   std::shared_ptr<const Policy> policy;
   std::shared_ptr<const Workload> input;
   EvaluateOptions options;
-  std::optional<Phase> phase;  // that alone is simulated; none: a step
+  std::optional<Phase> phase;  // if set, only this phase is simulated; else a whole step
   std::optional<CostModel> cost;
   std::shared_ptr<const Evaluation> evaluation;
   nlohmann::ordered_json figures;  // without comparisons with other policies
@@ -26,12 +26,12 @@ struct Evaluated {
   Plan plan_of(Phase phase) const;  // throws PolicySkipped
 };
 
-// The keywords that evaluate() and evaluate_plan() have for what they rest on. Throws InputError for one that cannot
-// be.
+// Sets options and cost request from the keywords of evaluate() and evaluate_plan(). Throws InputError for an invalid
+// keyword.
 void set_options(const nb::dict& keywords, EvaluateOptions& evaluate, CostRequest& cost);
 
-// Fills in the options that keywords set, cost, evaluation and figures: `evaluate` makes the evaluation of what the
-// caller has filled in.
+// Sets the options from keywords, and the cost model, evaluation and figures. `evaluate` computes the evaluation from
+// the fields that the caller has set.
 void fill(Evaluated& e, const nb::dict& keywords, int threads,
           const std::function<Evaluation(const EvaluationContext&)>& evaluate);
 

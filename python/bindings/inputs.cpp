@@ -1,4 +1,4 @@
-// Loads from traces, files with options, other programs' recordings, and models of routing.
+// Creates loads and traces from files, recordings of other programs, and routing models.
 
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -32,7 +32,7 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
   return {std::make_shared<const Workload>(std::move(workload))};
 }
 
-// A file with all that options of input say: batched, cut, with homes and the former step.
+// Reads a file with all input options: batching, limits on layers and micro-steps, homes, and the previous step.
 Load read_input(const std::string& path, const nb::dict& keywords, int threads) {
   InputOptions options{.path = path};
   set_options(options_of(options), keywords);
@@ -53,7 +53,7 @@ ImportOptions import_options(const nb::dict& keywords) {
   return options;
 }
 
-// Whatever memory a sequence lies in lives as long as this; it dies under the GIL.
+// Keeps the Python object that owns a sequence's memory alive. The deleter acquires the GIL.
 std::shared_ptr<const void> owner_of(nb::object object) {
   return {new nb::object(std::move(object)), [](nb::object* held) {
             const nb::gil_scoped_acquire gil;
@@ -61,7 +61,7 @@ std::shared_ptr<const void> owner_of(nb::object object) {
           }};
 }
 
-// (file, field, index, bytes of an .npy file or C-ordered integers, prompt's tokens or −1, tokens or None).
+// From (file, field, index, bytes of an .npy file or C-ordered integers, prompt tokens or −1, tokens or None).
 DecodedSequence decoded(const nb::tuple& t) {
   DecodedSequence sequence{.where = {.file = nb::cast<std::string>(t[0]),
                                      .field = nb::cast<std::string>(t[1]),
@@ -90,7 +90,7 @@ std::vector<DecodedSequence> decoded(const nb::list& list) {
   return sequences;
 }
 
-// decode(format, file's name, its bytes) gives a list of what decoded() takes.
+// decode(format, file name, bytes) returns a list of the tuples that decoded() expects.
 Decode decoder(const nb::callable& decode) {
   return [decode = decode.ptr()](ImportFormat format, const ImportSource& source) {
     const nb::gil_scoped_acquire gil;
@@ -113,7 +113,7 @@ nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& ke
   return nb::make_tuple(load_of(std::get<LoadTable>(std::move(imported->value))), report);
 }
 
-// Lines for people, and JSON.
+// Returns the report as lines of text and as JSON.
 std::pair<std::vector<std::string>, std::string> import_paths_to_file(const std::vector<std::string>& paths,
                                                                       const nb::dict& keywords, const std::string& out,
                                                                       const nb::callable& decode) {

@@ -1,4 +1,4 @@
-// foremoe._core: the C++ library as the package foremoe uses it.
+// The extension module foremoe._core, for use by the package foremoe.
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
@@ -12,7 +12,7 @@ nb::object text(const std::string& bytes) {
   return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogateescape"));
 }
 
-// InputError, with file, field and index as attributes.
+// Translates InputError to Python's, with file, field and index as attributes.
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);

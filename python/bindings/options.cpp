@@ -1,4 +1,4 @@
-// Options before anything is planned: the tables, the names that they may have, and what is refused.
+// Options: tables, valid names, and checks before planning.
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@
 namespace foremoe::python {
 namespace {
 
-// What is known of each option, by table.
+// Properties of each option, by table.
 nb::dict option_tables() {
   PlannerOptions planner;
   EvaluateOptions evaluate;
@@ -57,7 +57,7 @@ nb::dict option_tables() {
   return result;
 }
 
-// What evaluate() finds of its keywords before it has a load: whether each can be, and the model's sizes.
+// Checks the keywords of evaluate() without a load. Returns the model's sizes, or None without a model.
 nb::object check_evaluation(const nb::dict& keywords) {
   EvaluateOptions options;
   CostRequest cost;
@@ -90,7 +90,7 @@ void bind_options(nb::module_& m) {
   m.def(
       "_own_options",
       [](const std::string& policy, const nb::dict& own) {
-        (void)with_own_options({&policy_named(policy)}, own);  // throws where one of them cannot be
+        (void)with_own_options({&policy_named(policy)}, own);  // throws for an invalid option
         std::vector<std::string> names;
         for (const Option& option : policy_with_options(policy_named(policy)).options) names.push_back(option.name);
         return names;
@@ -105,9 +105,9 @@ void bind_options(nb::module_& m) {
         }
         return names;
       },
-      nb::sig("def policies() -> dict[str, str]"), "Every policy by name, with what it does in one line.");
-  m.def("clusters", &cluster_names, "Names of the clusters that simulate() knows.");
-  m.def("models", &model_names, "Names of the models that simulate() knows.");
+      nb::sig("def policies() -> dict[str, str]"), "Returns all policies: name → one-line summary.");
+  m.def("clusters", &cluster_names, "Returns the names of the built-in clusters.");
+  m.def("models", &model_names, "Returns the names of the built-in models.");
   m.def("_check_evaluation", &check_evaluation, "options"_a,
         nb::sig("def _check_evaluation(options: dict[str, typing.Any]) -> dict[str, typing.Any] | None"));
 }

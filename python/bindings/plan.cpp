@@ -1,4 +1,4 @@
-// Plans: what they hold, files, parts, checks and figures.
+// Plans: contents, files, parts, checks and figures.
 
 #include <fmt/format.h>
 
@@ -22,17 +22,17 @@ Plan plan_of(StepPlan step) {
   return {.step = std::make_shared<const StepPlan>(std::move(step)), .layers = {0, layers, layers}};
 }
 
-// Under `shared` slots of a plan in the making are final when all of it is.
+// Under `shared`, the slots of an unfinished plan are final only when the whole plan is.
 const StepPlan& with_final_slots(const Plan& plan) {
   return plan.step->residency == Residency::kShared ? finished(plan) : *plan.step;
 }
 
-// (slot_expert, slot_tokens) of one event, whose micro-step this waits for: [layers, ranks, slots].
+// Returns (slot_expert, slot_tokens) of one event, [layers, ranks, slots] each. Waits until its micro-step is planned.
 nb::tuple slots_of_event(const nb::object& self, int event) {
   const auto& plan = nb::cast<const Plan&>(self);
   const StepPlan& step = *plan.step;
   if (event < 0 || event >= step.num_events()) {
-    throw InputError({.field = "event"}, fmt::format("{} is none of 0 … {}", event, step.num_events() - 1));
+    throw InputError({.field = "event"}, fmt::format("{} is not in 0 … {}", event, step.num_events() - 1));
   }
   if (plan.running) plan.running->wait_for(step.event_micro_step[static_cast<std::size_t>(event)].value);
   const std::vector<std::size_t> shape(step.slot_expert.shape().begin() + 1, step.slot_expert.shape().end());
@@ -84,10 +84,11 @@ Array<T, N> taken(const Array<T, N>& whole, const LayerRange& range, std::size_t
   return part;
 }
 
-// In the order of layers; throws where they are not the parts of one plan.
+// The parts sorted by layer. Throws InputError if they do not make up one plan.
 std::vector<const Plan*> in_order(const std::vector<const Plan*>& given) {
   if (given.empty() || std::ranges::find(given, nullptr) != given.end()) {
-    throw InputError({.field = "parts"}, given.empty() ? "lists no plan" : "has something that is no plan");
+    throw InputError({.field = "parts"},
+                     given.empty() ? "must contain at least one plan" : "has an item that is not a plan");
   }
   for (const Plan* part : given) finished(*part);
   std::vector<const Plan*> parts = given;
@@ -131,8 +132,8 @@ Plan join(const std::vector<const Plan*>& given) {
   return plan;
 }
 
-// The tokens behind the load, if the caller passes the trace that it was collected from. Counts the trace again, so
-// that another or a changed trace is an InputError.
+// The tokens of the load, if the caller passes the trace from which it was collected. Counts the trace again, so that a
+// different or modified trace raises InputError.
 std::optional<BatchedTrace> tokens_of(const Load& load, const RoutingTrace* trace) {
   if (trace == nullptr) return std::nullopt;
   const Workload& workload = *load.input;
@@ -143,7 +144,7 @@ std::optional<BatchedTrace> tokens_of(const Load& load, const RoutingTrace* trac
     ThreadPool pool(1);
     return load_digest(collect(*trace, batching, pool)) == load_digest(workload.load);
   }();
-  if (!same) throw InputError({.field = "trace"}, "is not the trace that the load was collected from");
+  if (!same) throw InputError({.field = "trace"}, "is not the trace from which the load was collected");
   return BatchedTrace{.trace = *trace, .batching = batching};
 }
 
@@ -153,7 +154,7 @@ void expect_align(int align) {
   throw InputError({.field = "align"}, fmt::format("{}; {}", align, must_be_integer(1, kMost)));
 }
 
-// What is pickled: a plan file, and what Python's plan has beside it. The digest is of the file.
+// Pickled state: format, digest of the plan file, plan file, layers, and planning times.
 constexpr const char* kStateFormat = "foremoe.Plan/1";
 using State =
     std::tuple<std::string, std::string, nb::bytes, std::tuple<int, int, int>, std::tuple<double, double, double>>;
@@ -172,15 +173,15 @@ Plan plan_of_state(const nb::object& given) {
     if (!good) throw InputError({.field = "state"}, problem);
   };
   State state;
-  expect(nb::try_cast(given, state, /*convert=*/false), "is not what a plan is pickled as");
+  expect(nb::try_cast(given, state, /*convert=*/false), "is not the state of a pickled plan");
   const auto& [format, digest, file, layers, times] = state;
-  expect(format == kStateFormat, "is of another version of foremoe");
+  expect(format == kStateFormat, "was pickled by another version of foremoe");
   const std::span bytes(static_cast<const std::byte*>(file.data()), file.size());
-  expect(digest == sha256_hex(bytes), "is damaged: its digest is another");
+  expect(digest == sha256_hex(bytes), "is damaged: its digest differs");
   StepPlan step = read_plan(Safetensors::parse(bytes, "pickled plan"));
   const auto [first, last, whole] = layers;
   expect(first >= 0 && first <= last && last <= whole && last - first == step.num_layers(),
-         "has layers that are not the plan's");
+         "has layers that differ from the plan's");
   const auto [wall, base, planning] = times;
   return {.step = std::make_shared<const StepPlan>(std::move(step)),
           .layers = {first, last, whole},
@@ -243,31 +244,31 @@ StepPlan take_layers(const StepPlan& whole, const LayerRange& range) {
 }
 
 void bind_plan(nb::module_& m) {
-  nb::class_<PlanTimes>(m, "PlanTimes", "How long planning took, seconds.")
+  nb::class_<PlanTimes>(m, "PlanTimes", "Planning time in seconds.")
       .def_ro("wall_seconds", &PlanTimes::wall_seconds)
       .def_ro("base_cpu_seconds", &PlanTimes::base_cpu_seconds,
-              "What is done once per step (ours: stage B), summed over threads.")
-      .def_ro("planning_cpu_seconds", &PlanTimes::planning_cpu_seconds, "Everything else, summed over threads.")
+              "Work done once per step (in our planner: stage B), summed over threads.")
+      .def_ro("planning_cpu_seconds", &PlanTimes::planning_cpu_seconds, "All other work, summed over threads.")
       .def("__repr__", [](const PlanTimes& t) { return fmt::format("<foremoe.PlanTimes: {:.4f} s>", t.wall_seconds); });
 
-  nb::class_<Plan>(m, "Plan", "What every slot holds and how many tokens it serves, at every event of every layer.")
+  nb::class_<Plan>(m, "Plan", "Expert and tokens of every slot, for every event of every layer.")
       .def_prop_ro(
           "slot_expert",
           [](const nb::object& self) {
             return view_of<std::int32_t>(with_final_slots(nb::cast<const Plan&>(self)).slot_expert, self);
           },
-          "int32 [events, layers, ranks, slots], the expert in that slot, −1 when empty; a view.")
+          "int32 [events, layers, ranks, slots], expert in each slot, −1 if empty; a view.")
       .def_prop_ro(
           "slot_tokens",
           [](const nb::object& self) {
             return view_of<std::int64_t>(with_final_slots(nb::cast<const Plan&>(self)).slot_tokens, self);
           },
-          "int64 [events, layers, ranks, slots], tokens that the slot serves; a view.")
+          "int64 [events, layers, ranks, slots], tokens served by each slot; a view.")
       .def("_slots_of_event", &slots_of_event, "event"_a)
       .def_prop_ro(
           "home",
           [](const nb::object& self) { return view_of<std::int32_t>(nb::cast<const Plan&>(self).step->home, self); },
-          "int32 [layers, experts], the rank that owns the expert; a view.")
+          "int32 [layers, experts], rank that owns each expert; a view.")
       .def_prop_ro(
           "event_micro_step",
           [](const nb::object& self) {
@@ -300,20 +301,21 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro(
           "options", [](const Plan& p) { return to_python(nlohmann::ordered_json::parse(p.step->options)); },
           nb::sig("def options(self) -> dict[str, typing.Any]"),
-          "The planner's options as recorded, by long option name.")
+          "Recorded options of the planner, by long option name.")
       .def_prop_ro(
           "load_digest", [](const Plan& p) { return p.step->load_digest; },
-          "Hexadecimal SHA-256 of the load that it is for.")
+          "Hexadecimal SHA-256 of the load for which the plan was made.")
       .def_prop_ro(
           "layers",
           [](const Plan& p) { return nb::module_::import_("builtins").attr("range")(p.layers.first, p.layers.last); },
-          nb::sig("def layers(self) -> range"), "range of the load's layers that it has: all, save of a part.")
+          nb::sig("def layers(self) -> range"), "Range of the load's layers in this plan: all, except for a part.")
       .def_ro("times", &Plan::times)
       .def_static(
           "join", &join, "parts"_a,
-          R"(The plan of all layers from plans of slices of them, in any order; equal to the whole, byte for byte.
+          R"(Joins plans of layer ranges, in any order, into a plan of all layers, bitwise equal to the whole plan.
 
-Raises InputError where parts are of different plans, or a layer is in none or in two.)")
+Raises:
+    InputError: if parts belong to different plans, or a layer is missing or in two parts.)")
       .def(
           "save",
           [](const Plan& p, const std::filesystem::path& path) {
@@ -322,7 +324,7 @@ Raises InputError where parts are of different plans, or a layer is in none or i
             const nb::gil_scoped_release release;
             write_plan(step, path.string());
           },
-          "path"_a, "Writes a foremoe.plan/1 file, whole or not at all.")
+          "path"_a, "Writes a foremoe.plan/1 file atomically.")
       .def("__getstate__", &state_of)
       .def(
           "__setstate__", [](Plan& self, const nb::object& state) { new (&self) Plan(plan_of_state(state)); },

@@ -1,4 +1,4 @@
-// Planning with any policy, in one call or in the background.
+// Plans with any policy, in one call or in the background.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<co
                                                             const nb::dict& own) {
   std::vector<PolicyWithOptions> with = policies_with_options(policies, {});
   for (const auto& [key, value] : own) {
-    if (!nb::isinstance<nb::str>(key)) throw InputError({.field = "policy_options"}, "has a key that is no string");
+    if (!nb::isinstance<nb::str>(key)) throw InputError({.field = "policy_options"}, "has a key that is not a string");
     nb::dict one;
     one[key] = value;
     for (Option& option : own_options_named(with, nb::cast<std::string>(key))) set_options({option}, one);
@@ -31,7 +31,7 @@ std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<co
 
 namespace {
 
-// The planner's own options: no cluster is at hand, so nothing that needs one.
+// Options of the planner only: options that require a cluster are not available here.
 PlannerOptions planner_options_of(const nb::dict& keywords) {
   PlannerOptions options;
   set_options(options_of(options), keywords);
@@ -48,11 +48,11 @@ LayerRange layers_of(const nb::object& layers, const LoadTable& load, const Poli
   const auto bound = [&](const char* name, int otherwise) {
     const nb::object value = layers.attr(name);
     int number = otherwise;
-    if (!value.is_none() && !nb::try_cast(value, number)) fail(fmt::format("its {} is no number of a layer", name));
+    if (!value.is_none() && !nb::try_cast(value, number)) fail(fmt::format("its {} is not an integer", name));
     return number;
   };
   const LayerRange range{bound("start", 0), bound("stop", whole), whole};
-  if (bound("step", 1) != 1) fail("must follow one another: step 1");
+  if (bound("step", 1) != 1) fail("must be contiguous: step 1");
   if (range.first < 0 || range.first >= range.last || range.last > whole) {
     fail(fmt::format("{} to {} is not within the {} layers of the load", range.first, range.last - 1, whole));
   }
@@ -62,7 +62,7 @@ LayerRange layers_of(const nb::object& layers, const LoadTable& load, const Poli
   return range;
 }
 
-// Who plans, by which options, from what beside the load.
+// Arguments of planning besides the load.
 struct Request {
   std::string policy;
   const nb::dict& options;
@@ -85,7 +85,7 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
     if (previous != nullptr) {
       if (previous->num_layers() != range.whole) {
         throw InputError({.field = "previous"},
-                         fmt::format("has {} layers, and the load {}", previous->num_layers(), range.whole));
+                         fmt::format("has {} layers, but the load has {}", previous->num_layers(), range.whole));
       }
       previous = &previous_part.emplace(take_layers(*previous, range));
     }
@@ -110,7 +110,7 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   run_interruptibly(pool, [&] { result = plan_with(policy, *load.input, input, pool); });
   if (const auto* skipped = std::get_if<Skipped>(&*result)) raise_skipped(policy, skipped->reason);
   PlannedStep planned = std::get<PlannedStep>(std::move(*result));
-  // Policies that plan all micro-steps at once announce none.
+  // Policies that plan all micro-steps at once do not call on_micro_step.
   for (; on_micro_step && announced < planned.plan.num_micro_steps(); ++announced) (*on_micro_step)(announced);
   if (part) planned.plan.load_digest = load_digest(load.table());
   return {.step = std::make_shared<const StepPlan>(std::move(planned.plan)), .layers = range, .times = planned.times};
@@ -118,10 +118,10 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
 
 void expect_micro_step(int micro_step, int num_micro_steps) {
   if (micro_step >= 0 && micro_step < num_micro_steps) return;
-  throw InputError({.field = "micro_step"}, fmt::format("{} is none of 0 … {}", micro_step, num_micro_steps - 1));
+  throw InputError({.field = "micro_step"}, fmt::format("{} is not in 0 … {}", micro_step, num_micro_steps - 1));
 }
 
-// Made by a thread of its own. What it refers to lives as long as it.
+// A plan computed on a background thread. Owns the policy and inputs that the thread uses.
 class BackgroundPlan final : public UnfinishedPlan {
  public:
   BackgroundPlan(const Load& load, const Request& with)
@@ -133,20 +133,20 @@ class BackgroundPlan final : public UnfinishedPlan {
   }
   ~BackgroundPlan() override {
     pool_.cancel();
-    const nb::gil_scoped_release release;  // what runs may take a while to see it
+    const nb::gil_scoped_release release;  // the thread may take a while to notice the cancellation
     running_.reset();
   }
-  // Threads do not survive a fork: what they plan is never finished in a child, and they cannot be joined there.
+  // Threads do not survive a fork: in a child, the plan is never finished and its thread cannot be joined.
   bool is_of_this_process() const { return process_ == ::getpid(); }
   BackgroundPlan(const BackgroundPlan&) = delete;
   BackgroundPlan& operator=(const BackgroundPlan&) = delete;
 
-  // Ctrl-C ends these waits, and planning with them.
+  // Ctrl-C interrupts these waits and cancels planning.
   void begin() {
-    if (planned_ > 0 && planned_ == num_micro_steps()) return;  // also in a child that was forked since
+    if (planned_ > 0 && planned_ == num_micro_steps()) return;  // also in a child forked after planning
     if (!is_of_this_process()) {
-      throw InputError({.field = "plan"}, fmt::format("is in the making in process {}, and this is {}, forked from it: "
-                                                      "finish() the plan before the fork",
+      throw InputError({.field = "plan"}, fmt::format("is unfinished in process {}, and this is process {}, forked "
+                                                      "from it: finish() the plan before the fork",
                                                       process_, ::getpid()));
     }
     std::optional<std::string> skipped;
@@ -169,20 +169,20 @@ class BackgroundPlan final : public UnfinishedPlan {
   std::shared_ptr<const Policy> policy_;
   ThreadPool pool_;
   std::shared_ptr<const Workload> input_;
-  std::atomic<int> planned_ = 0;        // micro-steps that were waited for
+  std::atomic<int> planned_ = 0;        // micro-steps for which wait_for() has returned
   std::optional<RunningPlan> running_;  // last: its thread uses the others
 };
 
-// A plan that somebody makes block by block, each of some micro-steps; of all, unless the residency is `shared`.
+// A plan that the caller appends block by block. Only under `shared` may a block cover some of the micro-steps.
 class GrowingPlan final : public UnfinishedPlan {
  public:
   explicit GrowingPlan(const Load& load) : load_(load) {}
 
-  // The plan of the load's next micro-steps, by themselves.
+  // Appends a plan of the load's next micro-steps.
   void append(const Plan& block) {
     const StepPlan& from = *block.step;
     if (from.residency != Residency::kShared && from.num_micro_steps() != num_micro_steps()) {
-      throw InputError({.field = "block"}, "has a part of the micro-steps, whose guests depend on the others'");
+      throw InputError({.field = "block"}, "covers only some micro-steps, whose guests depend on the others");
     }
     const std::lock_guard lock(mutex_);
     if (plan_.num_events() == 0) {
@@ -197,7 +197,7 @@ class GrowingPlan final : public UnfinishedPlan {
     }
     const int first = appended_;
     if (first + from.num_micro_steps() > num_micro_steps()) {
-      throw InputError({.field = "block"}, fmt::format("ends behind micro-step {}", num_micro_steps() - 1));
+      throw InputError({.field = "block"}, fmt::format("ends after micro-step {}", num_micro_steps() - 1));
     }
     for (int e = 0; e < plan_.num_events(); ++e) {
       const auto at = static_cast<std::size_t>(e);
@@ -221,7 +221,7 @@ class GrowingPlan final : public UnfinishedPlan {
     const std::lock_guard lock(mutex_);
     return times_;
   }
-  // There will be no more blocks.
+  // Ends planning: waits for missing blocks throw std::runtime_error with this text.
   void fail(const std::string& why) {
     const std::lock_guard lock(mutex_);
     failure_ = why;
@@ -260,10 +260,10 @@ class GrowingPlan final : public UnfinishedPlan {
   }
 
   const Load load_;
-  StepPlan plan_;  // once a block is there, only rows of later ones change
+  StepPlan plan_;  // rows of appended blocks never change
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::string failure_;  // guarded by mutex_, as is what follows
+  std::string failure_;  // guarded by mutex_, as are the members below
   PlanTimes times_;
   std::atomic<int> appended_ = 0;  // micro-steps
 };
@@ -301,23 +301,25 @@ void bind_planning(nb::module_& m) {
       "on_micro_step"_a.none() = nb::none(), "policy_options"_a = nb::dict());
 
   nb::class_<BackgroundPlan>(m, "RunningPlan",
-                             R"(A plan that is made in the background; foremoe.start_plan() begins it.
+                             R"(A plan that is computed in the background. Created by foremoe.start_plan().
 
-Micro-steps are planned in order. begin() returns the plan when its placement is final: homes do not change any more, nor
-do slots, but under residency shared. The quotas of a micro-step are final when wait_for() has returned, and under
-residency shared its slots; do not read quotas of later ones.)")
-      .def(
-          "begin", &begun,
-          "Waits until slots and homes are final, and returns the plan. Raises what planning raised, or PolicySkipped.")
+Micro-steps are planned in order. begin() returns the plan when its homes and, except under residency shared, its slots
+are final. When wait_for() returns, the quotas of that micro-step are final, and under residency shared its slots too.
+Do not read quotas of later micro-steps.)")
+      .def("begin", &begun,
+           R"(Waits until homes and slots (under residency shared: homes) are final, and returns the plan.
+
+Raises:
+    PolicySkipped: if the policy is not defined for this load. Exceptions of planning are raised too.)")
       .def("wait_for", &BackgroundPlan::wait_for, "micro_step"_a,
-           "Waits until this micro-step, and all before it, are planned.")
+           "Waits until this micro-step and all earlier ones are planned.")
       .def(
           "finish",
           [](const std::shared_ptr<BackgroundPlan>& self) {
             if (self->num_micro_steps() > 0) self->wait_for(self->num_micro_steps() - 1);
             return begun(self);
           },
-          "Waits until all of it is final, and returns the plan.");
+          "Waits until the whole plan is final, and returns it.");
   nb::class_<GrowingPlan>(m, "_GrowingPlan")
       .def(
           "__init__", [](GrowingPlan* self, const Load& load) { new (self) GrowingPlan(load); }, "load"_a)

@@ -1,4 +1,4 @@
-// Traces and loads.
+// Binds traces and loads.
 
 #include <fmt/format.h>
 
@@ -75,7 +75,8 @@ std::shared_ptr<Trace> trace_from_arrays(const AnyArray& routed_experts, const A
   trace->model = model;
   expect_valid(*trace);
   if (!trace->has_batching() && (of.ranks || of.ranks_per_node)) {
-    throw InputError({.field = of.ranks ? "ranks" : "ranks_per_node"}, "is of a batching: give micro_step and rank");
+    throw InputError({.field = of.ranks ? "ranks" : "ranks_per_node"},
+                     "describes a batching: give micro_step and rank too");
   }
   infer_ranks(*trace);
   trace->layer_ids = to_vector(of.layer_ids, "layer_ids", "[layers]");
@@ -108,7 +109,7 @@ nb::object routes_of(const nb::object& self) {
   return nb::cast(view_of(reinterpret_cast<const std::int32_t*>(trace.routes), shape, self));
 }
 
-// A property: a view of what the trace has of each sequence, None where it has nothing.
+// A property: a view of the trace's values per sequence; None if not recorded.
 auto per_sequence(std::vector<std::int32_t> Trace::*member) {
   return [member](const nb::object& self) -> std::optional<View<std::int32_t>> {
     const std::vector<std::int32_t>& values = nb::cast<const Trace&>(self).*member;
@@ -136,8 +137,7 @@ Load load_from_array(const AnyArray& array, int top_k, int ranks_per_node, std::
 }  // namespace
 
 void bind_rollout(nb::module_& m) {
-  nb::class_<Trace>(m, "Trace",
-                    "What a rollout recorded: the experts of every token in every layer, sequence after sequence.")
+  nb::class_<Trace>(m, "Trace", "Recorded routes of a rollout: the experts of every token in every layer, by sequence.")
       .def_static(
           "from_arrays",
           [](const AnyArray& routed_experts, const AnyArray& cu_seqlens, int num_experts,
@@ -152,17 +152,20 @@ void bind_rollout(nb::module_& m) {
           "routed_experts"_a, "cu_seqlens"_a, nb::kw_only(), "num_experts"_a, "prompt_lengths"_a = nb::none(),
           "group_ids"_a = nb::none(), "layer_ids"_a = nb::none(), "micro_step"_a = nb::none(), "rank"_a = nb::none(),
           "ranks"_a = nb::none(), "ranks_per_node"_a = nb::none(), "model"_a = "",
-          R"(A trace of arrays in memory, which are not copied: do not change them while it lives.
+          R"(Creates a trace from arrays without copying them. Do not modify the arrays while the trace is alive.
 
-routed_experts: uint8, uint16, int16 or int32 [tokens, layers, top_k], expert ids; all top_k entries of a row without a
-    route are −1, or the largest value of an unsigned type.
-cu_seqlens: int64 [sequences + 1], first token of each sequence, then the number of tokens.
-prompt_lengths, group_ids: int32 [sequences], tokens of the prompt and GRPO group.
-layer_ids: int32 [layers], the model's own numbers; None for 0, 1, ….
-micro_step, rank: int32 [sequences], the trainer's batching, both or none.
-ranks, ranks_per_node: of that batching; None for the largest rank + 1, and 8 or all if fewer.
+Args:
+    routed_experts: uint8, uint16, int16 or int32 [tokens, layers, top_k], expert ids. In a row without a route, all
+        top_k entries are −1, or the largest value of an unsigned type.
+    cu_seqlens: int64 [sequences + 1], first token of each sequence, then the number of tokens.
+    prompt_lengths: int32 [sequences], tokens of the prompt.
+    group_ids: int32 [sequences], GRPO group.
+    layer_ids: int32 [layers], layer numbers in the model; None for 0, 1, ….
+    micro_step, rank: int32 [sequences], the trainer's batching; both or neither.
+    ranks, ranks_per_node: Sizes of that batching; None for the largest rank + 1, and 8 or all if fewer.
 
-Raises InputError for another dtype, layout or shape, and for values out of range. Routes are checked by collect().)")
+Raises:
+    InputError: for a wrong dtype, layout or shape, and for values out of range. collect() checks the routes.)")
       .def_prop_ro("routed_experts", &routes_of,
                    nb::sig("def routed_experts(self) -> NDArray[numpy.integer[typing.Any]]"),
                    "[tokens, layers, top_k], as recorded; a view.")
@@ -171,15 +174,15 @@ Raises InputError for another dtype, layout or shape, and for values out of rang
           [](const nb::object& self) { return view_of<std::int64_t>(nb::cast<const Trace&>(self).cu_seqlens, self); },
           "int64 [sequences + 1], tokens; a view.")
       .def_prop_ro("prompt_lengths", per_sequence(&Trace::prompt_lengths),
-                   "int32 [sequences], tokens; None when not recorded.")
-      .def_prop_ro("group_ids", per_sequence(&Trace::group_ids), "int32 [sequences]; None when not recorded.")
+                   "int32 [sequences], tokens; None if not recorded.")
+      .def_prop_ro("group_ids", per_sequence(&Trace::group_ids), "int32 [sequences]; None if not recorded.")
       .def_prop_ro("micro_step", per_sequence(&Trace::micro_step),
-                   "int32 [sequences]; None when no batching was recorded.")
-      .def_prop_ro("rank", per_sequence(&Trace::rank), "int32 [sequences]; None when no batching was recorded.")
+                   "int32 [sequences]; None if no batching was recorded.")
+      .def_prop_ro("rank", per_sequence(&Trace::rank), "int32 [sequences]; None if no batching was recorded.")
       .def_prop_ro(
           "layer_ids",
           [](const nb::object& self) { return view_of<std::int32_t>(nb::cast<const Trace&>(self).layer_ids, self); },
-          "int32 [layers], the model's own numbers of the layers; a view.")
+          "int32 [layers], layer numbers in the model; a view.")
       .def_ro("num_tokens", &Trace::num_tokens)
       .def_ro("num_layers", &Trace::num_layers)
       .def_ro("num_experts", &Trace::num_experts)
@@ -193,7 +196,7 @@ Raises InputError for another dtype, layout or shape, and for values out of rang
             const nb::gil_scoped_release release;
             write_trace(trace, path.string());
           },
-          "path"_a, "Writes a foremoe.trace/1 file, whole or not at all.")
+          "path"_a, "Writes a foremoe.trace/1 file atomically.")
       .def("__repr__", [](const Trace& t) {
         return fmt::format("<foremoe.Trace: {} tokens in {} sequences, {} layers, top-{} of {} experts>", t.num_tokens,
                            t.num_sequences(), t.num_layers, t.top_k, t.num_experts);
@@ -202,10 +205,12 @@ Raises InputError for another dtype, layout or shape, and for values out of rang
   nb::class_<Load>(m, "Load", "Tokens that each source rank sends to each expert, per micro-step and layer.")
       .def_static("from_array", &load_from_array, "array"_a, nb::kw_only(), "top_k"_a = 1, "ranks_per_node"_a = 8,
                   "name"_a = "load",
-                  R"(A load of counts: int64 [micro_steps, layers, ranks, experts], tokens, copied once.
+                  R"(Creates a load from counts, int64 [micro_steps, layers, ranks, experts], tokens. Copies the array.
 
-A token counts once for each of its top_k experts. Raises InputError for another dtype, layout or shape, for negative
-counts, and where the ranks do not divide the experts.)")
+A token counts once for each of its top_k experts.
+
+Raises:
+    InputError: for a wrong dtype, layout or shape, for negative counts, or if the ranks do not divide the experts.)")
       .def_prop_ro(
           "array",
           [](const nb::object& self) { return view_of<std::int64_t>(nb::cast<const Load&>(self).table().load, self); },
@@ -219,7 +224,7 @@ counts, and where the ranks do not divide the experts.)")
       .def_prop_ro("name", [](const Load& l) { return l.table().name; })
       .def_prop_ro(
           "digest", [](const Load& l) { return load_digest(l.table()); },
-          "Hexadecimal SHA-256 of the counts, which plans record.")
+          "Hexadecimal SHA-256 of the counts. Plans record it.")
       .def_prop_ro(
           "batching",
           [](const Load& l) -> std::optional<std::pair<Int32s, Int32s>> {
@@ -227,20 +232,20 @@ counts, and where the ranks do not divide the experts.)")
             return arrays_of(l.input->tokens->batching);
           },
           nb::rv_policy::move,
-          "(micro_step, rank), int32 [sequences] each, of a load that was collected from a trace; else None.")
+          "(micro_step, rank), int32 [sequences] each, if the load was collected from a trace; else None.")
       .def_prop_ro(
           "remarks", [](const Load& l) { return l.input->remarks; },
-          "What was done in collecting it that nobody asked for, in sentences.")
+          "Choices that collecting made by default, as sentences.")
       .def(
           "fold", [](const Load& l, int ranks) { return load_of(fold_ranks(l.table(), ranks)); }, "ranks"_a,
-          "The same load on fewer ranks, a divisor: consecutive sources are added.")
+          "Returns the load on fewer ranks, a divisor of their number, by adding consecutive sources.")
       .def(
           "save",
           [](const Load& l, const std::filesystem::path& path) {
             const nb::gil_scoped_release release;
             write_load(l.table(), path.string());
           },
-          "path"_a, "Writes a foremoe.load/1 file, whole or not at all.")
+          "path"_a, "Writes a foremoe.load/1 file atomically.")
       .def("__str__", [](const Load& l) { return foremoe::describe(l.table()); })
       .def("__repr__", [](const Load& l) { return fmt::format("<foremoe.Load: {}>", foremoe::describe(l.table())); });
 

@@ -1,4 +1,4 @@
-// RankTurns: what one rank needs to execute a plan.
+// Binds RankTurns, the execution schedule of one rank.
 
 #include <fmt/format.h>
 #include <nanobind/stl/pair.h>
@@ -12,24 +12,24 @@
 namespace foremoe::python {
 namespace {
 
-// Turns with the plan and the load that they refer to.
+// Turns with their plan and load.
 struct Turns {
   Plan plan;
   std::shared_ptr<const Workload> input;
   RankTurns turns;
 
-  // Under `shared` from peers, waits until the leases of micro-steps up to this one are there. The GIL guards lend().
+  // Under `shared` with path peer, waits until the leases of micro-steps up to this one exist. The GIL guards lend().
   void wait_for_leases(MicroStepId m) {
     if (!turns.is_growing()) return;
     plan.running->wait_for(m.value);
     turns.lend(num_planned(plan));
   }
 
-  // What depends on quotas needs those of this micro-step, and of all before it.
+  // Rows depend on the quotas of this micro-step and all earlier ones. Throws InputError if they are not planned.
   void expect_planned(MicroStepId m) const {
     if (m.value < num_planned(plan)) return;
     throw InputError({.field = "micro_step"},
-                     fmt::format("{} is not planned yet: wait_for({}) first", m.value, m.value));
+                     fmt::format("{} is not planned yet: call wait_for({}) first", m.value, m.value));
   }
 };
 
@@ -48,7 +48,7 @@ PathChoice path_named(const std::string& name) {
   throw InputError({.field = "path"}, fmt::format("'{}', expected auto, host or peer", name));
 }
 
-// One turn of one rank: its rows are computed when it is made.
+// One turn of one rank. Its rows are computed on construction.
 struct RankTurn {
   std::shared_ptr<Turns> of;
   TurnId id;
@@ -64,10 +64,10 @@ RankDispatchWorkspace& workspace() {
 
 std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, const std::string& phase,
                                   std::int64_t expert_bytes, const std::string& path, int depth) {
-  if (!plan.layers.is_all()) throw InputError({.field = "plan"}, "is a part of a plan: join the parts before");
+  if (!plan.layers.is_all()) throw InputError({.field = "plan"}, "is a part of a plan: join the parts first");
   if (path == "peer" && plan.step->residency == Residency::kFree) {
     throw InputError({.field = "path"},
-                     "peers alone cannot serve a plan of residency free: turns do not tell its "
+                     "peer cannot serve a plan of residency free: turns do not list its "
                      "staging buffers");
   }
   const auto digest = [&] {
@@ -75,10 +75,11 @@ std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, 
     return load_digest(load.table());
   }();
   if (plan.step->load_digest != digest || plan.step->ranks_per_node != load.table().ranks_per_node) {
-    throw InputError({.field = "plan"}, "was made for another load");
+    throw InputError({.field = "plan"}, "was made for a different load");
   }
   const bool follows = plan.running && plan.step->residency == Residency::kShared && path == "peer";
-  if (plan.step->residency == Residency::kShared && !follows) finished(plan);  // arenas hold what all turns fetch
+  if (plan.step->residency == Residency::kShared && !follows)
+    finished(plan);  // arenas contain the experts of all turns
   RankTurnsOptions options{.rank = RankId{rank},
                            .schedule = {.phase = phase_named(phase), .path = path_named(path), .depth = depth},
                            .expert = Bytes{expert_bytes}};
@@ -109,7 +110,7 @@ TurnId find_turn(const Turns& self, const std::string& pass, int micro_step, int
 
 std::vector<ScheduledCopy> list_of(std::span<const ScheduledCopy> copies) { return {copies.begin(), copies.end()}; }
 
-// int32 [tokens · top_k]: the slot of each entry of `routes`.
+// int32 [tokens · top_k], the slot of each entry of `routes`.
 std::vector<std::int32_t> slots_of(const RankTurn& turn, const AnyArray& routes) {
   const std::int32_t* const data = data_of<std::int32_t>(routes, "routes", "[tokens, top_k]", 2);
   const int top_k = turn.of->input->load.top_k;
@@ -145,38 +146,38 @@ std::vector<std::tuple<int, int, int, std::int64_t>> blocks_of(const RankTurn& t
 }
 
 void bind_copy(nb::module_& m) {
-  nb::class_<ScheduledCopy>(m, "Copy", R"(One expert's weights on their way into one guest buffer of one rank.
+  nb::class_<ScheduledCopy>(m, "Copy", R"(Transfer of one expert's weights into one guest buffer of one rank.
 
-At the beginning of turn `opens` the buffer is free; turn `arrives` is the first that reads it, `closes` the last.)")
+The buffer is free when turn `opens` begins. Turn `arrives` is the first that reads the weights, `closes` the last.)")
       .def_prop_ro(
-          "rank", [](const ScheduledCopy& c) { return c.rank.value; }, "The rank that receives it.")
+          "rank", [](const ScheduledCopy& c) { return c.rank.value; }, "Receiving rank.")
       .def_prop_ro("layer", [](const ScheduledCopy& c) { return c.layer.value; })
       .def_prop_ro("expert", [](const ScheduledCopy& c) { return c.expert.value; })
       .def_prop_ro(
-          "slot", [](const ScheduledCopy& c) { return c.slot.value; }, "Of the plan.")
+          "slot", [](const ScheduledCopy& c) { return c.slot.value; }, "Slot in the plan.")
       .def_ro("buffer", &ScheduledCopy::buffer,
-              "Of the rank: layer·G + guest slot; under shared one of depth·G that layers borrow in turn.")
+              "Guest buffer of the rank: layer·G + guest slot; under shared, one of depth·G buffers that layers share.")
       .def_prop_ro("opens", [](const ScheduledCopy& c) { return c.opens.value; })
       .def_prop_ro("arrives", [](const ScheduledCopy& c) { return c.arrives.value; })
       .def_prop_ro("closes", [](const ScheduledCopy& c) { return c.closes.value; })
       .def_prop_ro(
           "path", [](const ScheduledCopy& c) { return c.path == Path::kHost ? "host" : "peer"; },
-          "host: from the node's arena. peer: from rank `source`.")
+          "Source: host (the node's arena) or peer (rank `source`).")
       .def_prop_ro(
           "source", [](const ScheduledCopy& c) { return c.source.value; },
-          "The rank that is read; on the host path the expert's home, which fills the arena.")
+          "Rank that provides the weights; on the host path, the expert's home, which fills the arena.")
       .def("__repr__", [](const ScheduledCopy& c) {
         return fmt::format("<foremoe.Copy: layer {} expert {} to rank {} slot {} for turn {}>", c.layer.value,
                            c.expert.value, c.rank.value, c.slot.value, c.arrives.value);
       });
-  nb::class_<GradientReturn>(m, "GradientReturn", "The gradient of a guest on its way home.")
+  nb::class_<GradientReturn>(m, "GradientReturn", "Transfer of a guest's gradient to the expert's home.")
       .def_prop_ro("expert", [](const GradientReturn& g) { return g.expert.value; })
       .def_prop_ro(
-          "home", [](const GradientReturn& g) { return g.home.value; }, "The rank that owns the expert.")
+          "home", [](const GradientReturn& g) { return g.home.value; }, "Rank that owns the expert.")
       .def_prop_ro(
-          "guest", [](const GradientReturn& g) { return g.guest.value; }, "The rank that hosts the guest.")
+          "guest", [](const GradientReturn& g) { return g.guest.value; }, "Rank of the guest.")
       .def_prop_ro(
-          "slot", [](const GradientReturn& g) { return g.slot.value; }, "The slot there.")
+          "slot", [](const GradientReturn& g) { return g.slot.value; }, "Slot of the guest on that rank.")
       .def("__repr__", [](const GradientReturn& g) {
         return fmt::format("<foremoe.GradientReturn: expert {} from rank {} to {}>", g.expert.value, g.guest.value,
                            g.home.value);
@@ -184,17 +185,17 @@ At the beginning of turn `opens` the buffer is free; turn `arrives` is the first
 }
 
 void bind_turn(nb::module_& m) {
-  nb::class_<RankTurn>(m, "RankTurn", R"(What a rank does in one pass of one layer in one micro-step.
+  nb::class_<RankTurn>(m, "RankTurn", R"(Work of one rank in one pass of one layer in one micro-step.
 
-Sent rows lie by destination rank, then expert, then row order; received rows by source, then expert; computed rows by
-slot, then source.)")
+Sent rows are sorted by destination rank, expert and row; received rows by source and expert; computed rows by slot and
+source.)")
       .def_prop_ro(
-          "index", [](const RankTurn& t) { return t.id.value; }, "In execution order.")
+          "index", [](const RankTurn& t) { return t.id.value; }, "Index in execution order.")
       .def_prop_ro("layer_pass", [](const RankTurn& t) { return std::string(name_of(t.turn().pass)); })
       .def_prop_ro("micro_step", [](const RankTurn& t) { return t.turn().micro_step.value; })
       .def_prop_ro("layer", [](const RankTurn& t) { return t.turn().layer.value; })
       .def_prop_ro(
-          "event", [](const RankTurn& t) { return t.turn().event.value; }, "Of the plan.")
+          "event", [](const RankTurn& t) { return t.turn().event.value; }, "Event of the plan.")
       .def_prop_ro(
           "send",
           [](const nb::object& self) { return view_of<std::int64_t>(nb::cast<const RankTurn&>(self).rows.send, self); },
@@ -224,10 +225,10 @@ slot, then source.)")
           "int64 [slots, ranks], rows that each slot computes for each rank.")
       .def_prop_ro(
           "blocks", &blocks_of,
-          R"((expert, rank, slot, rows), by expert: how many of this rank's rows of the expert go to that slot of that rank.
+          R"((expert, rank, slot, rows), sorted by expert: rows of the expert that this rank sends to that slot of that rank.
 
-For executors that know only counts. They may give a replica any rows of its expert, so long as they give it as many;
-those that have routes read slots().)")
+For executors without routes, which may choose any rows of the expert in this number. Executors with routes call
+slots().)")
       .def_prop_ro("rows_sent", [](const RankTurn& t) { return t.rows.sent; })
       .def_prop_ro(
           "copies",
@@ -235,18 +236,22 @@ those that have routes read slots().)")
             t.of->wait_for_leases(t.of->turns.needed_by(t.id));
             return list_of(t.of->turns.arriving(t.id));
           },
-          "Copies that this turn waits for. Under residency shared with path peer, until they are planned.")
-      .def(
-          "slots", &row_slots_of, "routes"_a,
-          R"(int32 [tokens, top_k]: the replica that serves each row, as rank * plan.num_slots + slot; -1 where there is no route.
+          "Copies for which this turn waits. With residency shared and path peer, reading it waits for the planner.")
+      .def("slots", &row_slots_of, "routes"_a,
+           R"(Returns the replica that serves each row.
 
-routes: int32 [tokens, top_k], this rank's; a negative entry is no route. Raises InputError when they are not the routes
-that the load counts.)")
-      .def(
-          "row_order", &row_order_of, "routes"_a,
-          R"(int32 [rows sent]: entry order[i] of the flattened routes is sent as row i, so its token is order[i] // top_k.
+Args:
+    routes: int32 [tokens, top_k], routes of this rank; a negative entry has no route.
 
-Follows from slots(routes), with the same argument and errors.)")
+Returns:
+    int32 [tokens, top_k], rank * plan.num_slots + slot; −1 for an entry without a route.
+
+Raises:
+    InputError: if the routes differ from those that the load counts.)")
+      .def("row_order", &row_order_of, "routes"_a,
+           R"(Returns int32 [rows sent]: row i is entry order[i] of the flattened routes, i.e. token order[i] // top_k.
+
+Argument and errors are those of slots().)")
       .def("__repr__", [](const RankTurn& t) {
         return fmt::format("<foremoe.RankTurn {}: {} of micro-step {}, layer {}>", t.id.value, name_of(t.turn().pass),
                            t.turn().micro_step.value, t.turn().layer.value);
@@ -258,17 +263,23 @@ Follows from slots(routes), with the same argument and errors.)")
 void bind_turns(nb::module_& m) {
   bind_copy(m);
   bind_turn(m);
-  nb::class_<Turns>(m, "RankTurns", R"(What one rank needs to execute a plan, without a word between ranks.
+  nb::class_<Turns>(m, "RankTurns",
+                    R"(Execution schedule of one rank for a plan. Ranks compute it independently, without communication.
 
-Turns are the (pass, micro-step, layer) of a phase in execution order: index them by number, or by those three.)")
-      .def(
-          nb::new_(&make_turns), "plan"_a, "load"_a, nb::kw_only(), "rank"_a, "phase"_a = "policy_update",
-          "expert_bytes"_a = 1, "path"_a = "auto", "depth"_a = kDefaultDepth,
-          R"(rank: whose turns. phase: recompute (forwards alone) or policy_update. expert_bytes: weights of one expert, which
-decide between paths. path: where copies come from, host (the node's arena in shared memory), peer (the rank that owns
-the expert) or auto. depth: turns ahead of which a copy starts.
+A turn is one (pass, micro-step, layer) of a phase, in execution order. Index by turn number or by these three.)")
+      .def(nb::new_(&make_turns), "plan"_a, "load"_a, nb::kw_only(), "rank"_a, "phase"_a = "policy_update",
+           "expert_bytes"_a = 1, "path"_a = "auto", "depth"_a = kDefaultDepth,
+           R"(Computes the turns of one rank.
 
-Raises InputError for a plan of another load, a phase that the plan is not for, and arguments out of range.)")
+Args:
+    rank: Rank whose turns to compute.
+    phase: recompute (forward passes only) or policy_update.
+    expert_bytes: Size of one expert's weights, used to choose between paths.
+    path: Source of copies: host (the node's arena in shared memory), peer (the rank that owns the expert) or auto.
+    depth: Number of turns by which a copy starts ahead.
+
+Raises:
+    InputError: if the plan was made for a different load or does not support the phase, or an argument is invalid.)")
       .def("__len__", [](const Turns& t) { return t.turns.order().size(); })
       .def("__getitem__",
            [](const std::shared_ptr<Turns>& self, int index) { return turn_at(self, index_of(*self, index), false); })
@@ -281,7 +292,8 @@ Raises InputError for a plan of another load, a phase that the plan is not for, 
           [](const std::shared_ptr<Turns>& self, const std::string& pass, int micro_step, int layer) {
             return turn_at(self, find_turn(*self, pass, micro_step, layer), true);
           },
-          "layer_pass"_a, "micro_step"_a, "layer"_a, "The turn without its guests: every expert is served at its home.")
+          "layer_pass"_a, "micro_step"_a, "layer"_a,
+          "Returns the turn without guests: every expert is served at its home.")
       .def(
           "starting",
           [](Turns& t, int index) {
@@ -290,10 +302,10 @@ Raises InputError for a plan of another load, a phase that the plan is not for, 
             return list_of(t.turns.starting(id));
           },
           "turn"_a,
-          R"(Copies that this rank starts, or serves to a peer, when the turn begins.
+          R"(Returns the copies that this rank starts, or serves to a peer, when the turn begins.
 
-Two ranks start the copies between them at the same turn and in the same order. Under residency shared with path peer it
-waits until they are planned, some of them for the next micro-step.)")
+Two ranks start the copies between them at the same turn and in the same order. With residency shared and path peer,
+waits until these copies, which may belong to the next micro-step, are planned.)")
       .def(
           "returning",
           [](const Turns& t, int index) {
@@ -301,20 +313,20 @@ waits until they are planned, some of them for the next micro-step.)")
             t.expect_planned(t.turns.order()[id].micro_step);
             return t.turns.returning(id);
           },
-          "turn"_a, "Gradients that this rank sends or receives when the turn is over, by (expert, guest).")
+          "turn"_a, "Returns the gradients that this rank sends or receives after the turn, sorted by (expert, guest).")
       .def(
           "draining",
           [](const Turns& t, int layer) {
             t.expect_planned(MicroStepId{t.plan.step->num_micro_steps() - 1});
             return t.turns.draining(LayerId{layer});
           },
-          "layer"_a, "Gradients that are still away after the last turn.")
+          "layer"_a, "Returns the gradients that have not been returned by the last turn.")
       .def_prop_ro("rank", [](const Turns& t) { return t.turns.rank().value; })
       .def_prop_ro("phase", [](const Turns& t) { return std::string(to_string(t.turns.schedule().phase)); })
       .def_prop_ro("depth", [](const Turns& t) { return t.turns.schedule().depth; })
       .def_prop_ro(
           "num_buffers", [](const Turns& t) { return t.turns.schedule().buffers_per_rank; },
-          "Guest buffers of this rank.")
+          "Number of guest buffers of this rank.")
       .def(
           "arena",
           [](const Turns& t, int node) {
@@ -328,7 +340,7 @@ waits until they are planned, some of them for the next micro-step.)")
             }
             return experts;
           },
-          "node"_a, "(layer, expert) that the node keeps in shared memory for this phase, ascending.");
+          "node"_a, "Returns the (layer, expert) pairs in the node's shared memory during this phase, ascending.");
 }
 
 }  // namespace foremoe::python

@@ -1,4 +1,4 @@
-"""The command `foremoe`: the program that the package carries, and the parts of it that are in Python."""
+"""The command `foremoe`: runs the packaged program, or its parts that are written in Python."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import signal
 import sys
 
 COMMANDS = {"_report": "foremoe.report.command", "_import": "foremoe.importing"}
-"""What the program runs by this Python, when it has parsed a command line."""
+"""Commands that the program runs in this Python after it has parsed the command line."""
 
 
 def main() -> None:
-    """Runs one of the package's commands, or becomes the packaged program."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that has read enough ends us, here and in the program
+    """Runs one of the commands in Python, or replaces this process by the packaged program."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly when a pipe closes, here and in the program
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         logging.basicConfig(format="foremoe: %(message)s")
         sys.exit(importlib.import_module(COMMANDS[sys.argv[1]]).main(sys.argv[2:]))
-    os.environ["FOREMOE_PYTHON"] = sys.executable  # by which the program runs what this package has
+    os.environ["FOREMOE_PYTHON"] = sys.executable  # with which the program runs COMMANDS
     program = pathlib.Path(__file__).with_name("bin") / "foremoe"
     try:
         os.execv(program, ["foremoe", *sys.argv[1:]])

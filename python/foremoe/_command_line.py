@@ -1,6 +1,6 @@
-"""What commands of the package share: one line on stderr for what goes wrong, and an exit code.
+"""Shared code of the package's commands: errors as one line on stderr, and exit codes.
 
-The program `foremoe` parses every command line. It continues in Python for reports and for formats that Python decodes.
+The program `foremoe` parses every command line. It starts Python for reports and for formats that Python decodes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ OUTPUT_FAILED = "standard output cannot be written"
 
 
 def reporting(name: str, spelling: Mapping[str, str], run: Callable[[], int]) -> int:
-    """Runs a command; turns what it raises into one line on stderr and an exit code. spelling: of options, by name."""
-    if sys.stdout is None:  # closed by who started us
+    """Runs a command; converts exceptions to one line on stderr and an exit code. spelling: Options by name."""
+    if sys.stdout is None:  # closed by the parent process
         return fail(name, OUTPUT_FAILED, BAD_INPUT)
     try:
         code = run()
@@ -40,7 +40,7 @@ def reporting(name: str, spelling: Mapping[str, str], run: Callable[[], int]) ->
         if error.filename is not None:
             raise
         _discard_output()
-        return fail(name, OUTPUT_FAILED, BAD_INPUT)  # an error of a file names the file
+        return fail(name, OUTPUT_FAILED, BAD_INPUT)  # errors of files have a filename
 
 
 def _discard_output() -> None:
@@ -52,20 +52,20 @@ def _discard_output() -> None:
 
 
 def fail(name: str, message: str, code: int) -> int:
-    """One line on stderr; returns the code."""
+    """Prints one line on stderr and returns the code."""
     if sys.stderr is not None:
         print(f"{name}: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 
 def printable(text: str) -> str:
-    """The text with control characters as escapes: names come from files that strangers wrote."""
+    """Escapes control characters, since names come from untrusted files."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 @contextlib.contextmanager
 def activity() -> Iterator[Callable[[str], None]]:
-    """Gives a function that is told what is being done. On a terminal a line on stderr says it, and for how long."""
+    """Yields a function that sets the current activity. On a terminal, stderr shows it with its elapsed time."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda what: None
         return
@@ -88,7 +88,7 @@ def activity() -> Iterator[Callable[[str], None]]:
 
 
 def message_of(error: InputError, spelling: Mapping[str, str]) -> str:
-    """The error's text with options spelled as the user knows them: --guest-slots."""
+    """Returns the error's message with options in command-line spelling, such as --guest-slots."""
     text = str(error)
     plain = error.problem.replace("`", "")
     if text.endswith(plain):

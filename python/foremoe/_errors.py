@@ -1,13 +1,13 @@
-"""What foremoe raises."""
+"""Exceptions of foremoe."""
 
 from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Bad input. `str()` says all of it; the attributes say where it is, each empty where it does not apply.
+    """Invalid input. `str()` returns the whole message. The attributes locate the error; they are empty if unknown.
 
-    file: path as it was given. field: tensor or key in that file, or argument of the caller. index: place in the field,
-    such as "[3, 0, 17]". problem: what is wrong there, with further arguments in backquotes.
+    file: Path as the caller gave it. field: Tensor or key in that file, or argument of the caller. index: Position in
+    the field, such as "[3, 0, 17]". problem: Description of the error, with names of other arguments in backquotes.
     """
 
     def __init__(self, message: str, file: str = "", field: str = "", index: str = "") -> None:

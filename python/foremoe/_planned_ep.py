@@ -18,7 +18,7 @@ import foremoe
 
 from ._engine.layers import Execute
 
-# Weak at both ends: an implementation holds its experts, and their forward holds it.
+# Keys and values are weak: an implementation refers to its experts, and their forward refers to it.
 _OF: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[PlannedEP]] = weakref.WeakKeyDictionary()
 
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import foremoe
 
-_ROWS = 3  # of a trial
+_ROWS = 3  # in a trial
 
 
 class GivenTopK(TorchFunctionMode):
@@ -22,7 +22,7 @@ class GivenTopK(TorchFunctionMode):
         super().__init__()
         self._ids, self._num_experts = ids, num_experts
         self.hits = 0
-        self.rows: int | None = None  # that were routed, where they are not those of the ids
+        self.rows: int | None = None  # number of routed rows if it differs from the ids
         self.own: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

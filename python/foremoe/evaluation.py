@@ -51,21 +51,21 @@ def evaluate_plan(
     threads: int = 0,
     **options: Unpack[SimulationOptions],
 ) -> Evaluation:
-    """Evaluates a plan that exists, as evaluate() does the plan that it makes.
+    """Evaluates an existing plan, with the same results as evaluate().
 
     Args:
-        plan: Plan of the policy update, unless `phase` says otherwise; all layers. Its policy, with `policy_options`,
-            says what the system does online.
+        plan: Plan of the policy update, or of `phase`; all layers. Its policy, with `policy_options`, determines the
+            system's online behaviour.
         load: Load that the plan serves.
         recompute_plan: Plan of recompute, with one micro-step in flight. None: the same as `plan`; with a cluster,
             `plan` must have one micro-step in flight then.
-        phase: None: simulates a step, which is recompute and then the policy update. Otherwise this phase of `plan`
-            alone: figures have one entry in `phases`, as a step has it (of residency free, a step in which `plan`
-            serves both phases), and none of the whole step's (step_seconds, …). recompute_plan must be None then, and
-            recompute needs one micro-step in flight.
+        phase: None: simulates a step, recompute and then the policy update. Otherwise simulates only this phase of
+            `plan`: `phases` has one entry, equal to that of a step (under residency free, of a step in which `plan`
+            serves both phases), and figures of the whole step (step_seconds, …) are missing. recompute_plan must then
+            be None, and recompute needs one micro-step in flight.
         cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote. None: no times.
         path: Source of copies.
-        policy_options: Options that the plan's policy alone has.
+        policy_options: Options specific to the plan's policy.
         homes: Homes before planning.
         threads: 0: as many as processors.
         **options: foremoe.options.SimulationOptions.

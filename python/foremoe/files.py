@@ -43,7 +43,7 @@ def read_plan(path: Path) -> Plan:
 
 @dataclass(frozen=True)
 class Violation:
-    """A violation of a plan, with its place where it has one."""
+    """A violation of a plan, with its position if known."""
 
     kind: str
     message: str

@@ -45,7 +45,7 @@ if _has(EXPERT_PARALLELISM_SINCE):
     from . import _planned_ep
 
 
-# Of the modules themselves: a copy of a model is not attached.
+# By module, so that copies of a model are not attached.
 _EXECUTE: weakref.WeakKeyDictionary[torch.nn.Module, Execute] = weakref.WeakKeyDictionary()
 
 
@@ -67,7 +67,7 @@ ALL_EXPERTS_FUNCTIONS.register("foremoe", _execute)
 class TransformersExperts:
     """Experts and router of one block; an ExpertLayer."""
 
-    model: torch.nn.Module | None = None  # that holds them
+    model: torch.nn.Module | None = None  # model that contains the experts
 
     def __init__(self, name: str, router: torch.nn.Module, experts: Any) -> None:
         self.name = name
@@ -87,7 +87,7 @@ class TransformersExperts:
         self.own_choice: Tensor | None = None  # [tokens, top_k], the router's own choice where another was replayed
         self._ids: Tensor | None = None
         self._mode: GivenTopK | None = None
-        self.replayed_rows: Tensor | int = 0  # that have a route
+        self.replayed_rows: Tensor | int = 0  # with a route
         self.mismatched_rows: Tensor | int = 0
         self._hooks: list[Any] = []
 
@@ -159,7 +159,7 @@ class LoadedExperts(TransformersExperts):
     def __init__(self, name: str, router: torch.nn.Module, experts: Any, implementation: _planned_ep.PlannedEP) -> None:
         super().__init__(name, router, experts)
         self._loaded = super().weights()
-        self.num_experts = int(experts.down_proj.shape[0])  # not this rank's alone
+        self.num_experts = int(experts.down_proj.shape[0])  # of all ranks
         self._by = implementation
 
     def weights(self) -> dict[str, torch.nn.Parameter]:

@@ -1,19 +1,19 @@
-"""Decodes routes in formats that Python programs write, for foremoe.import_files() and foremoe.recorders.
+"""Decodes routes in formats of Python programs, for foremoe.import_files() and foremoe.recorders.
 
-npz         zip of .npy members, one sequence each: those called routed_experts…, or all, in the archive's order
+npz         zip of .npy members, one sequence each, in the archive's order: members routed_experts…, or all if none
 npy-base64  base64 of .npy, one sequence per line
 nrlre1      NeMo-RL's envelope, "nrlre1:<dtype>:<tokens>x<layers>x<top_k>:<base64 of the C-ordered array>", one per line
 sglang      int32 without a header, raw (one sequence) or one base64 per line. Layers without experts and tokens without
-            routes are zeros, which repeat and so become missing
-json        responses of servers, one JSON document or one per line:
-    vLLM ≥ 0.22  choices[i].routed_experts = base64 of .npy, prompt and generation. The token that was generated last
-                 has no row: if a response says how many tokens there are, the report counts it
+            routes contain zeros. Repeated ids mark a row as missing
+json        server responses, one JSON document or one per line:
+    vLLM ≥ 0.22  choices[i].routed_experts = base64 of .npy, prompt and generation. The last generated token has no
+                 row; if the response contains the number of tokens, the report counts it
     vLLM 0.21    prompt_routed_experts and choices[i].routed_experts = nested lists, −1 where prefix-cached
     SGLang       meta_info.routed_experts or choices[i].sgl_ext.routed_experts = base64 of int32; sglext.routed_experts
-                 beside the choices, which is the first choice's
+                 beside the choices belongs to the first choice
     NeMo-RL      routed_experts = nrlre1 envelope
 
-Rules about rows (missing ones, repeated ids, ids out of range) are in C++ (TraceAssembler), for all formats alike.
+C++ (TraceAssembler) applies the rules for rows (missing rows, repeated ids, ids out of range) to all formats.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from ._errors import InputError
 
 NPY = b"\x93NUMPY"
 DTYPES = {name: np.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
-MOST_DEFLATION = 100  # of routes; int64 ids of 128 experts deflate to a ninth
-FREE_BYTES = 64 << 20  # small archives may be all padding
-READ_BYTES = 1 << 20  # at a time, so that a member that claims too little is not inflated whole
+MOST_DEFLATION = 100  # ratio; int64 ids of 128 experts deflate to a ninth
+FREE_BYTES = 64 << 20  # archives up to this size may exceed the ratio
+READ_BYTES = 1 << 20  # per read; reading stops early if a member is larger than its claimed size
 
 
 class Decoded(NamedTuple):
-    """One sequence, as _core takes it."""
+    """One sequence, as passed to _core."""
 
     file: str
     field: str
     place: str  # index in the field
     content: bytes | npt.NDArray[Any]  # an .npy file, or integers [tokens, layers, top_k]
     prompt_length: int = -1  # tokens; −1: unknown
-    num_tokens: int | None = None  # that the response claims
+    num_tokens: int | None = None  # claimed by the response
 
 
 def refuse(field: str, problem: str, *, file: str = "", index: str = "") -> NoReturn:
-    """Raises InputError. file: the source, where field is not an argument."""
+    """Raises InputError. file: Source that contains the field; "" if the field is an argument."""
     words = [file, f"{field}{index}", problem.replace("`", "")]
     error = InputError(": ".join(word for word in words if word), file=file, field=field, index=index)
     error.problem = problem
@@ -61,7 +61,7 @@ def refuse(field: str, problem: str, *, file: str = "", index: str = "") -> NoRe
 
 
 class SourcePlace(NamedTuple):
-    """Where something is in a source, for messages."""
+    """Position in a source, for messages."""
 
     file: str
     field: str
@@ -77,7 +77,7 @@ class SourcePlace(NamedTuple):
 
 
 def decoder(options: Mapping[str, Any]) -> Callable[[str, str, bytes], list[Decoded]]:
-    """Returns a function of format, name and bytes of a source. options: layers and top_k of headerless arrays."""
+    """Returns a decoder of (format, name, bytes of a source). options: layers and top_k of headerless arrays."""
 
     def decode(format: str, file: str, data: bytes) -> list[Decoded]:
         if format == "npz":
@@ -98,7 +98,7 @@ def decoder(options: Mapping[str, Any]) -> Callable[[str, str, bytes], list[Deco
 
 
 def decode_routes(value: Any, place: SourcePlace, options: Mapping[str, Any]) -> Decoded:
-    """Decodes what a response has under routed_experts: text, nested lists, or an array of integers."""
+    """Decodes the value of routed_experts in a response: text, nested lists, or an array of integers."""
     if isinstance(value, str | bytes):
         text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         if text.startswith(NPY):
@@ -118,7 +118,7 @@ def decode_routes(value: Any, place: SourcePlace, options: Mapping[str, Any]) ->
 
 
 def parse_json(text: bytes, place: SourcePlace) -> Any:
-    """Parses one document."""
+    """Parses one JSON document. Raises InputError if it is malformed or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -128,7 +128,7 @@ def parse_json(text: bytes, place: SourcePlace) -> Any:
 
 
 def _lines(file: str, data: bytes) -> Iterator[tuple[bytes, SourcePlace]]:
-    """Lines that are not blank, with their numbers from 1."""
+    """Yields non-blank lines with their places; line numbers start at 1."""
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
             yield line.strip(), SourcePlace(file, f"line {number}")
@@ -182,7 +182,7 @@ def _int32(data: bytes, place: SourcePlace, options: Mapping[str, Any]) -> npt.N
 
 
 def _nested(rows: Sequence[Any], place: SourcePlace, like: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-    """Lists of lists of lists, [tokens][layers][top_k]. like: rows before these, of the same layers and top_k."""
+    """Converts nested lists [tokens][layers][top_k]. like: Preceding rows, with the same layers and top_k."""
     if not rows and like is not None:
         return like[:0]
     if not rows:
@@ -230,7 +230,7 @@ def _members(file: str, data: bytes) -> Iterator[Decoded]:
         )
     for info in members:
         at = SourcePlace(file, info.filename)
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others inflate without a bound
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others have no bound on inflation
             at.refuse("is neither stored nor deflated")
         try:
             with archive.open(info) as data_of_member:
@@ -297,7 +297,7 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
 
 
 def _num_tokens(document: dict[str, Any], choice: Any, only_choice: bool) -> int | None:
-    """Of prompt and generation, if the response says."""
+    """Returns the number of prompt and generated tokens, if the response contains it."""
     prompt = member(choice, "prompt_token_ids") or document.get("prompt_token_ids")
     generated = member(choice, "token_ids")
     if isinstance(prompt, list) and isinstance(generated, list):
@@ -308,7 +308,7 @@ def _num_tokens(document: dict[str, Any], choice: Any, only_choice: bool) -> int
 
 
 def member(holder: Any, key: str) -> Any:
-    """Member of a JSON object; None without one."""
+    """Returns a member of a JSON object; None if it is absent or the holder is no object."""
     return holder.get(key) if isinstance(holder, dict) else None
 
 
@@ -318,7 +318,7 @@ def _name(value: Any) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Continues `foremoe import`. arguments: a request in JSON, then the files."""
+    """Continues `foremoe import`. arguments: A JSON request, then the files."""
     from ._command_line import OK, printable, reporting
 
     request, *files = arguments

@@ -23,15 +23,15 @@ def collect(
     tokens_per_rank: int | None = None,
     threads: int = 0,
 ) -> Load:
-    """Counts the tokens of a trace: its load. Checks the routes on the way.
+    """Counts the tokens of a trace and returns its load. Also checks the routes.
 
     Args:
         trace: Routes that a rollout recorded.
-        ranks: Ranks of the expert-parallel group. None: as recorded. A trace that was recorded for another number is
-            batched anew.
-        ranks_per_node: Ranks that share one fast interconnect. None: as recorded; 8 for a trace that is batched anew.
-        tokens_per_rank: Bound on a rank's tokens in one micro-step, for a trace that is batched anew. A token counts
-            once, however many experts it chose. None: 8192.
+        ranks: Ranks of the expert-parallel group. None: as recorded. A trace recorded for another number is batched
+            again.
+        ranks_per_node: Ranks that share one fast interconnect. None: as recorded; 8 if the trace is batched again.
+        tokens_per_rank: Bound on a rank's tokens in one micro-step, if the trace is batched again. A token counts once,
+            for any number of experts. None: 8192.
         threads: 0: as many as processors. The result does not depend on it.
 
     Raises:

@@ -45,7 +45,7 @@ class PolicyOptions(PlannerOptions, total=False):
     """Options of functions with one number of guest slots."""
 
     guest_slots: Annotated[int, 1]
-    policy_options: Annotated[Mapping[str, float | str] | None, None]  # of one system, such as dyn of feplb
+    policy_options: Annotated[Mapping[str, float | str] | None, None]  # specific to one system, such as dyn of feplb
 
 
 class PlanOptions(PolicyOptions, total=False):
@@ -131,7 +131,7 @@ class SynthesisOptions(TypedDict, total=False):
     """Options of synthesize_load() and synthesize_trace()."""
 
     routing: Annotated[str, "grpo"]
-    shape: Annotated[str | None, None]  # a model whose layers, experts and top_k are taken
+    shape: Annotated[str | None, None]  # model that gives layers, experts and top_k
     layers: Annotated[int | None, None]  # 4, or the shape's
     experts: Annotated[int | None, None]  # 128, or the shape's
     top_k: Annotated[int | None, None]  # 8, or the shape's
@@ -154,7 +154,7 @@ class SynthesisOptions(TypedDict, total=False):
     seed: Annotated[int, 1]
 
 
-# Options that no C++ table has, and their classes; the library checks homes.
+# Options that are in no C++ table, and their classes; the C++ library checks homes.
 _ARGUMENTS: dict[str, Any] = {
     "policy_options": Mapping | None,
     "homes": object,

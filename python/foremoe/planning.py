@@ -24,11 +24,11 @@ def plan(
     Args:
         load: Load to plan.
         policy: A key of foremoe.policies().
-        layers: Plans these layers of the load alone; Plan.join() joins the parts.
+        layers: Layers of the load to plan; Plan.join() joins the parts. None: all.
         on_micro_step: Called with 0, 1, … when the plan of that micro-step is final, from another thread. An exception
             that it raises ends planning.
-        **options: foremoe.options.PlanOptions; the most used are guest_slots (copies that a rank has room for, per
-            layer), residency, in_flight, homes and previous.
+        **options: foremoe.options.PlanOptions; the most common are guest_slots (number of guests per rank and layer),
+            residency, in_flight, homes and previous.
 
     Raises:
         PolicySkipped: if the policy is not defined for the load.
@@ -43,7 +43,7 @@ def plan(
 
 
 def start_plan(load: Load, policy: str = "foremoe", **options: Unpack[PlanOptions]) -> RunningPlan:
-    """Begins to plan a step in the background, as plan() would.
+    """Starts planning a step in the background. See plan().
 
     Args:
         load: Load to plan.

@@ -102,7 +102,7 @@ def test_a_plan_that_cannot_be_evaluated_is_named(load):
         (
             {"plan": ahead, "recompute_plan": plan, "phase": "policy_update"},
             "recompute_plan",
-            "is given, and policy_up",
+            "cannot be combined with phase",
         ),
         ({"plan": ahead, "phase": "recompute"}, "event_pass", "cannot serve recompute"),
         ({"plan": plan, "phase": "forward"}, "phase", "expected recompute or policy_update"),
@@ -127,7 +127,7 @@ def test_a_model_can_be_told_key_by_key(load):
     ("keywords", "field", "words"),
     [
         ({"cluster": "h100", "model": {"name": "x", "hidden": 64}}, "model", "moe_layers is missing"),
-        ({"cluster": "h100", "model": {"nam": "x"}}, "model", "no option"),
+        ({"cluster": "h100", "model": {"nam": "x"}}, "model", "not an option"),
         ({"cluster": "h100", "model": {**MIXTRAL, "experts": 16}}, "model", "16"),
         ({"cluster": "h100", "model": "Mixtral-8x7B", "memory_budget": 0}, "memory_budget", "not above 0"),
         ({"policy_options": {"dyn": 2}}, "dyn", "foremoe has no options of its own"),

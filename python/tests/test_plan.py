@@ -214,7 +214,7 @@ def test_parts_that_are_no_whole_are_refused() -> None:
         ([first, first, second], "layer 0 is in two"),
         ([first, foremoe.plan(load, layers=range(2, 4), guest_slots=2)], "different plans"),
         ([first, foremoe.plan(draw_load(1, layers=4), layers=range(2, 4))], "different plans"),
-        ([], "lists no plan"),
+        ([], "must contain at least one plan"),
     ]:
         with pytest.raises(foremoe.InputError, match=words):
             foremoe.Plan.join(parts)

@@ -132,7 +132,7 @@ REFUSED = [
     (["--out", "page.html", "--residency", "auto"], "--residency: 'auto', expected static"),
     (["--out", "page.html", "--policy", "nobody"], "--policy: 'nobody', expected one of vanilla"),
     (["--out", "page.html", "--model", "deepseek-v3"], "--model"),
-    (["--out", "page.html", "--cluster", "nowhere"], "nowhere: is no cluster file"),
+    (["--out", "page.html", "--cluster", "nowhere"], "nowhere: is neither a cluster file nor one of"),
     (["--out", "page.html", "--ranks", "3"], "3"),
     (["--out", "page.html", "--threads", "many"], "--threads: 'many' is not a whole number"),
     (["--out", "page.html", "--threads", "5000"], "--threads: 5000 is not in 1 … 4096"),
@@ -140,7 +140,7 @@ REFUSED = [
     (["--out", "page.html", "--align", "0"], "--align: 0 is not in 1"),
     (["--out", "page.html", "--rollout-seconds", "-1"], "--rollout-seconds: -1 is not in 0"),
     (["--out", "page.html", "--homes", "nowhere.plan"], "nowhere.plan"),
-    (["--out", "page.html", "--homes", "not-\udcff-unicode"], "--homes: is no UTF-8 text"),
+    (["--out", "page.html", "--homes", "not-\udcff-unicode"], "--homes: is not UTF-8 text"),
     (["--out", "page.html", "--seed", "1", "--seed", "2"], "--seed: At Most 1 required but received 2"),
     (["--out", "page.html", "--colour", "red"], "--colour"),
 ]

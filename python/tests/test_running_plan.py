@@ -197,5 +197,5 @@ def test_slots_of_residency_shared_are_never_read_before_they_are_final(load: fo
         assert (experts == whole.slot_expert[event]).all() and (tokens == whole.slot_tokens[event]).all()
     plan = foremoe.start_plan(load, residency="shared", guest_slots=2).begin()
     assert (plan.slot_expert == whole.slot_expert).all()  # waits for all of them
-    with pytest.raises(foremoe.InputError, match=f"event: {plan.num_events} is none of 0"):
+    with pytest.raises(foremoe.InputError, match=f"event: {plan.num_events} is not in 0"):
         plan._slots_of_event(plan.num_events)

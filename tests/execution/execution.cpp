@@ -18,7 +18,7 @@ std::vector<float> sum_of(const std::vector<std::vector<float>>& parts) {
   return sum;
 }
 
-// A phase that failed has left nothing of the step.
+// Expects that a failed phase left no gradients.
 void expect_no_gradients(const Scenario& scenario, const StepPlan& plan, RankId rank, const MoeModel& model) {
   if (scenario.phase == Phase::kRecompute) return;
   for (int l = 0; l < scenario.layers; ++l) {

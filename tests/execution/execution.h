@@ -1,8 +1,8 @@
 #pragma once
 
-// A whole phase executed on threads ranks, from random routes through a real plan to results, and the float64
-// reference beside it: what the tests of this folder look at from different sides. They live here because they need
-// planner and runtime, which do not know each other.
+// Executes a whole phase with ranks as threads, from random routes through a real plan to results, and computes the
+// float64 reference. Shared by the tests in this folder, which need both planner and runtime, two modules that do not
+// depend on each other.
 
 #include <gtest/gtest.h>
 
@@ -23,12 +23,12 @@ struct Scenario {
   int micro_steps = 3;
   int experts = 8;
   int top_k = 2;
-  int most_tokens = 14;   // of a source in a micro-step; the least is 0
-  double missing = 0.15;  // of rows, without a route
+  int most_tokens = 14;   // largest number of tokens of a source in a micro-step; the smallest is 0
+  double missing = 0.15;  // fraction of rows without a route
   int hidden = 12;
   int intermediate = 8;
 
-  std::string policy = "foremoe";  // vanilla: no guests, whatever guest_slots says
+  std::string policy = "foremoe";  // vanilla: no guests, regardless of guest_slots
   Residency residency = Residency::kResident;
   Phase phase = Phase::kPolicyUpdate;
   int in_flight = 1;
@@ -44,7 +44,7 @@ struct Scenario {
   std::string name() const;
 };
 
-// Random routes that differ from one micro-step to the next, so that plans copy. [micro_step][source][layer].
+// Random routes, [micro_step][source][layer], that differ between micro-steps, so that plans contain copies.
 class RandomRoutes : public ReplayRoutes {
  public:
   explicit RandomRoutes(const Scenario& scenario);
@@ -63,8 +63,8 @@ class RandomRoutes : public ReplayRoutes {
 struct RankResult {
   std::vector<std::vector<float>> output;           // [micro_step]
   std::vector<std::vector<float>> input_gradient;   // [micro_step]
-  Array<std::vector<float>, 2> expert_gradient;     // [layer][expert]; empty where the home is elsewhere
-  std::vector<std::vector<float>> router_gradient;  // [layer], of this rank's tokens
+  Array<std::vector<float>, 2> expert_gradient;     // [layer][expert]; empty if the home is another rank
+  std::vector<std::vector<float>> router_gradient;  // [layer], from this rank's tokens
   Array<std::vector<ExpertId>, 2> routes_used;      // [micro_step][layer]
   double loss = 0;
   PhaseFigures figures;
@@ -82,7 +82,7 @@ Execution execute(const Scenario& scenario);
 
 ReferenceResult reference_of(const Scenario& scenario, const Execution& execution);
 
-// The largest relative error of any tensor against the reference.
+// The largest relative error of a tensor with respect to the reference.
 double largest_error(const Execution& execution, const ReferenceResult& reference, const Scenario& scenario);
 
 void expect_same_bits(const Execution& a, const Execution& b, const std::string& what);

@@ -1,5 +1,6 @@
-// Copies that are late, reordered, lost, refused or damaged: no hang, no wrong result, every fallback counted. How many
-// random schedules are tried is FOREMOE_FAULT_SCHEDULES (default 400); lab/performance.md tells of 10,000.
+// Delayed, reordered, lost, failed and corrupted copies cause no hang and no wrong result, and every fallback is
+// counted. FOREMOE_FAULT_SCHEDULES sets the number of random schedules (default 400); lab/performance.md reports
+// 10,000.
 
 #include <gmock/gmock.h>
 
@@ -13,8 +14,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A wrong expert or a lost gradient is an error of 0.01 and more; rounding of tiny tensors whose terms nearly cancel is
-// up to 2e-5 in ten thousand draws.
+// A wrong expert or a lost gradient causes an error of at least 0.01. Rounding of tiny tensors whose terms nearly
+// cancel causes errors up to 2e-5 in ten thousand draws.
 constexpr double kWrong = 1e-4;
 
 int num_schedules() {
@@ -40,7 +41,7 @@ Scenario faulty_scenario(std::uint64_t seed) {
                     .depth = one_of(1, 2, 3)};
   if (scenario.phase == Phase::kPolicyUpdate) scenario.in_flight = one_of(1, 2);
   scenario.engine.timeout = 20ms;
-  scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
+  scenario.engine.ballot_timeout = 20s;  // long, so that a busy machine causes no timeout
   scenario.engine.attempts = 2;
   const double often = one_of(0.02, 0.1, 0.4);
   scenario.decorate = [seed, often](std::unique_ptr<CopyLink> link, RankId rank,
@@ -50,7 +51,7 @@ Scenario faulty_scenario(std::uint64_t seed) {
                    .reorder = often,
                    .drop = often / 4,
                    .fail = often / 2,
-                   // Peers are read without a checksum: what they send is what they have.
+                   // Copies from peers have no checksum, so corruption would not be detected.
                    .corrupt = path == Path::kHost ? often / 4 : 0},
                   seed * 1000 + rank.index() * 2 + static_cast<std::uint64_t>(path));
   };
@@ -72,7 +73,7 @@ TEST(FaultsOnThreads, NeverMakeAWrongResultNorAHang) {
       fallbacks += execution.ranks[0].figures.fallbacks;
       ++completed;
     } catch (const PhaseFailed& error) {
-      // Only a backward that cannot do without its copies may end a phase.
+      // A phase may fail only in a backward pass whose copies are indispensable.
       EXPECT_EQ(scenario.phase, Phase::kPolicyUpdate) << error.what();
       ++failed;
     }
@@ -88,7 +89,7 @@ TEST(FaultsOnThreads, NeverMakeAWrongResultNorAHang) {
 TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
   Scenario scenario{.residency = Residency::kResident, .phase = Phase::kPolicyUpdate};
   scenario.engine.timeout = 20ms;
-  scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
+  scenario.engine.ballot_timeout = 20s;  // long, so that a busy machine causes no timeout
   scenario.engine.attempts = 2;
   scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
     return faulty(std::move(link), {.fail = 1.0}, rank.index());
@@ -99,8 +100,8 @@ TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
   for (const RankResult& rank : execution.ranks) EXPECT_EQ(rank.figures.transfer.copies, 0);
 }
 
-// A plan cannot know of fallbacks, and executors in other languages read the same plan: what goes home follows from it
-// alone, as zeros where no backward ran in the guest.
+// Executors in other languages read the same plan, which does not contain fallbacks. So the plan alone determines which
+// gradients are returned; they are zeros if no backward pass ran in the guest.
 TEST(FaultsOnThreads, DoNotChangeWhichGradientsGoHome) {
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
     Scenario scenario{.residency = residency, .phase = Phase::kPolicyUpdate};
@@ -126,7 +127,7 @@ TEST(FaultsOnThreads, DoNotChangeWhichGradientsGoHome) {
 TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
   Scenario scenario{.residency = Residency::kShared, .phase = Phase::kRecompute};
   scenario.engine.timeout = 20ms;
-  scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
+  scenario.engine.ballot_timeout = 20s;  // long, so that a busy machine causes no timeout
   scenario.engine.attempts = 1;
   scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
     return rank == RankId{1} ? faulty(std::move(link), {.fail = 1.0}, 1) : std::move(link);
@@ -144,7 +145,7 @@ TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
     Scenario scenario{.residency = Residency::kFree, .phase = Phase::kRecompute, .path = path};
     scenario.engine.timeout = 2s;
     scenario.engine.attempts = 50;
-    const double corrupt = path == PathChoice::kHost ? 0.3 : 0;  // checksums are the host path's
+    const double corrupt = path == PathChoice::kHost ? 0.3 : 0;  // only the host path has checksums
     scenario.decorate = [=](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
       return faulty(std::move(link), {.fail = 0.3, .corrupt = corrupt}, rank.index());
     };
@@ -155,10 +156,10 @@ TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
 }
 
 TEST(FaultsOnThreads, ThatEndAPhaseLeaveNothingHalfApplied) {
-  // Two in flight under `shared`: every backward fetches anew. Nothing arrives for backward passes from some point on.
+  // With two micro-steps in flight under `shared`, every backward pass fetches its guests again, and some copies fail.
   Scenario scenario{.residency = Residency::kShared, .phase = Phase::kPolicyUpdate, .in_flight = 2};
   scenario.engine.timeout = 20ms;
-  scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
+  scenario.engine.ballot_timeout = 20s;  // long, so that a busy machine causes no timeout
   scenario.engine.attempts = 1;
   scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
     return faulty(std::move(link), {.fail = 0.5}, 5 + rank.index());

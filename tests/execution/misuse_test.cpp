@@ -1,4 +1,4 @@
-// A phase that is bound or called wrongly.
+// Tests wrong construction and wrong calls of a phase.
 
 #include <gmock/gmock.h>
 
@@ -14,7 +14,7 @@
 namespace foremoe::test {
 namespace {
 
-// Everything that a rank needs to bind a phase of the scenario.
+// Arguments of a rank to construct a phase of the scenario.
 struct Parts {
   explicit Parts(const Scenario& scenario)
       : routes(scenario),
@@ -55,7 +55,7 @@ TEST(PhaseOnThreads, RefusesTheTurnsOfAnotherRank) {
   });
 }
 
-// Copies nothing any more once it has begun so many copies.
+// A link that fails after this number of copies.
 class DyingLink final : public CopyLink {
  public:
   explicit DyingLink(int copies) : left_(copies) {}
@@ -97,7 +97,7 @@ TEST(PhaseOnThreads, SpoilsTheHomesThatPeersCannotBringBack) {
                            .most_tokens = 14});
       model.run(phase, {.routes = parts.routes, .micro_steps = 6}, MoeModel::Work());
       ADD_FAILURE() << "nothing failed";
-    } catch (const std::runtime_error& error) {  // PhaseFailed, or PeerFailed where another was first
+    } catch (const std::runtime_error& error) {  // PhaseFailed, or PeerFailed if another rank failed first
       communicator.give_up(error.what());
     }
     const auto after = weights();

@@ -1,5 +1,5 @@
-// Every residency × phase × path × order on several seeds: the results are those of the float64 reference, and the
-// same bits however copies are timed.
+// For every residency, phase, path and order, on several seeds: results equal the float64 reference, and bits do not
+// depend on the timing of copies.
 
 #include "execution.h"
 

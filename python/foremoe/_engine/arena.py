@@ -94,13 +94,13 @@ class NodeArena:
         segment_bytes = [w[0].numel() * w.element_size() for w in self._weights[0].values()]
         self._places = memory.take_places(turns.arena(ranks.node), segment_bytes)
         self._stream: Any = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        # Who waits for a slow link, and who writes, keeps nobody from reading. Of two readers one may wait for what
-        # others write while the other copies.
+        # Separate threads, so that waiting for a slow link and writing do not block readers. With two readers, one can
+        # copy while the other waits for writers.
         self._receiver = _Receiver()
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena-writer")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena-reader")
         self._stopped = threading.Event()
-        self._sent: list[tuple[Any, Tensor]] = []  # to other nodes; kept until it is through
+        self._sent: list[tuple[Any, Tensor]] = []  # to other nodes; kept until transfers complete
         self._publishing: list[Future[None]] = []
         self._deadline = time.monotonic() + timeout
         try:
@@ -116,7 +116,7 @@ class NodeArena:
         for node in range(ranks.num_nodes):
             for layer, expert in turns.arena(node):
                 of_layer.setdefault(layer, []).append((node, expert))
-        before: Future[None] | None = None  # what comes for the layer before
+        before: Future[None] | None = None  # receives of the previous layer
         for layer, experts in sorted(of_layer.items()):
             operations: list[Any] = []
             received: list[tuple[Expert, dict[str, Tensor]]] = []
@@ -147,8 +147,8 @@ class NodeArena:
                 else:
                     self._sent.append((work, operation.tensor))
             if before is not None:
-                # No more than two layers are on their way, so that memory is bounded, as long as there is time. All are
-                # asked for in the end: copies and gradients come from these ranks in the order of the plan.
+                # Bounds memory: until the deadline at most two layers are in transit. After it, all receives are posted
+                # anyway, since copies and gradients from these ranks arrive in the order of the plan.
                 with contextlib.suppress(TimeoutError):
                     before.result(max(0.0, self._deadline - time.monotonic()))
             before = self._receive(arriving, received) if received else None
@@ -163,7 +163,7 @@ class NodeArena:
                 for work in works:
                     work.wait()
             if self._stopped.is_set():
-                return  # the arena may be gone
+                return  # close() may have released the arena
             for future in [self._publish(expert, weights) for expert, weights in received]:
                 future.result()
 
@@ -240,7 +240,7 @@ class NodeArena:
     def _copy_on_stream(self, expert: Expert, to: dict[str, Tensor]) -> Callable[[], None]:
         """Never run."""
         stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream(self._ranks.device))  # that read the slot before
+        stream.wait_stream(torch.cuda.current_stream(self._ranks.device))  # which may still read the slot
         with torch.cuda.stream(stream):
             for w, segment in zip(to.values(), self._places.segments(expert), strict=True):
                 w.copy_(torch.from_numpy(segment).view(w.dtype).view(w.shape), non_blocking=True)
@@ -255,7 +255,7 @@ class NodeArena:
         """
         if not complete:
             self._stopped.set()
-        # What is on its way may never come: after a failure nobody waits for it.
+        # After a failure, do not wait for transfers: they may never complete.
         self._receiver.end(wait=complete)
         for pool in (self._writers, self._readers):
             pool.shutdown(wait=True, cancel_futures=not complete)
@@ -265,7 +265,7 @@ class NodeArena:
             for future in self._publishing:
                 future.result()
         if self._stream is not None:
-            self._stream.synchronize()  # its copies read the memory
+            self._stream.synchronize()  # its copies read the arena
         self._sent.clear()
         self._publishing.clear()
         self._places.release()

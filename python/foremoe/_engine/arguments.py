@@ -20,16 +20,16 @@ from .sharded import expect_own_experts, is_dtensor
 
 PHASES = ("recompute", "policy_update")
 RESIDENCIES = ("static", "resident", "shared")
-# Of foremoe.plan(), those that leave homes where they are. The executor says how many micro-steps are in flight.
+# Options of foremoe.plan() that do not move homes. Not in_flight, which the executor sets.
 OPTIONS = {
     "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
 }  # fmt: skip
 
-# Policies that start from a former plan.
+# Policies that can start from a previous plan.
 WARM_POLICIES = {"foremoe", "static", "finemoe", "flexmoe", "foremoe-review", "foremoe-review-bpo"}
 
-# Parameters of experts that are spread, by id. Who spread them again, by the same layers or by others over the same
-# experts, would take one rank's experts for all of them.
+# Parameters of spread experts, by id. Spreading them again, by any layers, would mistake one rank's experts for all
+# experts.
 _SPREAD: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 
@@ -76,7 +76,7 @@ class PlanningArguments:
 
 
 def expect_phase(phase: str) -> None:
-    """Raises InputError."""
+    """Raises InputError for an unknown phase."""
     if phase not in PHASES:
         raise foremoe.InputError(f"phase: '{phase}', expected {' or '.join(PHASES)}", field="phase")
 

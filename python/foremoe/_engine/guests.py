@@ -24,9 +24,9 @@ from .ranks import Ranks
 from .sharded import local, version_of
 from .waits import Waits
 
-# Of steps that failed on this rank. Others wait for what it sent until their own step ends, and torch stops what nobody
-# refers to. What it receives is kept for the same reason: where a receive is stopped, gloo reads nothing more of that
-# peer, not even that it is ready for what this rank sends, and both wait until a timeout.
+# Transfers of failed steps. torch cancels transfers without references, but other ranks wait for this rank's sends
+# until their own step ends. Receives are kept too: after a cancelled receive, gloo reads nothing more from that peer,
+# not even that it is ready for this rank's sends, and both would wait until a timeout.
 _under_way: list[Any] = []
 
 
@@ -43,7 +43,7 @@ class Guests:
     ):
         """gradient_type: Type in which gradients go home and are summed. None: that of the weights, or float32 if these
         are narrower."""
-        self.host_path: HostPath | None = None  # where copies come by it
+        self.host_path: HostPath | None = None  # None if no copy uses it
         self._turns = turns
         self._channel = ranks.copies
         self._layers = list(layers)
@@ -51,16 +51,16 @@ class Guests:
         self.are_lent = plan.residency == "shared"  # buffers serve all layers in turn
         self._homes = ranks.homes
         self._weights = [layer.weights() for layer in layers]
-        # As the phase begins: a weight that is frozen inside of it has partners on other ranks all the same.
+        # At the beginning of the phase: if one rank freezes a weight later, other ranks still exchange its gradients.
         self._trained = [{name for name, w in weights.items() if w.requires_grad} for weights in self._weights]
         self._versions = [{name: version_of(w) for name, w in weights.items()} for weights in self._weights]
         self._begun = -1  # the last turn whose copies have been started
-        self._ahead: set[int] = set()  # later turns that read copies which have all been started
+        self._ahead: set[int] = set()  # later turns whose copies have all been started
         self._arriving: dict[int, list[Any]] = collections.defaultdict(list)  # by turn
-        # On their way since a turn, kept until they are through: what this rank sent, and gradients that come home.
+        # Transfers in progress, with the turn in which they began: sends, and receives of gradients at home.
         self._sent: collections.deque[tuple[int, Any, Tensor]] = collections.deque()
         self._returns: collections.deque[tuple[int, Any, int, int, str, Tensor]] = collections.deque()
-        # [layer]: what guests' gradients that came home sum to, by (home slot, name).
+        # [layer]: sums of returned gradients of guests, by (home slot, name).
         self._home: list[dict[tuple[int, str], Tensor]] = [{} for _ in layers]
         self._gradient_type = gradient_type
         self._buffers = self._allocate()
@@ -131,7 +131,7 @@ class Guests:
             return
         self._expect_same_weights()
         operations: list[Any] = []
-        arrives: list[int | None] = []  # turn, of what this rank receives
+        arrives: list[int | None] = []  # turn of each receive; None for sends
         for copy in copies:
             receives = copy.rank == self._turns.rank
             self._peer_copies += receives
@@ -193,8 +193,8 @@ class Guests:
     def end(self, turn: int, layer: int) -> None:
         """Sends home the gradients of guests that leave after this turn."""
         self._send_home(turn, layer, self._turns.returning(turn))
-        # What began a micro-step ago has a partner that has long been there. Under `shared` gradients come home in
-        # every turn: they would take as much memory as the sums that they spare.
+        # The peers of transfers that began a micro-step ago have reached them. Under `shared` wait earlier: gradients
+        # return in every turn, and would otherwise take as much memory as the sums that `shared` saves.
         before = turn - (self._turns.depth if self.are_lent else 2 * len(self._layers))
         while self._returns and self._returns[0][0] < before:
             self._take_first_return()

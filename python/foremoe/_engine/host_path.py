@@ -40,8 +40,8 @@ class HostPath:
         self._num_layers = num_layers
         self._num_micro_steps = num_micro_steps
         self._turns_of_micro_step = len(turns) // num_micro_steps
-        # Copies that have not started: those whose buffer is not free yet, with the turn from which on it is, and the
-        # others.
+        # Copies that have not started: _later with the turn from which on their buffer is free, and _open with a free
+        # buffer.
         self._later = collections.deque(
             (turn, copy)
             for turn in range(len(turns))
@@ -49,8 +49,8 @@ class HostPath:
             if copy.path == "host" and copy.rank == turns.rank
         )
         self._open: list[foremoe.Copy] = []
-        self._started: list[tuple[int, Callable[[], None]]] = []  # (turn that reads it, what waits for it)
-        self._intact: set[Expert] = set()  # of those that were checked for this micro-step
+        self._started: list[tuple[int, Callable[[], None]]] = []  # (turn that reads the copy, its wait function)
+        self._intact: set[Expert] = set()  # among the experts checked for this micro-step
         self._check: Future[set[Expert]] = self._arena.check(self._experts_for(0))
         self.copies = 0
         self.exposed_seconds = 0.0
@@ -67,7 +67,7 @@ class HostPath:
     def _experts_for(self, micro_step: int) -> list[Expert]:
         """Returns the experts to check for the micro-step, in the order of use."""
         before = micro_step * self._turns_of_micro_step
-        # What an earlier micro-step reads and is intact will have started by then.
+        # Intact copies for earlier micro-steps will have started by then.
         unknown = (c for c in self._due(micro_step) if c.arrives >= before or _expert_of(c) not in self._intact)
         return list(dict.fromkeys(_expert_of(copy) for copy in unknown))
 

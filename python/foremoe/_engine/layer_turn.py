@@ -1,8 +1,8 @@
-"""The order of a rank's turns, and when copies for a turn begin and are waited for.
+"""The order of a rank's turns, and the begin and end of copies for a turn.
 
-A turn is a pass of one layer in one micro-step. Turns run in the order of the plan: guests are where a turn expects
-them because all earlier turns have run. A recomputation by a checkpoint is no turn of its own. It reads
-the guests of the backward turn that it belongs to, before that turn; backward turns of other layers may lie in between.
+A turn is a pass of one layer in one micro-step. Turns run in the order of the plan, so a turn finds its guests in place
+because all earlier turns have run. A recomputation by a checkpoint is not a turn. It reads the guests of its backward
+turn, before that turn; backward turns of other layers may run in between.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .guests import Guests
 
 @dataclasses.dataclass
 class TurnCursor:
-    """The last turn that ran."""
+    """Position of a rank in its sequence of turns."""
 
     guests: Guests
-    out_of_order: str  # what to say of a pass that ran out of order
+    out_of_order: str  # text of the error for a pass out of order
     last: int = -1
     is_open: bool = True  # until the phase ends
 

@@ -58,12 +58,12 @@ class ExpertLayer(Protocol):
         """
 
     def execute_by(self, execute: Execute | None) -> None:
-        """Makes the layer's forward call this with its hidden states, routes and gates. None: its own code."""
+        """Makes forward call this function with hidden states, routes and gates. None restores the layer's own code."""
 
     def replay(self, ids: Tensor | None) -> None:
-        """Makes the router choose these experts, int64 [tokens, top_k], and its own where an id is negative.
+        """Makes the router choose these experts, int64 [tokens, top_k]. Negative ids leave the choice to the router.
 
-        None: its own everywhere.
+        None restores the router's own choice for all tokens.
         """
 
 
@@ -77,7 +77,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
 
 
 class _Contiguous(torch.autograd.Function):
-    """The identity. The backward of grouped_mm refuses gradients that are expanded."""
+    """The identity. The backward of grouped_mm refuses expanded gradients."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:

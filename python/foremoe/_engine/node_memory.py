@@ -72,7 +72,7 @@ class NodeMemory:
         self._ranks = ranks
         self._version = 0
         self._arena: HostArena | None = None
-        self._places = 0  # that there are
+        self._places = 0  # capacity
         self._segment_bytes: list[int] = []
         self._unpin: weakref.finalize[Any, Any] | None = None
 
@@ -105,11 +105,11 @@ class NodeMemory:
     def _make(self, here: bool, places: int, segment_bytes: list[int]) -> None:
         """Allocates memory on the first rank of a node, which the others open. Collective. here: Rank on this node."""
         first = self._first_rank(self._ranks.node)
-        # Plans of one model need about as many places each. A quarter more spares the next one that needs more.
+        # Plans of one model need similar numbers of places. A reserve of a quarter avoids most further allocations.
         sizes = [places + places // 4, places] if self._arena is not None else [places]
         if here:
             self.release()
-        self._of_all_ranks(None)  # all ranks have let go of the old memory
+        self._of_all_ranks(None)  # all ranks have released the old memory
         refusal = ""
         for size in sizes if here and self._ranks.rank == first else []:
             refusal = self._hold(lambda size=size: HostArena.create(size, segment_bytes), size)  # type: ignore[misc]
@@ -139,7 +139,7 @@ class NodeMemory:
             if self._ranks.device.type == "cuda":
                 self._unpin = weakref.finalize(self, _unpin, arena, _pin(arena, places), self._ranks.device)
                 self._unpin.atexit = False  # the driver may have ended by then
-        except Exception as error:  # whatever it is
+        except Exception as error:  # any error is reported to the waiting ranks
             return str(error) or type(error).__name__
         self._arena, self._places = arena, places
         return ""

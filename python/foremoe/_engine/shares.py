@@ -20,7 +20,7 @@ from foremoe import _core
 from .communication import gathered_bytes
 from .together import Channel
 
-# That plan a layer without knowing the others.
+# Policies that plan each layer independently.
 POLICIES = ("foremoe", "static", "vanilla")
 SMALLEST = 1 << 18  # counts of a load; one rank plans fewer in less time than the gather takes (lab/performance.md)
 
@@ -43,7 +43,7 @@ class SharedPlan:
         try:
             self._growing.wait_for(micro_step)
         except RuntimeError:
-            self._planned.result()  # raises the cause
+            self._planned.result()  # raises the original error
             raise
 
     def finish(self) -> foremoe.Plan:

@@ -1,4 +1,4 @@
-"""Megatron-LM (megatron-core 0.16 to 0.19): steps whose MoE layers run as planned from counts that are known before.
+"""Planned steps for Megatron-LM (megatron-core 0.16 to 0.19), from token counts that are known in advance.
 
     replicas = foremoe.megatron.attach(model_chunks, guest_slots=1)
     plan = replicas.plan(counts)                   # int [micro_steps, layers, experts] of this rank; collective
@@ -6,13 +6,13 @@
         forward_backward_func(...)
     log(replicas.metrics())
 
-Inside step() each MoE layer's dispatcher is one with slots in the place of experts, and beside the experts there are
-guests: copies of other ranks' experts. Loss and gradients are Megatron-LM's own. Nothing is registered in the model:
-checkpoints, optimizer and weight sync see what they saw before, and outside of step() the model is untouched.
+Inside step() each MoE layer's dispatcher routes rows to slots instead of experts. Guest slots hold guests: copies of
+other ranks' experts. Loss and gradients are Megatron-LM's own. Nothing is registered in the model: checkpoints,
+optimizer and weight sync see the same model as before, and outside of step() the model is unchanged.
 
-With mode="shadow" nothing runs otherwise: step() counts and plans, and metrics() says what balancing would give.
+With mode="shadow" step() leaves execution unchanged: it counts rows and plans, and metrics() estimates the benefit.
 
-No module here imports megatron-core before attach() is called.
+No module of this package imports megatron-core before attach() is called.
 """
 
 from .attach import attach

@@ -1,4 +1,4 @@
-"""What attach() is given with a model: the same on all ranks, checked, and read by what it makes."""
+"""Arguments of attach() besides the model. They are checked and must be equal on all ranks (except threads)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MODES = ("active", "shadow")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttachArguments(arguments.PlanningArguments):
-    """As attach() takes them, and executed() reads them."""
+    """The arguments as passed to attach(). executed() returns the effective ones."""
 
     mode: str
     cluster: str | None
     model: str | Mapping[str, Any] | None
 
     def executed(self) -> AttachArguments:
-        """With a residency, and mode active in the place of static. Raises InputError that names a wrong argument."""
+        """Resolves a residency of None and mode static. Raises InputError, with the name of an invalid argument."""
         mode, residency = self.mode, "resident" if self.residency is None else self.residency
         if mode == "static":
             if self.residency not in (None, "static"):
@@ -46,7 +46,7 @@ class AttachArguments(arguments.PlanningArguments):
 
 
 def expect_chunks(chunks: Sequence[Any]) -> None:
-    """Raises InputError unless they are modules."""
+    """Raises InputError if the list is empty or contains anything but modules."""
     if not chunks:
         raise foremoe.InputError("model_chunks: there is none", field="model_chunks")
     for i, chunk in enumerate(chunks):

@@ -1,4 +1,4 @@
-"""Where it begins: a model of Megatron-LM is prepared for planned steps."""
+"""Entry point: prepares a Megatron-LM model for planned steps."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def attach(
     model: str | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Replicas:
-    """Prepares a model of Megatron-LM for planned steps. The model stays as it is outside of step().
+    """Prepares a Megatron-LM model for planned steps. Outside of step() the model is unchanged.
 
-    Collective over all ranks of the default process group, those of dense pipeline stages too.
+    Collective over all ranks of the default process group, including those of dense pipeline stages.
 
-    model_chunks: a module, or a list of them, with or without Megatron's DistributedDataParallel; call it after that.
-    guest_slots: copies of experts that a rank has room for in one layer; 0: nothing is copied, but sizes are known.
-    residency: static, resident or shared, as foremoe.plan() takes it. None: resident, but static where mode is static.
-        Under shared, guests of all layers lie in `depth` sets of guest_slots, and are copied for every pass of a layer.
-    mode: active: step() executes plans. static: the same with residency static. shadow: step() counts and plans what
-        balancing would give, and changes nothing.
-    policy, options: as foremoe.plan() takes them: prefer, tolerance, stages, max_copies_per_rank,
+    model_chunks: A module or a list of modules. If Megatron's DistributedDataParallel is used, wrap them first.
+    guest_slots: Guest slots per rank and layer. 0: copies no experts, but takes all sizes from the plan.
+    residency: static, resident or shared; see foremoe.plan(). None: resident, or static if mode is static. shared:
+        guests of all layers use the same `depth` sets of guest_slots and are copied for every pass of a layer.
+    mode: active: step() executes plans. static: active with residency static. shadow: step() counts rows, and plans to
+        estimate the benefit of balancing, but changes nothing.
+    policy, options: See foremoe.plan(). Options: prefer, tolerance, stages, max_copies_per_rank,
         max_copies_per_source, min_tokens_per_guest, seed.
-    depth: turns (a layer of a pass) ahead of which copies start; under shared one less, so that 1 hides none.
-    ranks_per_node: of the expert-parallel group, that share a fast interconnect; None: 8, or all if fewer.
-    threads: of each rank, for planning its share of the layers.
-    cluster, model: on which modelled cluster, with which model, shadow mode says the seconds of a step, as
-        foremoe.evaluate() takes them. model None: as the configuration says. cluster None: seconds are not modelled.
+    depth: Number of turns (a layer of a pass) by which copies start ahead; one fewer under shared, where 1 hides none.
+    ranks_per_node: Ranks of the expert-parallel group that share a fast interconnect. None: 8, or all if fewer.
+    threads: Threads with which each rank plans its share of the layers.
+    cluster, model: Cluster and model for which shadow mode models the seconds of a step; see foremoe.evaluate().
+        model None: derived from the configuration. cluster None: models no seconds.
 
-    Raises ImportError for another version of megatron-core, and InputError that names the argument, or the field of the
-    configuration that cannot be served and what it must be. Where one rank refuses, or ranks have other arguments than
-    each other (threads may differ), other versions, or other layers in one pipeline stage, all ranks raise, and no
-    process group is made. Raises RuntimeError, on all ranks, where torch could not make the groups.
+    Raises ImportError for an unsupported version of megatron-core. Raises InputError for an invalid argument or an
+    unsupported field of the configuration, with its name and allowed values. All ranks raise, and create no process
+    group, if one rank refuses, or if ranks differ in arguments (except threads), in versions, or in the layers of a
+    pipeline stage. Raises RuntimeError, on all ranks, if torch cannot create the groups.
     """
     arguments = AttachArguments(
         guest_slots=guest_slots, residency=residency, mode=mode, policy=policy, depth=depth,

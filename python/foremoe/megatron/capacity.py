@@ -1,13 +1,13 @@
-"""How large Megatron-LM's flex dispatcher must make the buffers of a rank, for all rows of a plan to have room.
+"""Capacity of the buffers of Megatron-LM's flex dispatcher that holds all rows of a plan.
 
-HybridEP and NCCL-EP give every rank room for a fixed number of rows, in each layer of each micro-batch:
+HybridEP and NCCL-EP give every rank a buffer for a fixed number of rows, in each layer of each micro-batch:
 
     int(tokens of the rank · top_k · moe_expert_rank_capacity_factor)      (MoEFlexTokenDispatcher's managers, 0.19)
 
-HybridEP drops the rows beyond, NCCL-EP ends the process. Without a plan nobody knows the factor before. NCCL-EP takes
-the tokens of the process's first micro-batch, rounded up to 64, and no later one may have more: so what has room by the
-line above has room there. Both then round up to their alignment, which only adds room. HybridEP may pad the tokens of
-all ranks to those of the rank with the most, when told to. Where GEMMs need it, the rows of each slot are padded too.
+HybridEP drops rows that exceed it; NCCL-EP ends the process. Without a plan the required factor is not known in
+advance. NCCL-EP sizes buffers by the tokens of the process's first micro-batch, rounded up to 64, and no later one may
+have more, so rows that fit by the formula above fit there. Both then round up to their alignment, which only adds room.
+An option of HybridEP pads the tokens of all ranks to the largest rank's. If GEMMs need it, each slot's rows are padded.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import foremoe
 
 FIELD = "moe_expert_rank_capacity_factor"
 _Rows = npt.NDArray[np.int64]
-_STEP = 1000  # a factor has three decimals: what is read from a log is not less than what was meant
+_STEP = 1000  # factors are multiples of 0.001, so that logs print them exactly and never round them down
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffers:
-    """How a configuration sizes them.
+    """Rules by which a configuration sizes the buffers.
 
-    align: rows to a multiple of which those of each slot are padded; 1 for none.
-    padded_ranks: every rank has as much room as the rank with the most tokens.
+    align: The rows of each slot are padded to a multiple of this; 1: no padding.
+    padded_ranks: Every rank's buffer is sized by the rank with the most tokens.
     """
 
     align: int = 1
@@ -46,7 +46,7 @@ class Buffers:
         quantised = bool(getattr(config, "fp8", None) or getattr(config, "fp4", None))
         fused = bool(getattr(config, "use_transformer_engine_op_fuser", False))
         align = 1
-        if quantised or (fused and backend == "ncclep"):  # HybridEP pads slots for quantisation alone
+        if quantised or (fused and backend == "ncclep"):  # HybridEP pads slots only for quantisation
             from megatron.core.transformer.moe.moe_utils import get_align_size_for_quantization
 
             align = max(1, get_align_size_for_quantization(config))
@@ -54,26 +54,26 @@ class Buffers:
         return cls(align, padded)
 
     def factor(self, load: foremoe.Load, rows_of_slots: _Rows) -> float:
-        """The least factor, a multiple of 0.001, with which all rows have room; at least 1.
+        """Returns the smallest factor, a multiple of 0.001 and at least 1, with which the buffers hold all rows.
 
-        rows_of_slots: [micro_steps, layers, ranks, slots]. Returns infinity where a rank with no rows of its own
-        computes those of others: it has no room at any factor.
+        rows_of_slots: [micro_steps, layers, ranks, slots]. Returns infinity if a rank without rows of its own computes
+        rows of other ranks: its buffer is empty at any factor.
         """
         own, rows = self._sizes(load, rows_of_slots)
         if bool(((own == 0) & (rows > 0)).any()):
             return math.inf
-        # In integers: the least n with n · own ≥ 1000 · rows everywhere.
+        # In integers: the smallest n with n · own ≥ 1000 · rows for all ranks.
         n = int((-(-_STEP * rows // np.maximum(own, 1))).max(initial=_STEP))
-        while _are_too_small(own, rows, n / _STEP):  # n / 1000 may be a hair less than it says
+        while _are_too_small(own, rows, n / _STEP):  # floating point may round n / 1000 down
             n += 1
         return n / _STEP
 
     def are_too_small(self, load: foremoe.Load, rows_of_slots: _Rows, factor: float) -> bool:
-        """Whether some rows have no room with this factor. rows_of_slots: as factor() takes them."""
+        """Returns whether rows exceed the buffers at this factor. rows_of_slots: see factor()."""
         return _are_too_small(*self._sizes(load, rows_of_slots), factor)
 
     def _sizes(self, load: foremoe.Load, rows_of_slots: _Rows) -> tuple[_Rows, _Rows]:
-        """[micro_steps, layers, ranks]: the tokens · top_k that each rank's room is sized by, and the rows it gets."""
+        """Returns the tokens · top_k that size each rank's buffer, and its rows: two [micro_steps, layers, ranks]."""
         own = load.array.sum(-1)
         if self.padded_ranks:
             own = np.broadcast_to(own.max(-1, keepdims=True), own.shape)
@@ -85,30 +85,30 @@ def _are_too_small(own: _Rows, rows: _Rows, factor: float) -> bool:
 
 
 def planned_slots(plan: foremoe.Plan) -> _Rows:
-    """Rows of each slot, [micro_steps, layers, ranks, slots]."""
+    """Returns the planned rows of each slot, [micro_steps, layers, ranks, slots]."""
     rows = np.zeros((plan.num_micro_steps, *plan.slot_tokens.shape[1:]), np.int64)
-    rows[plan.event_micro_step] = plan.slot_tokens  # equal in both passes
+    rows[plan.event_micro_step] = plan.slot_tokens  # forward and backward have equal rows
     return rows
 
 
 def home_slots(load: foremoe.Load) -> _Rows:
-    """The same without a plan: [micro_steps, layers, ranks, own experts]."""
+    """Returns the rows of each home slot without a plan, [micro_steps, layers, ranks, own experts]."""
     experts = load.array.sum(2)
     of_ranks: _Rows = experts.reshape(*experts.shape[:2], load.num_ranks, -1)
     return of_ranks
 
 
 def end_context(dispatchers: Iterable[Any]) -> None:
-    """Ends NCCL-EP's context, of which a process has one, if a dispatcher uses it; the next dispatch makes it anew.
+    """Ends the process's NCCL-EP context if a dispatcher uses it; the next dispatch creates it again.
 
-    It is made for one number of experts, and Megatron's own dispatchers have fewer than planned ones. Never run.
+    The context is for a fixed number of experts; Megatron's own dispatchers have fewer than planned ones. Untested.
     """
     managers: list[Any] = [getattr(dispatcher, "_comm_manager", None) for dispatcher in dispatchers]
     of_nccl = [manager for manager in managers if hasattr(manager, "_bootstrapped")]
     if of_nccl:
         from megatron.core.transformer.moe.fused_a2a import nccl_ep_finalize
 
-        torch.cuda.synchronize()  # what uses it
+        torch.cuda.synchronize()  # waits for kernels that use the context
         nccl_ep_finalize()
     for manager in of_nccl:
         manager._bootstrapped = False

@@ -1,4 +1,4 @@
-"""How many of a rank's rows each expert gets: as plan() is given them, and of all ranks."""
+"""Row counts per expert: those of one rank, as passed to plan(), and those gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 import foremoe
 from foremoe._engine.communication import gathered, gathered_rows
 
-MOST_ROWS = 2**31 - 1  # of a rank for an expert
+MOST_ROWS = 2**31 - 1  # from one rank to one expert
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def checked_counts(counts: Any, layers: int, experts: int) -> Counts:
-    """int64 [micro_steps, layers, experts]. Raises InputError."""
+    """Returns counts as int64 [micro_steps, layers, experts]. Raises InputError for another shape, type or range."""
     array = counts.detach().cpu().numpy() if isinstance(counts, torch.Tensor) else np.asarray(counts)
     expected = f"integers [micro_steps, {layers}, {experts}]"
     if (
@@ -37,9 +37,9 @@ def checked_counts(counts: Any, layers: int, experts: int) -> Counts:
 
 
 def gathered_counts(own: torch.Tensor, group: Any) -> Counts:
-    """int64 [micro_steps, layers, ranks, experts]. Collective. own: int64 [micro_steps, layers, experts].
+    """Gathers int64 [micro_steps, layers, ranks, experts]. Collective. own: int64 [micro_steps, layers, experts].
 
-    Raises InputError, on all ranks of the group, unless all have as many of each, and some.
+    Raises InputError, on all ranks of the group, if shapes differ between ranks or a dimension is 0.
     """
     shapes = gathered(torch.tensor(own.shape, device=own.device), group).tolist()
     if 0 in shapes[0] or any(shape != shapes[0] for shape in shapes):

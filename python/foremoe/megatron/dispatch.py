@@ -1,17 +1,17 @@
-"""Megatron-LM's dispatchers with slots in the place of experts.
+"""Megatron-LM's dispatchers with slots instead of experts.
 
-A planned dispatcher is Megatron's own, made for homes + G slots a rank. It is told which slot serves each row
-(dispatch_preprocess), the all-to-all one also all sizes (preprocess), and it computes the rows of guest slots beside
-those of homes (dispatch_postprocess, combine_preprocess). Router and layer go on counting experts, so auxiliary losses,
-expert bias and statistics stay as they are. The flex one was run with stand-ins for the kernels of DeepEP, HybridEP and
-NCCL-EP on CPU, and never on a GPU.
+A planned dispatcher subclasses Megatron's and has homes + G slots per rank. It maps each row to its slot
+(dispatch_preprocess), supplies all sizes of the all-to-all (preprocess), and computes the rows of guest slots beside
+those of homes (dispatch_postprocess, combine_preprocess). Router and layer still count experts, so auxiliary losses,
+expert bias and statistics are unchanged. The flex dispatcher was tested with stand-ins for the kernels of DeepEP,
+HybridEP and NCCL-EP on CPU, never on a GPU.
 
-The first node of the layer's backward pass fetches guests, and the last sends their gradients home. That must be inside
-backward: DistributedDataParallel with overlap_grad_reduce reduces a bucket as soon as its gradients are there, and what
-is added afterwards is lost without a word. The last node is the identity on the layer's input, and has the home weights
-as inputs too: so autograd keeps their gradients, and with them DistributedDataParallel's hooks, waiting for it.
+The first node of the layer's backward pass fetches guests, and the last sends their gradients home. This must happen
+inside backward: DistributedDataParallel with overlap_grad_reduce reduces a bucket as soon as its gradients are ready,
+and silently loses gradients added later. The last node is the identity on the layer's input, with the home weights as
+further inputs, so autograd delivers their gradients, and runs DistributedDataParallel's hooks, only after this node.
 
-Imports megatron-core: it is imported by attach().
+Imports megatron-core, so attach() imports this module only when it is called.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class _GradientsHome(torch.autograd.Function):
 
 
 class _Planned:
-    """What the planned dispatchers have in common. Comes before Megatron's class."""
+    """Base of the planned dispatchers. Precedes Megatron's class in the method resolution order."""
 
     step: Step  # set while one runs
     moe: MoE
     index: int  # of the layer
 
     def forget(self) -> None:
-        """Lets the step go, and what an error inside a layer may have left of it."""
+        """Drops references to the step, including those that an error inside a layer may have left."""
         for name in ("step", "_rows", "_of_guests"):
             self.__dict__.pop(name, None)
 
@@ -78,9 +78,7 @@ class _Planned:
         rows = self._rows = self.step.rows_of(self.index)
         if torch.is_grad_enabled():
             if rows.turn.backward >= 0 and not hidden_states.requires_grad:
-                hidden_states = (
-                    hidden_states.detach().requires_grad_()
-                )  # what is frozen has a backward turn all the same
+                hidden_states = hidden_states.detach().requires_grad_()  # frozen layers have a backward turn too
             hidden_states = _GradientsHome.apply(hidden_states, rows, *self.moe.parameters())
         routing_map, probs = rows.to_slots(routing_map, probs)
         return super().dispatch_preprocess(hidden_states, routing_map, probs)  # type: ignore[misc]
@@ -109,11 +107,11 @@ class _Planned:
 
 
 class _PlannedAllGather(_Planned, MoEAllGatherTokenDispatcher):
-    """It gathers all rows, so it needs no sizes. Its own code still brings the rows of each expert to the host."""
+    """Gathers all rows, so it needs no sizes. Megatron's code still copies each expert's row count to the host."""
 
 
 class _PlannedAllToAll(_Planned, MoEAlltoAllTokenDispatcher):
-    """All sizes come from the plan: no exchange of counts, no wait for the device."""
+    """Takes all sizes from the plan: exchanges no counts and does not wait for the device."""
 
     def preprocess(self, routing_map: Tensor) -> Tensor:
         rows = self._rows
@@ -128,14 +126,14 @@ class _PlannedAllToAll(_Planned, MoEAlltoAllTokenDispatcher):
         return rows.tokens
 
     def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: Any = None) -> Any:
-        return tokens_per_expert  # all of it is on the host
+        return tokens_per_expert  # already on the host
 
 
 class _Flex(MoEFlexTokenDispatcher):
-    """Megatron's, but that no chosen slot is lost whose probability is exactly 0.
+    """Megatron's flex dispatcher, corrected to keep chosen slots whose probability is exactly 0.
 
     DeepEP's and NCCL-EP's managers rebuild the routing map from the largest probabilities, and so may send a row to a
-    slot that nobody chose. For Megatron-LM that costs a gradient; here the sizes would not be the plan's.
+    slot that was not chosen. In Megatron-LM that loses a gradient; here sizes would differ from the plan's.
     """
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> Any:
@@ -147,16 +145,16 @@ class _Flex(MoEFlexTokenDispatcher):
 
 
 def chosen_slots(routing_map: Tensor, probs: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """bool [tokens, slots], [tokens, slots] → probabilities [tokens, top_k] and int64 [tokens, top_k], slots.
+    """Maps bool [tokens, slots], [tokens, slots] to probabilities [tokens, top_k] and slots, int64 [tokens, top_k].
 
-    The likeliest come first. A token that chose fewer slots has −1 for the others, which DeepEP leaves out.
+    Sorts slots by descending probability. Pads tokens with fewer slots with −1, which DeepEP skips.
     """
     slots = probs.detach().masked_fill(~routing_map, -torch.inf).topk(top_k, dim=-1).indices
     return probs.gather(1, slots), slots.masked_fill(~routing_map.gather(1, slots), -1)
 
 
 class _PlannedFlex(_Planned, _Flex):
-    """Its kernels exchange the sizes, and wait for the device, as they do without a plan."""
+    """The kernels exchange sizes and wait for the device, as they do without a plan."""
 
     def dispatch_postprocess(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         hidden, tokens, probs = super().dispatch_postprocess(*args)
@@ -170,7 +168,7 @@ _DISPATCHERS: dict[str, Any] = {"allgather": _PlannedAllGather, "alltoall": _Pla
 
 
 def planned_dispatcher(moe: MoE, index: int, guest_slots: int, groups: Any) -> Any:
-    """A dispatcher of the layer's kind, for its homes and this many guest slots on every rank."""
+    """Creates a dispatcher of the layer's type for its home slots and this many guest slots on every rank."""
     layer = moe.layer
     slots = layer.num_local_experts + guest_slots
     config = copy.copy(layer.config)  # not deepcopy: it may hold groups

@@ -1,4 +1,4 @@
-"""How a planned step ends: what all ranks agree upon then, and what may explain an error."""
+"""End of a planned step: agreement of all ranks on its success, and explanation of errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .step import Step
 
 
 def end(step: Step | None, agreement: Agreement) -> str:
-    """Ends a step that ran to its end. What was not as planned on any rank; every rank hears of it. Collective.
+    """Ends a step whose body completed. Returns a deviation from the plan on any rank, or "". Collective.
 
     step: None on a pipeline stage without MoE layers.
     """
@@ -25,16 +25,16 @@ def end(step: Step | None, agreement: Agreement) -> str:
     places = step.other_rows() if step is not None else []
     failed = agreement.any(bool(places))
     if step is not None:
-        step.close(True)  # when no rank waits for this one any more: it may fail
+        step.close(True)  # last, since it may fail: by now no rank waits for this one
         if places:
             return _named(places, step)
     return "rows in another expert-parallel group were not those of its plan" if failed else ""
 
 
 def explain(step: Step, error: BaseException) -> None:
-    """Names the layer whose routes were not those of the plan, which may be why an exchange failed."""
+    """Adds a note to the error that names a layer whose routes differ from the plan, a possible cause of it."""
     with contextlib.suppress(RuntimeError):  # the device may be what failed
-        # An exchange that nobody joins keeps the device from ever coming to what was counted.
+        # The device may be blocked in an exchange that other ranks never join; reading `others` would then hang.
         device = step.others.device
         if device.type == "cuda" and not torch.cuda.current_stream(device).query():
             return

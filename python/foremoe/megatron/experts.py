@@ -1,11 +1,11 @@
-"""Experts of Megatron-LM's layers as foremoe.torch's engine sees them, and guests beside them.
+"""Adapters from Megatron-LM's experts to the engine, and guest experts beside them.
 
 foremoe.torch's ExpertLayer computes rows by a function of weights [experts, …]. Megatron's experts are modules with one
-parameter per expert, which DistributedDataParallel and the distributed optimizer move into buffers of their own, and
-which multiply by the router's probabilities inside. So a layer here offers of that protocol what copies need: its
-weights by name, each a stack of parameters that lie anywhere. Guests are computed by a module of the layer's own kind,
-built from its own submodules with as many experts as there are guest slots. No module holds it: DDP, the optimizer,
-checkpoints and weight sync never see it.
+parameter per expert. DistributedDataParallel and the distributed optimizer move these parameters into their own
+buffers, and the modules apply the router's probabilities themselves. So a layer here implements only the part of that
+protocol that copies need: its weights by name, each a stack of separate parameters. A module of the same type, built
+from the layer's own submodules with one expert per guest slot, computes the guests. It is not registered in the model:
+DDP, the optimizer, checkpoints and weight sync never see it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_A_TRAINER = (
 
 
 def own_weights(experts: Any, name: str) -> dict[str, list[torch.nn.Parameter]]:
-    """The parameters of a module of experts, by name, [expert]."""
+    """Returns the parameters of a module of experts, by name, [expert]."""
     kind = type(experts).__name__
     if kind == SEQUENTIAL:
         of_experts = [dict(expert.named_parameters()) for expert in experts.local_experts]
@@ -51,7 +51,7 @@ def own_weights(experts: Any, name: str) -> dict[str, list[torch.nn.Parameter]]:
 
 
 class Stack:
-    """Parameters of one name, one per expert: to the engine one tensor [experts, …]."""
+    """Parameters with the same name, one per expert. The engine uses them like one tensor [experts, …]."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         self.parameters = parameters
@@ -79,7 +79,7 @@ class Stack:
 
 
 class MoE:
-    """One MoE layer: what foremoe.torch.Guests asks of an ExpertLayer."""
+    """One MoE layer, with the part of the ExpertLayer protocol that Guests uses."""
 
     def __init__(self, layer: Any, name: str) -> None:
         self.layer = layer
@@ -94,16 +94,16 @@ class MoE:
         return dict(self._stacks)
 
     def trained(self) -> str:
-        """Of each name of weights whether it is trained: "mixed" where some experts are frozen and others not."""
+        """Returns, for each weight name, whether it is trained; "mixed" if only some experts are frozen."""
         flags = {name: {p.requires_grad for p in parameters} for name, parameters in self.own.items()}
         return " ".join(f"{name} {found.pop() if len(found) == 1 else 'mixed'}" for name, found in flags.items())
 
     def shapes(self) -> dict[str, Any]:
-        """Of one expert's weights, by name: shape and type."""
+        """Returns shape and dtype of one expert's weights, by name."""
         return {name: (parameters[0].shape, parameters[0].dtype) for name, parameters in self.own.items()}
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """This rank's that are trained, by name, then expert."""
+        """Returns this rank's trained parameters, ordered by name, then expert."""
         return [p for parameters in self.own.values() for p in parameters if p.requires_grad]
 
     def expert_bytes(self) -> int:
@@ -111,7 +111,7 @@ class MoE:
 
 
 def gradient_type(layers: Sequence[MoE]) -> torch.dtype:
-    """In which gradients are summed over micro-batches: that of main_grad, where Megatron's DDP made one."""
+    """Returns the dtype that sums gradients over micro-batches: main_grad's if Megatron's DDP created one."""
     types = {getattr(p, "main_grad", p).dtype for layer in layers for p in layer.parameters()}
     if len(types) > 1:
         names = ", ".join(sorted(map(str, types)))
@@ -120,7 +120,7 @@ def gradient_type(layers: Sequence[MoE]) -> torch.dtype:
 
 
 def gather_parameters(chunks: Sequence[Any]) -> None:
-    """Under overlap_param_gather a layer's weights are gathered shortly before it runs; copies start earlier."""
+    """Gathers all expert parameters now. overlap_param_gather does so just before a layer runs, too late for copies."""
     for chunk in chunks:
         config = getattr(chunk, "ddp_config", None)
         if config is not None and config.use_distributed_optimizer and config.overlap_param_gather:
@@ -129,7 +129,7 @@ def gather_parameters(chunks: Sequence[Any]) -> None:
 
 
 class GuestExperts:
-    """The guests of one layer on this rank. Their weights lie in the engine's buffers."""
+    """The guests of one layer on this rank. Their weights are views of the engine's buffers."""
 
     def __init__(self, of: MoE, slots: int, groups: Any) -> None:
         self.module = _build(of.layer, slots, groups)
@@ -141,25 +141,25 @@ class GuestExperts:
                 "adapters; expected them as Megatron-LM builds them",
                 field="model_chunks",
             )
-        self._sums: dict[str, Tensor] = {}  # of gradients, by name [slots, …]
+        self._sums: dict[str, Tensor] = {}  # gradients, by name [slots, …]
         self.kind = kind_of(self, self.module)
         self.release()
 
     def point_at(self, buffers: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
-        """From now on weights are those of the buffers, by name [slots, …], and gradients are summed in `sums`, by name
-        [slots, …]; those without a sum have none."""
+        """Uses the buffers as weights, and `sums` to accumulate gradients; both by name [slots, …]. A weight without a
+        sum gets no gradient."""
         self._sums = sums
         for name, parameters in self._parameters.items():
             for slot, parameter in enumerate(parameters):
                 parameter.requires_grad_(name in sums)
                 parameter.data = buffers[name][slot]
-                if name in sums:  # where weight gradients are fused, the kernel adds to it
+                if name in sums:  # fused weight-gradient kernels add to main_grad
                     parameter.main_grad = sums[name][slot]  # type: ignore[attr-defined]
                     parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
 
     def try_lending(self) -> None:
-        """Raises InputError unless other guests may lie in their place between forward and backward. Tries it, on a row
-        of each slot."""
+        """Raises InputError if a backward fails after other guests have used the buffers since its forward. Runs one
+        row per slot."""
         slots = len(next(iter(self._parameters.values())))
         weights = {name: of[0].detach().expand(slots, *of[0].shape) for name, of in self._own.own.items()}
 
@@ -181,7 +181,7 @@ class GuestExperts:
         self.release()
 
     def release(self) -> None:
-        """Lets the memory go."""
+        """Drops all references to weights and gradients."""
         self._sums = {}
         for parameters in self._parameters.values():
             for parameter in parameters:
@@ -191,8 +191,8 @@ class GuestExperts:
 
     @torch.no_grad()
     def sum_gradients(self) -> dict[str, Tensor]:
-        """Adds what the backward pass of a micro-batch found, as the hook of DistributedDataParallel does for homes.
-        Returns the sums, by name [slots, …]."""
+        """Adds the gradients of a micro-batch's backward, as DistributedDataParallel's hook does for homes. Returns the
+        sums, by name [slots, …]."""
         for name, sums in self._sums.items():
             for slot, parameter in enumerate(self._parameters[name]):
                 if parameter.grad is not None and not parameter.grad_added_to_main_grad:  # type: ignore[attr-defined]
@@ -202,7 +202,7 @@ class GuestExperts:
         return self._sums
 
     def __call__(self, rows: Tensor, tokens: Tensor, probs: Tensor) -> Tensor:
-        """rows: [rows, hidden], those of a slot side by side. tokens: int64 [slots], on the host. probs: [rows]."""
+        """Runs the guests. rows: [rows, hidden], grouped by slot. tokens: int64 [slots], on the host. probs: [rows]."""
         if self.module.training != self._own.layer.experts.training:
             self.module.train(self._own.layer.experts.training)
         computed, bias = self.module(rows, tokens, probs)
@@ -215,17 +215,17 @@ def _shapes(of: dict[str, list[torch.nn.Parameter]]) -> dict[str, torch.Size]:
 
 
 def _build(layer: Any, slots: int, groups: Any) -> torch.nn.Module:
-    """Experts of the layer's own kind. Draws no random numbers: weights are copied before they are read."""
+    """Builds experts of the layer's type. Draws no random numbers: copies overwrite the weights before first use."""
     from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
     config = copy.copy(layer.config)  # not deepcopy: it may hold groups
     config.perform_initialization = False
-    for name in _OF_A_TRAINER:  # set while it trains; SequentialMLP copies its config deeply, and their owners with it
+    for name in _OF_A_TRAINER:  # set by a trainer; SequentialMLP deep-copies its config, and so their owners
         if hasattr(config, name):
             setattr(config, name, None)
     config.init_method = config.output_layer_init_method = _leave
     builder = layer.submodules.experts
-    if isinstance(builder, (ModuleSpec, type)):  # as in 0.16
+    if isinstance(builder, (ModuleSpec, type)):  # megatron-core 0.16
         built: torch.nn.Module = build_module(builder, slots, config, pg_collection=groups)
     else:
         built = builder(slots, config, pg_collection=groups)

@@ -1,4 +1,4 @@
-"""What a plan is worth, as flat dictionaries for a logger of metrics."""
+"""Metrics of a plan, as flat dictionaries for a metrics logger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .capacity import Buffers, home_slots, planned_slots
 
 
 def figures(load: foremoe.Load, plan: foremoe.Plan, buffers: Buffers) -> dict[str, float]:
-    """ρ and the factor of buffers, with experts at home and as planned."""
+    """Returns ρ and the required buffer capacity factor, with experts at home and as planned."""
     return {
         **named_spread("rho_vanilla", rows_at_homes(load.array)),
         **named_spread("rho_planned", planned_rows(plan)),
@@ -24,6 +24,6 @@ def figures(load: foremoe.Load, plan: foremoe.Plan, buffers: Buffers) -> dict[st
 
 
 def named_spread(name: str, rows: np.ndarray[Any, Any]) -> dict[str, float]:
-    """ρ over the last axis: mean and max over layers and micro-steps."""
+    """Returns ρ over the last axis: mean and maximum over layers and micro-steps."""
     mean, most = spread(rows)
     return {f"foremoe/{name}": mean, f"foremoe/{name}_max": most}

@@ -1,4 +1,4 @@
-"""What Replicas.plan() returns, for which layers, and what a rank reads in it: which of its rows go to each slot."""
+"""Plans of a pipeline stage, as Replicas.plan() returns them, and the table that maps a rank's rows to slots."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .counts import Counts
 
 @dataclasses.dataclass(frozen=True)
 class PipelineStage:
-    """The MoE layers of this pipeline stage, as plans know them.
+    """Parameters for planning the MoE layers of this pipeline stage.
 
-    in_flight: micro-steps whose forward has run here when the first backward begins.
+    in_flight: Number of micro-steps whose forward has run on this stage when the first backward begins.
     """
 
     arguments: AttachArguments
@@ -32,25 +32,25 @@ class PipelineStage:
     buffers: Buffers
 
     def load_of(self, counts: Counts) -> foremoe.Load:
-        """counts: int64 [micro_steps, layers, ranks, experts]."""
+        """Returns the load of counts, int64 [micro_steps, layers, ranks, experts]."""
         return foremoe.Load.from_array(
             counts, top_k=self.top_k, ranks_per_node=self.ranks.ranks_per_node, name="counts"
         )
 
     def nothing(self) -> foremoe.Load:
-        """A load without rows."""
+        """Returns a load without rows."""
         shape = self.in_flight, self.num_layers, self.ranks.num_ranks, self.num_experts
         return self.load_of(np.zeros(shape, np.int64))
 
     def start(self, counts: Counts, shares: Shares, phase: str) -> Plan:
-        """counts: as load_of() takes them. Collective."""
+        """Starts planning in the background. Collective. counts: See load_of()."""
         load = self.load_of(counts)
         in_flight = min(self.in_flight, load.num_micro_steps) if phase == "policy_update" else 1
         return Plan(load, shares.start_plan(load, in_flight=in_flight), phase, in_flight, self.buffers)
 
 
 class Plan:
-    """A phase that is being planned; Replicas.plan() makes it."""
+    """A phase that is being planned; created by Replicas.plan()."""
 
     def __init__(
         self,
@@ -67,27 +67,27 @@ class Plan:
         self._buffers = buffers
 
     def begin(self) -> foremoe.Plan:
-        """Waits until it may begin; micro-step m is planned when wait_for(m) has returned."""
+        """Waits until the phase may begin. Micro-step m is final only after wait_for(m) returns."""
         return self._running.begin()
 
     def wait_for(self, micro_step: int) -> None:
         self._running.wait_for(micro_step)
 
     def finish(self) -> foremoe.Plan:
-        """Waits until all of it is final."""
+        """Waits until the whole plan is final."""
         return self._running.finish()
 
     def suggested_rank_capacity_factor(self) -> float:
-        """The least moe_expert_rank_capacity_factor, a multiple of 0.001, with which the buffers of HybridEP and
-        NCCL-EP hold all rows of the plan, in all its layers and micro-steps. Waits until all of it is final.
+        """Returns the smallest moe_expert_rank_capacity_factor, a multiple of 0.001, with which the buffers of HybridEP
+        and NCCL-EP hold all rows of the plan, in all layers and micro-steps. Waits until the plan is final.
 
-        Infinity where a rank that has no rows of its own in a micro-step computes those of others.
+        Infinity if a rank without rows of its own in a micro-step computes rows of other ranks.
         """
         return self._buffers.factor(self.load, planned_slots(self.finish()))
 
 
 class NoPlan(Plan):
-    """The plan of a pipeline stage without MoE layers: there is none."""
+    """Placeholder for the plan of a pipeline stage without MoE layers."""
 
     def __init__(self) -> None:
         pass
@@ -103,13 +103,13 @@ class NoPlan(Plan):
 
 
 def slot_table(turn: foremoe.RankTurn, slot_expert: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, Any]:
-    """Which of this rank's rows go to each slot: its expert, and from which to before which of the expert's rows here.
+    """Returns, for each slot, its expert and the range [first, end) of this rank's rows for that expert.
 
-    slot_expert: int32 [ranks, slots]. Returns int32 [3, ranks · slots]; an empty slot gets no rows of expert 0.
+    slot_expert: int32 [ranks, slots]. Returns int32 [3, ranks · slots]; empty slots have an empty range of expert 0.
     """
     table = np.zeros((3, *slot_expert.shape), np.int32)
     table[0] = np.maximum(slot_expert, 0)
-    before = 0, 0  # expert, its rows that earlier blocks took
+    before = 0, 0  # expert, and its rows that earlier blocks serve
     for expert, rank, slot, rows in turn.blocks:
         begin = before[1] if before[0] == expert else 0
         table[1:, rank, slot] = begin, begin + rows

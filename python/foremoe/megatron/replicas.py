@@ -1,4 +1,4 @@
-"""What attach() returns: it plans steps, and runs them."""
+"""Replicas, the object that attach() returns: it plans steps and executes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("foremoe")
 
 
 class Replicas:
-    """Planned steps of a model of Megatron-LM; attach() makes it.
+    """Planned steps of a Megatron-LM model; created by attach().
 
     plan = replicas.plan(counts)
     with replicas.step(plan):
@@ -44,7 +44,7 @@ class Replicas:
     """
 
     def __init__(self, model_chunks: Sequence[torch.nn.Module], arguments: AttachArguments) -> None:
-        """arguments: executed()."""
+        """arguments: Result of AttachArguments.executed()."""
         expect_chunks(model_chunks)
         from megatron.core import parallel_state
 
@@ -71,7 +71,7 @@ class Replicas:
         expect_alike(named)
         config, group = self._layers[0].config, self._layers[0].ep_group
         num_experts = int(config.num_moe_experts)
-        # This pipeline stage's backward of a micro-batch comes after that many forwards, its own among them.
+        # On this pipeline stage, so many forwards have run when the first backward begins.
         in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
         self._stage = PipelineStage(
             arguments=arguments,
@@ -84,7 +84,7 @@ class Replicas:
         )
         nothing = self._stage.nothing()
         plan = plan_nothing(nothing, arguments, in_flight=in_flight, executes=self.mode == "active")
-        self._guest_slots, self._residency = plan.guest_slots, plan.residency  # the policy's, if it has its own
+        self._guest_slots, self._residency = plan.guest_slots, plan.residency  # some policies choose their own
         if self.mode == "active":
             self._prepare([name for name, _ in named])
         elif arguments.cluster is not None:
@@ -96,7 +96,7 @@ class Replicas:
         return self._stage.ranks
 
     def expect_alike_in(self, given: Given) -> None:
-        """Says what must be alike on all ranks of this pipeline stage."""
+        """Registers the facts that must be equal on all ranks of this pipeline stage."""
         from megatron.core import parallel_state
 
         if self._layers:
@@ -105,11 +105,11 @@ class Replicas:
         given.expect_alike(facts, f"pipeline stage {parallel_state.get_pipeline_model_parallel_rank()}")
 
     def make_groups(self) -> None:
-        """Process groups, and what talks over them. Collective over the default group, once, before all else."""
+        """Creates process groups and the objects that use them. Collective over the default group. Call once, first."""
         from megatron.core import parallel_state
 
-        # Agreements have groups of their own, since a rank that leaves waits for nobody. Those of replicas and those of
-        # pipeline and tensor parallel ranks reach all ranks with fewer connections than one group of all would have.
+        # Agreements have separate groups, since a failed rank leaves without waiting for others. Groups of replicas and
+        # of pipeline and tensor parallel ranks reach all ranks with fewer connections than one global group needs.
         replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
         stages = parallel_state.get_model_parallel_group()
         wanted = [(group, "gloo") for group in (replicas, stages) if dist.get_world_size(group) > 1]
@@ -117,7 +117,7 @@ class Replicas:
         if self._layers:
             group = self._ranks.group
             wanted.append((group, "gloo"))
-            # Copies overlap with the exchange of rows.
+            # A separate group lets copies overlap with the exchange of rows.
             wanted.append((group, "gloo" if self.mode == "shadow" else dist.get_backend(group)))
         self._made_groups = make_groups(wanted, self._device)
         every = list(range(dist.get_world_size()))
@@ -135,7 +135,7 @@ class Replicas:
             )
 
     def _prepare(self, names: list[str]) -> None:
-        """Guests and planned dispatchers of all layers."""
+        """Creates the guests and planned dispatchers of all layers."""
         from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 
         from .dispatch import planned_dispatcher
@@ -173,19 +173,19 @@ class Replicas:
         self._agreement.expect_open()
 
     def plan(self, counts: Any, phase: str = "policy_update", begun: Plan | None = None) -> Plan:
-        """Plans a phase, in the background. Collective over all ranks that train the model.
+        """Plans a phase in the background. Collective over all ranks that train the model.
 
-        counts: integers [micro_steps, layers, experts], numpy or torch: how many of this rank's rows each expert will
-            get, in each micro-step and MoE layer of this pipeline stage. All rows that the router routes count, padding
-            too. All ranks have the same number of micro-steps. A pipeline stage without MoE layers has none either.
-            Or a function without arguments that returns them. Where what makes the counts may fail on one rank alone,
-            let it be this function: what it raises is raised here, and no other rank waits.
-        phase: policy_update, with forward and backward; recompute, forwards alone.
-        begun: on all ranks or on none, what an earlier call returned. It is returned again where it was made for this
+        counts: Integers [micro_steps, layers, experts], numpy or torch: this rank's rows for each expert, in each
+            micro-step and MoE layer of this pipeline stage. Include all rows that the router routes, also padding. All
+            ranks have the same number of micro-steps; in a pipeline stage without MoE layers, layers is 0.
+            Or a function without arguments that returns them. If computing the counts may fail on a single rank, do it
+            in this function: plan() raises its error, and no other rank waits.
+        phase: policy_update (forward and backward) or recompute (forward only).
+        begun: The result of an earlier call, on all ranks or on none. It is returned again if it was created for this
             phase and, on all ranks, for these counts.
 
-        Raises InputError where the counts or phase of any rank cannot be, or are not those of the others: on that rank
-        what is wrong, or what the function raised, and on all others its words.
+        Raises InputError if the counts or phase of a rank are invalid or differ from the others': with the problem, or
+        as the function's own error, on that rank, and with the same message on all others.
         """
         self._expect_usable()
         refused: Exception | None = None
@@ -210,13 +210,13 @@ class Replicas:
 
     @contextlib.contextmanager
     def step(self, plan: Plan | None = None) -> Iterator[None]:
-        """The forwards and backwards of all micro-batches run inside. Collective over all ranks that train the model.
+        """Executes a plan: run all micro-batches' forwards and backwards inside. Collective over all training ranks.
 
-        active: as planned. shadow: as they are; the plan may be None, since routes are counted as they come.
+        In shadow mode execution is unchanged; plan may be None, since shadow mode counts the step's own routes.
 
-        Raises InputError where ranks have different plans, and RuntimeError for micro-batches that are not the plan's:
-        more, fewer, in another order, or with rows for other experts. Then gradients are not to be used. An error
-        inside ends the step of this rank at once, and that of every other rank when it has run its micro-batches.
+        Raises InputError if ranks have different plans, and RuntimeError if micro-batches deviate from the plan: in
+        number, in order or in the experts of their rows. Then do not use the gradients. An error inside ends the step
+        at once on this rank, and on every other rank after its micro-batches.
         """
         self._expect_usable()
         if self.mode == "shadow":
@@ -254,7 +254,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def _dispatching(self, step: Step | None) -> Iterator[None]:
-        """Layers have their planned dispatchers inside."""
+        """Installs the planned dispatchers in the layers, and restores Megatron's on exit."""
         own = [layer.token_dispatcher for layer in self._layers]
         if self._guest_slots:
             end_context([*own, *self._dispatchers])
@@ -272,7 +272,7 @@ class Replicas:
                 end_context([*own, *self._dispatchers])
 
     def _expect_same(self, plan: Plan | None) -> None:
-        """All ranks have plans that can be executed, and those of an expert-parallel group the same. Collective."""
+        """Raises InputError, on all ranks, if any rank's plan is not executable or not its group's. Collective."""
         refused: Exception | None = None
         others: list[int] = []
         made: foremoe.Plan | None = None
@@ -303,7 +303,7 @@ class Replicas:
             raise foremoe.InputError("plan: another expert-parallel group refused its own", field="plan")
 
     def _executable(self, plan: Plan) -> foremoe.Plan:
-        """Raises InputError for what this rank cannot execute."""
+        """Waits until the plan may begin. Raises InputError if this rank cannot execute it."""
         made = plan.begin()
         shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots, made.residency
         own = len(self._layers), self._stage.num_experts, self._ranks.num_ranks, self._guest_slots, self._residency
@@ -328,22 +328,22 @@ class Replicas:
         return made
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step that ended, or in shadow mode was evaluated; for a logger of metrics. Empty before.
+        """Returns metrics of the last step that ended, or that shadow mode has evaluated. Empty before the first.
 
-        foremoe/rho_vanilla, rho_planned, rho_computed: the busiest rank's rows ÷ mean, with experts at home, as
-        planned, and as computed (active mode alone): the mean over layers and micro-steps, and with `_max` the largest.
-        foremoe/rank_capacity_factor_vanilla, rank_capacity_factor: the least moe_expert_rank_capacity_factor with which
-        nothing is dropped, with experts at home and as planned; infinity where there is none.
-        foremoe/copies: experts copied into this rank; in shadow mode, the mean of ranks. foremoe/exposed_seconds: that
-        this rank waited for copies (active mode alone); on CUDA, that its stream stood still for them, by events which
-        are read when the step has ended (written for, never run). foremoe/planning_seconds: that planning took.
-        foremoe/modelled_seconds_vanilla, modelled_seconds: of forward and backward of the step on the modelled cluster,
-        with experts at home and as planned (shadow mode alone): of this pipeline stage's attention and MoE layers.
+        foremoe/rho_vanilla, rho_planned, rho_computed: ρ (busiest rank's rows ÷ mean) with experts at home, as planned,
+        and as computed (active mode only). Mean over layers and micro-steps; with suffix `_max`, the maximum.
+        foremoe/rank_capacity_factor_vanilla, rank_capacity_factor: The smallest moe_expert_rank_capacity_factor that
+        drops no rows, with experts at home and as planned; infinity if no factor suffices.
+        foremoe/copies: Experts copied into this rank; in shadow mode, the mean over ranks. foremoe/exposed_seconds:
+        Time that this rank waited for copies (active mode only); on CUDA, time that its stream waited, from events that
+        are read after the step (untested on CUDA). foremoe/planning_seconds: Wall time of planning.
+        foremoe/modelled_seconds_vanilla, modelled_seconds: Forward and backward of this pipeline stage's attention and
+        MoE layers on the modelled cluster, with experts at home and as planned (shadow mode only).
         """
         return dict(self._shadow.metrics() if self._shadow is not None else self._metrics)
 
     def detach(self) -> None:
-        """Ends it: the model is as it was before attach(). Not inside a step."""
+        """Restores the model to its state before attach(). Not allowed inside a step."""
         if self._detached:
             return
         if self._running:
@@ -352,7 +352,7 @@ class Replicas:
             self._shadow.close()
         if self._layers:
             self._shares.close(self._agreement.is_over)
-        while self._made_groups and not self._agreement.is_over:  # after a failure something may be on its way
+        while self._made_groups and not self._agreement.is_over:  # after a failure, transfers may be in progress
             dist.destroy_process_group(self._made_groups.pop())
         self._guests, self._dispatchers, self._moes = [], [], []
         self._detached = True

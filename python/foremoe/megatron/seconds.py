@@ -1,4 +1,4 @@
-"""Seconds that a step would take on a modelled cluster, for shadow mode: by foremoe.evaluate_plan()."""
+"""Modelled duration of a step on a cluster, for shadow mode, computed by foremoe.evaluate_plan()."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import foremoe
 
 
 class Modelled:
-    """Says what planned steps would take: attention, router and MoE layers of a pipeline stage, forward and backward.
-    Dense layers, output head and what crosses pipeline stages are left out; plans do not change them."""
+    """Models the duration of planned steps: attention, router and MoE layers of a pipeline stage, forward and backward.
+    Omits dense layers, the output head and transfers between pipeline stages, which plans do not change."""
 
     def __init__(
         self, cluster: str, model: str | Mapping[str, Any] | None, config: Any, depth: int, threads: int
     ) -> None:
-        """cluster, model: as foremoe.evaluate() takes them; None: shape_of() of the TransformerConfig, config."""
+        """cluster, model: See foremoe.evaluate(). model None: shape_of(config). config: TransformerConfig."""
         self._config = config
         self._model = model
         self._options: dict[str, Any] = {
             "cluster": cluster,
-            # DeepEP and HybridEP send a token once to each node. allgather sends every token to every rank, which no
-            # plan changes; what is modelled of it is an all-to-all.
+            # DeepEP and HybridEP send a token once to each node. allgather sends every token to every rank, with any
+            # plan; it is modelled as an all-to-all.
             "dispatch": "token" if config.moe_token_dispatcher_type == "flex" else "row",
             "bytes_per_parameter": config.params_dtype.itemsize,
             "keep_activations": config.recompute_granularity is None,
@@ -31,7 +31,7 @@ class Modelled:
         }
 
     def expect_known(self, plan: foremoe.Plan, nothing: foremoe.Load) -> None:
-        """Raises InputError of what seconds() would refuse. nothing: a load without rows, of the layers and experts."""
+        """Raises InputError if seconds() would. nothing: Load without rows, for the stage's layers and experts."""
         try:
             self.seconds(plan, nothing)
         except foremoe.InputError as error:
@@ -40,7 +40,7 @@ class Modelled:
             raise foremoe.InputError(f"cluster: {error}", field="cluster") from error
 
     def seconds(self, plan: foremoe.Plan, load: foremoe.Load) -> float:
-        """Of the policy update."""
+        """Returns the modelled seconds of the policy update."""
         model = shape_of(self._config, load.num_layers) if self._model is None else self._model
         of = foremoe.evaluate_plan(plan, load, phase="policy_update", model=model, **self._options).figures
         if not of["ok"]:
@@ -50,10 +50,10 @@ class Modelled:
 
 
 def shape_of(config: Any, layers: int) -> dict[str, Any]:
-    """What foremoe.evaluate() asks of a model, from a TransformerConfig and the number of its MoE layers here.
+    """Returns the model description for foremoe.evaluate(). layers: Number of MoE layers of this pipeline stage.
 
-    A modelled expert has three matrices; one without a gate has two, as if its width were two thirds of it. Shared
-    experts are counted in experts, rounded up.
+    A modelled expert has three matrices. An expert without a gate has two, so it is modelled with two thirds of its
+    width. The shared experts' width is converted to a number of experts, rounded up.
     """
     width = int(config.moe_ffn_hidden_size or config.ffn_hidden_size)
     shared = int(getattr(config, "moe_shared_expert_intermediate_size", None) or 0)

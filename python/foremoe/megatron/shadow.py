@@ -1,9 +1,9 @@
-"""Shadow mode: what balancing would give, told by a step's own routes; nothing of the model is changed.
+"""Shadow mode: estimates the benefit of balancing from a step's own routes, and leaves the model unchanged.
 
-A hook on each router counts on the device how many rows chose each expert. When a micro-batch has passed the last MoE
-layer of a model chunk, its counts begin their way to the host; nobody waits for them. After the step a thread gathers
-the counts [micro_steps, layers, experts] of all ranks, once, and plans. It has a gloo group of its own, since
-Replicas.plan() may plan at any time too.
+A hook on each router counts the rows of each expert on the device. When a micro-batch has passed the last MoE layer of
+a model chunk, its counts are copied to the host asynchronously. After the step a background thread gathers the counts
+[micro_steps, layers, experts] of all ranks, once, and plans. It uses its own gloo group, since Replicas.plan() may run
+at the same time.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from .metrics import figures
 from .plan import PipelineStage
 from .seconds import Modelled
 
-PENDING = 2  # steps that may wait to be planned; the step after that waits for the first of them
+PENDING = 2  # steps that may wait to be planned; a further step waits for the oldest
 _log = logging.getLogger("foremoe")
 
 
 class Shadow:
-    """Counts and plans beside a model that runs as it is."""
+    """Counts rows and plans beside an unchanged model."""
 
     def __init__(
         self, stage: PipelineStage, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any
     ) -> None:
-        """chunks: the MoE layers of each model chunk. modelled: says seconds too. group: of gloo, of the same ranks."""
+        """chunks: MoE layers of each chunk. modelled: Models seconds; None: omitted. group: gloo, of the same ranks."""
         self._stage = stage
         self._modelled = modelled
         self._group = group
         self._shares = Shares(Channel(group), stage.arguments.planning())
         self._open = False
-        # Of the micro-batch that passes each chunk: int32 [layers of chunk, experts], and its layers.
+        # Per chunk, for its current micro-batch: int32 [layers of chunk, experts], and its rows as views.
         self._rows: list[tuple[Tensor, tuple[Tensor, ...]]] = [(torch.empty(0), ())] * len(chunks)
-        self._counted: list[list[Tensor]] = [[] for _ in chunks]  # [chunk][micro-batch], on the host or on their way
+        self._counted: list[list[Tensor]] = [[] for _ in chunks]  # [chunk][micro-batch], on the host or in transit
         self._hooks = [
             layer.router.register_forward_hook(self._hook(chunk, position, len(layers)))
             for chunk, layers in enumerate(chunks)
@@ -58,7 +58,7 @@ class Shadow:
 
     def _hook(self, chunk: int, position: int, layers: int) -> Callable[[Any, Any, Any], None]:
         def count(module: Any, inputs: Any, output: Any) -> None:
-            # Inside a backward pass it is the recomputation of a checkpoint.
+            # Skips recomputations by checkpoints, which run inside a backward pass.
             if not self._open or torch._C._current_graph_task_id() >= 0:
                 return
             routing_map: Tensor = output[1]  # bool [tokens, experts]
@@ -75,7 +75,7 @@ class Shadow:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Counts what runs inside; then plans in the background, unless it ends by an error on any rank."""
+        """Counts the rows of micro-batches run inside, then plans in the background unless any rank had an error."""
         self._expect_closed()
         self._counted = [[] for _ in self._counted]
         self._open, complete = True, False
@@ -117,7 +117,7 @@ class Shadow:
         }
 
     def _seconds(self, modelled: Modelled, load: foremoe.Load, plan: foremoe.Plan) -> dict[str, float]:
-        """Of the step without balancing and as planned, each modelled by one rank; not a number where that failed."""
+        """Models the step without balancing and as planned, each on one rank. Returns NaN where a model failed."""
         rank = self._stage.ranks.rank
         seconds = torch.zeros(2, dtype=torch.float64)
         if rank < 2:
@@ -125,7 +125,7 @@ class Shadow:
                 if rank == 0:
                     plan = foremoe.start_plan(load, "vanilla", in_flight=plan.in_flight).finish()
                 seconds[rank] = modelled.seconds(plan, load)
-            except Exception:  # the other ranks wait
+            except Exception:  # the other ranks wait in all_reduce
                 _log.exception("shadow: the seconds of this step were not modelled")
                 seconds[rank] = torch.nan
         dist.all_reduce(seconds, group=self._group)
@@ -137,11 +137,11 @@ class Shadow:
             raise RuntimeError("a step is running")
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step that was planned."""
+        """Returns the metrics of the last step that was planned."""
         return self._metrics
 
     def close(self) -> None:
-        """Removes the hooks, after all steps have been planned."""
+        """Removes the hooks and waits until all steps have been planned."""
         self._expect_closed()
         for hook in self._hooks:
             hook.remove()
@@ -150,7 +150,7 @@ class Shadow:
 
 
 def _stacked(counted: list[list[Tensor]]) -> Tensor:
-    """int64 [micro_steps, layers, experts]; empty after an error, or where chunks had unlike numbers of them."""
+    """Returns int64 [micro_steps, layers, experts]; empty after an error, or if chunks differ in micro-steps."""
     of_chunks = [of_chunk for of_chunk in counted if of_chunk]
     if not of_chunks or len({len(of_chunk) for of_chunk in of_chunks}) > 1:
         return torch.zeros(0, 0, 0, dtype=torch.int64)

@@ -1,16 +1,16 @@
-"""One planned step of a pipeline stage: turns in order, guests in place, and what was computed.
+"""One planned step of a pipeline stage: order of turns, guest weights, and counts of computed rows.
 
 A turn is a pass of one layer in one micro-step. Passes run in the order of Megatron-LM's schedules without virtual
-pipeline stages (1F1B): a few forwards first, one where there is no pipeline, then a backward and a forward by turns. So
-the n-th forward of a layer is that of micro-step n, and a backward is that of the oldest micro-step in flight. A
-forward inside a backward pass is the recomputation of a checkpoint: it runs its micro-step's turn again.
+pipeline stages (1F1B): some forwards first (one if there is no pipeline), then alternately a backward and a forward. So
+the n-th forward of a layer belongs to micro-step n, and a backward to the oldest micro-step in flight. A forward inside
+a backward pass is a recomputation by a checkpoint: it repeats the forward of its micro-step.
 
 With several micro-steps in flight the forward and the backward of a micro-step are different events of the plan.
-Between them guests may leave and come back; each rank computes the same rows of the same experts in both, but a guest
-may come back into another slot.
+Between them guests may leave and return. Each rank computes the same rows of the same experts in both, but a guest may
+return to another slot.
 
-Under residency `shared` the guests of all layers lie in the same few buffers, and are fetched for each turn. Between a
-forward and its backward a buffer serves other layers, so what autograd keeps of the guests' weights is where they lie.
+Under residency `shared` the guests of all layers share a few buffers and are fetched for each turn. Between a forward
+and its backward other layers use the buffer, so autograd saves positions within the guests' weights, not tensors.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _OUT_OF_ORDER = (
 
 
 class MicroBatchRows:
-    """Where the rows of one layer of one micro-step go, and its guests."""
+    """Row destinations and guests of one layer in one micro-step."""
 
     table: Tensor  # int32 [3, slots of all ranks], see slot_table(); on the device
-    planned: Tensor  # int32 [experts], rows of this rank; on the device
+    planned: Tensor  # int32 [experts], planned rows of this rank; on the device
 
     def __init__(self, step: Step, turn: LayerTurn, of: foremoe.RankTurn) -> None:
-        """of: whose slots serve the rows, the turn's forward or its backward."""
+        """of: Forward or backward turn whose slots serve the rows."""
         self._step = step
         self.turn = turn
         self._again: MicroBatchRows | None = None
@@ -65,13 +65,13 @@ class MicroBatchRows:
 
     @property
     def again(self) -> MicroBatchRows:
-        """As a checkpoint computes them again."""
+        """Returns the rows for recomputation by a checkpoint."""
         return self._again or self
 
     def computed_again(self, backward: foremoe.RankTurn, guests: list[int], guests_before: list[int]) -> MicroBatchRows:
-        """The rows as a checkpoint computes them again, where the plan moves guests between forward and backward.
+        """Creates the rows for recomputation by a checkpoint if the plan moves guests between forward and backward.
 
-        guests, guests_before: experts in this rank's guest slots then and in the forward, −1 where a slot has no rows.
+        guests, guests_before: Experts in this rank's guest slots in the backward and in the forward; −1: no rows.
         """
         self._again = MicroBatchRows(self._step, self.turn, backward)
         if guests != guests_before:
@@ -79,18 +79,18 @@ class MicroBatchRows:
         return self._again
 
     def to_slots(self, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row goes to the slot that the plan gives it. Does not wait for the device.
+        """Maps rows from experts to the planned slots. Does not wait for the device.
 
         bool [tokens, experts], [tokens, experts] → bool [tokens, slots of all ranks], [tokens, slots of all ranks].
         """
         expert, first, end = self.table.unbind()
         expert = expert.long()
-        # Looked at when the step ends.
+        # Read at the end of the step.
         others = (routing_map.sum(0, dtype=torch.int32) != self.planned).any()
         if self.turn.micro_step == 0 and (target := replayed(self._step.moes[self.turn.layer].layer)) is not None:
             others |= ~routing_map.gather(1, target.to(routing_map.device).long()).all()
         self._step.others[self.turn.micro_step, self.turn.layer] |= others
-        place = (routing_map.cumsum(0, dtype=torch.int32) - 1)[:, expert]  # of the row among its expert's here
+        place = (routing_map.cumsum(0, dtype=torch.int32) - 1)[:, expert]  # index among the expert's rows
         mine = routing_map[:, expert] & (place >= first) & (place < end)
         return mine, probs[:, expert] * mine
 
@@ -101,7 +101,7 @@ class MicroBatchRows:
         return self.run_guests_in_place(rows, probs)
 
     def run_guests_in_place(self, rows: Tensor, probs: Tensor) -> Tensor:
-        """Rows of the guest slots of this turn."""
+        """Computes rows of the guest slots with the weights of the current turn."""
         step, weights = self._step, self.turn.weights()
         guests, tokens = step.guests[self.turn.layer], self.tokens[self.homes :]
         if not step.engine.guests.are_lent:
@@ -112,17 +112,17 @@ class MicroBatchRows:
             return guests(rows, tokens, probs)
 
     def computed(self, rows: int) -> None:
-        """How many rows this rank computes."""
+        """Records the number of rows that this rank computes."""
         self._step.computed[self.turn.micro_step, self.turn.layer] = rows
 
     @torch.no_grad()
     def backward_ends(self) -> list[Tensor | None]:
-        """Gradients that came home, for each of the layer's own parameters that are trained."""
+        """Ends the backward turn. Returns gradients from guests for the layer's trained parameters; see _add()."""
         step, turn, layer = self._step, self.turn, self.turn.layer
         engine = step.engine
         if step.guests:
             sums = step.guests[layer].sum_gradients()
-            if engine.guests.are_lent:  # they go home now, and the next turn's are summed in the same place
+            if engine.guests.are_lent:  # sent home now; the next turn reuses the sums
                 turn.add_gradients(sums)
         turn.end_backward()
         if turn.micro_step == engine.num_micro_steps - 1:
@@ -130,7 +130,7 @@ class MicroBatchRows:
         if layer == 0:
             step.backward_ran(turn.micro_step)
         if engine.guests.are_lent and step.has_main_grads:
-            # Kept until its layer's next backward pass, it would take as much memory as sums of all layers.
+            # Held until each layer's next backward, these gradients would need as much memory as all layers' sums.
             for other, moe in enumerate(step.moes):
                 for (home, name), gradient in engine.guests.take_home(other).items():
                     _add(moe.own[name][home], gradient)
@@ -144,11 +144,11 @@ class MicroBatchRows:
 
 
 class _MovedGuests(torch.autograd.Function):
-    """Rows of guests whose backward finds them in other slots than their forward. It computes the forward again."""
+    """Computes rows of guests whose slots differ between forward and backward. Backward recomputes the forward."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: MicroBatchRows, order: list[int]) -> Tensor:
-        """order: [guest slot of the backward], guest slot of the forward; −1 where a slot has no rows."""
+        """order: By guest slot of the backward, guest slot of the forward; −1 for a slot without rows."""
         ctx.save_for_backward(rows, probs)
         ctx.turn, ctx.order = turn, order
         return turn.run_guests_in_place(rows, probs)
@@ -167,7 +167,7 @@ class _MovedGuests(torch.autograd.Function):
         with torch.enable_grad():
             out = turn.again.run_guests_in_place(rows, probs)
         torch.autograd.backward(out, moved(grads[0]))
-        place = moved(torch.arange(sum(sizes), device=rows.device))  # of each of the moved rows
+        place = moved(torch.arange(sum(sizes), device=rows.device))  # original index of each moved row
 
         def back(of: Tensor) -> Tensor | None:
             return None if of.grad is None else torch.empty_like(of.grad).index_copy(0, place, of.grad)
@@ -176,7 +176,7 @@ class _MovedGuests(torch.autograd.Function):
 
 
 def _add(parameter: torch.nn.Parameter, gradient: Tensor | None) -> Tensor | None:
-    """Adds a gradient where DistributedDataParallel sums those of micro-batches; without it, returns it to autograd."""
+    """Adds the gradient to main_grad, where DistributedDataParallel sums; returns it if there is no main_grad."""
     if gradient is None:
         return None
     held: Tensor | None = getattr(parameter, "main_grad", None)
@@ -207,13 +207,13 @@ class Step:
         # Micro-steps whose forward has begun and whose backward has not ended, in order.
         self._in_flight: collections.deque[list[MicroBatchRows]] = collections.deque()
         self.computed = np.zeros((self.engine.num_micro_steps, len(self.moes)), np.int64)  # rows
-        # Where this rank's rows were others than planned.
+        # [micro-step, layer], on the device: whether this rank's rows differed from the plan.
         self.others = torch.zeros(*self.computed.shape, dtype=torch.bool, device=ranks.device)
         self._trained = [self.engine.guests.trained(i) if self.engine.has_backward else set() for i in range(len(moes))]
-        self._sums: list[dict[str, Tensor]] = []  # of guests' gradients: [layer], or one for all; by name [slots, …]
+        self._sums: list[dict[str, Tensor]] = []  # guests' gradients, by layer or one for all: by name [slots, …]
         for layer in range(len(self.guests)):
             self._make_sums(layer, gradients)
-        self._consulted = [0] * len(self.moes)  # times that each router was, before the layer's first forward
+        self._consulted = [0] * len(self.moes)  # router calls before each layer's first forward
         self._hooks = [moe.layer.router.register_forward_hook(self._count(i)) for i, moe in enumerate(self.moes)]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-megatron")
         self._prepared: Future[_Prepared] | None = self._pool.submit(self._prepare, 0)
@@ -225,7 +225,7 @@ class Step:
         return count
 
     def _expect_replayed(self, layer: int) -> None:
-        """Raises RuntimeError where the router of the first micro-step was not asked once for what it replays."""
+        """Raises RuntimeError unless the router ran exactly once in micro-step 0 and replays given routes."""
         moe, times = self.moes[layer], self._consulted[layer]
         self._hooks[layer].remove()
         if times != 1:
@@ -244,14 +244,14 @@ class Step:
             self.point_guests(layer, weights)
 
     def point_guests(self, layer: int, weights: dict[str, Tensor]) -> None:
-        """From now on the layer's guests have these weights, by name [guest slots, …]."""
+        """Points the layer's guests at these weights, by name [guest slots, …]."""
         sums = self._sums[0 if self.engine.guests.are_lent else layer]
         self.guests[layer].point_at(weights, {name: sums[name] for name in self._trained[layer]})
 
     def rows_of(self, layer: int) -> MicroBatchRows:
-        """Those of the forward of this layer that begins."""
+        """Begins the layer's next forward or a recomputation, and returns its rows."""
         if torch._C._current_graph_task_id() >= 0:
-            # Its backward comes next, and that is the oldest micro-step's.
+            # A recomputation belongs to the oldest micro-step in flight, whose backward is running.
             rows = self._in_flight[0][layer] if self._in_flight else None
             if rows is None or not rows.turn.ran:
                 name = self.moes[layer].name
@@ -263,7 +263,7 @@ class Step:
         return rows
 
     def _following(self, layer: int) -> MicroBatchRows:
-        """Those of the layer's next micro-step."""
+        """Returns the rows of the layer's next micro-step."""
         name, micro_step = self.moes[layer].name, self._next[layer]
         if micro_step == self.engine.num_micro_steps:
             raise RuntimeError(f"{name}: ran once more than the {micro_step} micro-steps of the plan")
@@ -281,12 +281,12 @@ class Step:
         return rows
 
     def backward_ran(self, micro_step: int) -> None:
-        """Through all layers."""
+        """Retires a micro-step after the backward of its first layer, the last to run."""
         assert self._in_flight[0][0].turn.micro_step == micro_step
         self._in_flight.popleft()
 
     def _prepare(self, micro_step: int) -> _Prepared:
-        """In the background, while the micro-step before runs."""
+        """Prepares a micro-step in the background while the previous one runs."""
         engine = self.engine
         engine.wait_for(micro_step)
         made: list[MicroBatchRows] = []
@@ -309,7 +309,7 @@ class Step:
         return _Prepared(made, of_tables, self._pinned(np.stack(tables)), self._pinned(rows_of_rank))
 
     def _served(self, turn: foremoe.RankTurn) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The expert of each slot with rows, of all ranks: [ranks, slots]; −1 where there are none."""
+        """Returns the expert of each slot of all ranks, [ranks, slots]; −1 for slots without rows."""
         experts, tokens = self.engine.plan._slots_of_event(turn.event)
         return np.where(tokens[turn.layer] > 0, experts[turn.layer], -1)
 
@@ -330,9 +330,9 @@ class Step:
         self._in_flight.append(prepared.rows)
 
     def other_rows(self) -> list[list[int]]:
-        """(micro-step, layer) where rows of any rank of the plan were not those of it. Collective, once.
+        """Returns each (micro-step, layer) where rows of any rank differed from the plan. Collective; call once.
 
-        metrics() is known from then on.
+        Call it before metrics().
         """
         own = torch.stack([torch.from_numpy(self.computed).to(self._ranks.device), self.others.long()])
         computed, others = gathered(own, self._ranks.group, -1).cpu().unbind()
@@ -348,14 +348,14 @@ class Step:
         }
 
     def close(self, complete: bool) -> None:
-        """Ends the step. complete: after all that was sent has arrived; else as soon as can be."""
+        """Ends the step. complete: Waits for all transfers; otherwise ends at once."""
         for hook in self._hooks:
             hook.remove()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.engine.close(complete)
         for of in self.guests:
             of.release()
-        # Rows refer to this step: with them its tensors would live until garbage is collected.
+        # Rows refer to this step. The cycle would keep its tensors alive until garbage collection.
         self._in_flight.clear()
         self._sums.clear()
         self._prepared = None
@@ -363,9 +363,9 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """A micro-step before it runs."""
+    """A micro-step prepared in advance."""
 
     rows: list[MicroBatchRows]
-    of_tables: list[MicroBatchRows]  # all of them, with those of recomputations that differ
+    of_tables: list[MicroBatchRows]  # `rows`, and those of recomputations that differ
     tables: Tensor  # int32 [of_tables, 3, slots of all ranks], on the host
-    planned: Tensor  # int32 [layers, experts], rows of this rank; on the host
+    planned: Tensor  # int32 [layers, experts], planned rows of this rank; on the host

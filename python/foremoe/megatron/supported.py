@@ -1,7 +1,4 @@
-"""Which versions and configurations of Megatron-LM foremoe.megatron serves; all others are refused by name.
-
-Every name of Megatron-LM that is used is read here or in experts.py, dispatch.py and shadow.py.
-"""
+"""Checks that foremoe.megatron supports the version and configuration of Megatron-LM. Refusals name the field."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from .experts import MoE
 
 FIRST, LAST = (0, 16), (0, 19)
 DISPATCHERS = ("allgather", "alltoall", "flex")
-FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # run with stand-ins for their kernels, never on a GPU
+FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # tested with stand-ins for their kernels, never on a GPU
 
-# Fields of TransformerConfig: what they may be, and why no more. One that a version does not have may be anything.
+# Fields of TransformerConfig: allowed values, and the reason. A field that a version lacks passes.
 _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "virtual_pipeline_model_parallel_size": ((None, 1), "chunks run by turns; mode='shadow' serves it"),
     "expert_tensor_parallel_size": ((None, 1), "an expert must lie on one rank"),
@@ -50,7 +47,7 @@ _MUST_BE_IN_SHADOW = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_gra
 
 
 def expect_version() -> str:
-    """The version of megatron-core. Raises ImportError where it is missing or of one that is not served."""
+    """Returns the version of megatron-core. Raises ImportError if it is missing or unsupported."""
     try:
         import megatron.core
     except ImportError as error:
@@ -69,14 +66,14 @@ def _spelled(version: tuple[int, int]) -> str:
 
 
 def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
-    """(name, layer) of the MoE layers of a model chunk, in its order, wrapped as it is."""
+    """Returns (name, layer) of a chunk's MoE layers, in its order. The chunk may be wrapped."""
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
     return [(name, module) for name, module in chunk.named_modules() if isinstance(module, MoELayer)]
 
 
 def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
-    """What must be alike of a pipeline stage's MoE layers on all of its ranks, by name. weights: of experts too."""
+    """Returns the facts, by name, that must be equal on all ranks of a pipeline stage. weights: Include experts."""
     facts = {"model_chunks": str(len(chunks))}
     for i, chunk in enumerate(chunks):
         layers = moe_layers(chunk)
@@ -93,9 +90,9 @@ def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
 
 
 def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode: str, stages: int) -> None:
-    """Raises InputError that names the configuration's field, its value and what it must be.
+    """Raises InputError with the unsupported field, its value and the values it may have.
 
-    stages: of the pipeline; where there are several, this one may have no MoE layer.
+    stages: Number of pipeline stages. If there are several, this one may have no MoE layer.
     """
     if not layers and mode == "active" and stages == 1:
         raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
@@ -135,14 +132,14 @@ def _has_replay(layer: Any) -> bool:
 
 
 def replayed(layer: Any) -> Any:
-    """The experts that the layer's router replays in a forward, integers [tokens, top_k]; None where it does not."""
+    """Returns the experts that the router replays in a forward, integers [tokens, top_k]; None if it replays none."""
     own = getattr(layer.router, "router_replay", None)
     action = getattr(getattr(own, "router_replay_action", None), "value", "")
     return own.target_topk_idx if own is not None and action == "replay_forward" else None
 
 
 def unreplayed(layer: Any) -> str:
-    """Why the layer's router replays nothing although routes were given to it or to others; "" where it replays."""
+    """Returns why the router replays nothing although it or another was given routes; "" if there is no problem."""
     own = getattr(layer.router, "router_replay", None)
     if own is None or own.router_replay_action is not None:
         return ""
@@ -176,7 +173,7 @@ def _expect_config(config: Any, name: str, mode: str) -> None:
 
 
 def expect_alike(layers: list[tuple[str, Any]]) -> None:
-    """Raises InputError unless all MoE layers have as many experts on the same ranks, of which there are several."""
+    """Raises InputError unless layers have equal numbers of experts, top-k and ranks, and there are several ranks."""
     for i, (name, layer) in enumerate(layers):
         first = layers[0][1]
         if layer.ep_group != first.ep_group or any(
@@ -196,7 +193,7 @@ def expect_alike(layers: list[tuple[str, Any]]) -> None:
 
 
 def expect_lendable(chunks: Sequence[Any], moes: Sequence[MoE]) -> None:
-    """Raises InputError where layers cannot lend each other the slots of their guests, as under residency shared."""
+    """Raises InputError if layers cannot share guest buffers, as residency shared requires."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
     for moe in moes:
@@ -209,7 +206,7 @@ def expect_lendable(chunks: Sequence[Any], moes: Sequence[MoE]) -> None:
     for block in (module for chunk in chunks for module in chunk.modules() if isinstance(module, TransformerBlock)):
         config = block.config
         if (config.recompute_granularity, config.recompute_method) != ("full", "uniform"):
-            continue  # of single layers, or of parts of them
+            continue  # its checkpoints hold at most one layer
         for begin in range(0, len(block.layers), config.recompute_num_layers):
             checkpointed = block.layers[begin : begin + config.recompute_num_layers]
             if len(moe_layers(checkpointed)) > 1:

@@ -29,8 +29,8 @@ def with_channels(
         agree: Whether ranks agree about copies by the host path.
     """
     backend = dist.get_backend(ranks.group)
-    # On gloo rows have a group of their own, which ends when a rank fails. On NCCL one would take memory, and would not
-    # end.
+    # On gloo, rows use a separate group, which closes when a rank fails. On NCCL it would take memory and could not be
+    # closed.
     of_all = sorted(rank for group in grid for rank in group)
     wanted: dict[str, tuple[Any, str]] = {"rows": (ranks.group, backend)} if backend == "gloo" else {}
     if copy_group is None:
@@ -46,7 +46,7 @@ def with_channels(
     made = make_groups(list(wanted.values()), ranks.device)
     channels = {name: Channel(group, is_own=True) for name, group in zip(wanted, made, strict=True)}
     if copy_group is not None:
-        # The first operation of a group must be one that all ranks take part in.
+        # All ranks must participate in the first operation of a group.
         dist.all_reduce(torch.zeros(1, device=ranks.device), group=copy_group)
     failures = Failures(f"{groups_made()}/{of_all}", of_all, dist.get_rank(), list(channels.values()))
     copies = channels.get("copies", Channel(copy_group))

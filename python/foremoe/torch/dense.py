@@ -71,13 +71,13 @@ class Dense:
         self._wrapped: Any = None  # what wrap() returned
         self.sharded: set[str] = set()  # names of parameters that other code shards
         self._compared: dict[str, torch.nn.Parameter] = {}  # must be the same on all ranks
-        self._beside: dict[str, torch.nn.Parameter] = {}  # of these, not the model's: trained by the experts' optimizer
+        self._beside: dict[str, torch.nn.Parameter] = {}  # of these, those outside the model in the experts' optimizer
         self._averaged_by_drain: list[torch.nn.Parameter] = []
         self._ddp: Any = None  # DistributedDataParallel in which the last layer ran
-        self._in_no_sync = False  # the last layer ran
+        self._in_no_sync = False  # whether the last layer ran in no_sync()
         self._has_drained = False
         self.drains = False  # a phase has begun whose drain() will average gradients
-        self.is_sharded = experts.is_sharded  # by FSDP2, as by who shards experts
+        self.is_sharded = experts.is_sharded  # whether FSDP2 shards these parameters or the experts
         experts.begin_home_pass = self._begin_home_pass
 
     @property
@@ -107,7 +107,7 @@ class Dense:
                 raise foremoe.InputError(
                     f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
                 )
-            if wrapper in (None, "fsdp2"):  # DistributedDataParallel broadcasts rank 0's
+            if wrapper in (None, "fsdp2"):  # DistributedDataParallel broadcasts rank 0's instead
                 given.expect_alike(digests_of(_unsharded(self._dense_of(model), named)), hint=_AT_FIRST)
         self.model, self.sharded = model, named
         self.is_sharded = is_sharded or wrapper == "fsdp2"

@@ -74,14 +74,14 @@ def exchanged(
         [tokens, hidden].
     """
     token = to.order // gates.shape[1]
-    # The dispatch is the last of the layer's backward, the combine the first.
+    # In the layer's backward pass, the combine's exchange is first and the dispatch's is last.
     received = AllToAll.apply(hidden[token], to.send, to.recv, channel, None, after)[to.to_slots]
     computed = compute(received)
     back = torch.empty_like(computed).index_copy(0, to.to_slots, computed)
     returned = AllToAll.apply(back, to.recv, to.send, channel, before, None)
     weighted = returned * gates.reshape(-1)[to.order, None].to(returned.dtype)
-    # The rows of a token are summed in a fixed order, in float32 where they are narrower, as in transformers. On CUDA,
-    # index_add() would add them in any order and round each sum.
+    # Sums the rows of a token in a fixed order, in float32 for narrower types, as transformers does. On CUDA,
+    # index_add() would add them in an undefined order and round each sum.
     of_tokens = weighted.new_zeros(gates.numel(), hidden.shape[1]).index_copy(0, to.order, weighted)
     out: Tensor = of_tokens.view(*gates.shape, hidden.shape[1]).sum(1).to(hidden.dtype)
     return out

@@ -1,4 +1,4 @@
-"""What a phase did beside its plan, and what it was worth."""
+"""Deviations of a phase from its plan, and the figures of the phase."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .spread import SpreadExperts
 
 
 class BesidePlan:
-    """fallbacks: (micro-step, layer) that ran at homes, not as planned. skipped: micro-steps of this rank whose
-    backward was left out. differs: [layer], bool []: whether it ran other
-    experts than were replayed; None where it has not run. The others are int64 [micro_steps, layers, ranks], and until
-    share() of this rank alone.
+    """Deviations of a phase from its plan. Arrays are int64 [micro_steps, layers, ranks]; until share() is called, they
+    contain only this rank's rows.
 
-    unplanned: rows (tokens at one of their experts) that each rank computed beside those that were planned for it;
-    negative where it computed fewer. mismatched: rows of each rank that went home because their expert was not
-    recorded. mismatched_tokens: those that have such rows. sample: for the comparison of routes; None where they may
-    be any. read: float64 [], dropped rows that gradients reached, summed over layers.
+    fallbacks: (micro-step, layer) that ran at homes instead of as planned. skipped: Micro-steps of this rank without
+    their backward. differs: Per layer, bool []: whether it ran other experts than replayed; None if it has not run.
+    unplanned: Rows (tokens at one of their experts) that each rank computed minus rows planned for it. mismatched: Rows
+    of each source rank served at home because their expert was not recorded. mismatched_tokens: Tokens with such rows.
+    sample: For the comparison of routes; None if any routes are accepted. read: float64 [], dropped rows that gradients
+    reached, summed over layers.
     """
 
     def __init__(self, routes: Routes, experts: SpreadExperts) -> None:
@@ -49,15 +49,15 @@ class BesidePlan:
         self._shares = routes.on_mismatch == "home" or bool(routes.num_unrouted.any())
 
     def refusal(self, ranks: Ranks) -> str:
-        """Why routes of any rank are not those of their rows; "". Sums `read` over ranks. Collective; waits for the
-        device."""
+        """Returns why a rank's routes do not belong to its rows, or "". Sums `read` over ranks. Collective; waits for
+        the device."""
         own = np.concatenate([[self.read.item()], self.sample.numbers() if self.sample is not None else []])
         numbers = gathered(torch.from_numpy(own).to(ranks.device), ranks.rows.group).cpu().numpy()
         self.read = torch.tensor(numbers[:, 0].sum())
         return judge(numbers[:, 1:]) if self.sample is not None else ""
 
     def share(self, ranks: Ranks) -> None:
-        """Tells all ranks what each computed beside the plan. Collective."""
+        """Sums the deviations over ranks. Collective."""
         if self._shares:
             mine = np.stack([self.unplanned, self.mismatched, self.mismatched_tokens])
             of_all = torch.from_numpy(mine).to(ranks.device)
@@ -68,7 +68,7 @@ class BesidePlan:
 def figures_of(
     plan: foremoe.Plan, guests: Guests, routes: Routes, beside: BesidePlan, experts: SpreadExperts
 ) -> dict[str, Any]:
-    """As Phase.figures() tells."""
+    """Returns the figures documented at Phase.figures()."""
     at_homes = rows_at_homes(routes.counts)
     planned = planned_rows(plan)
     computed = planned + beside.unplanned

@@ -24,14 +24,14 @@ class PhaseGradients:
     def __init__(self, experts: SpreadExperts, dense: Dense) -> None:
         self._experts, self._dense = experts, dense
         parameters = [*experts.parameters(), *dense.named_parameters().values()]
-        # A gradient that is a view lies in a bucket of DistributedDataParallel, which its next backward overwrites.
+        # Gradients that are views belong to a bucket of DistributedDataParallel, whose next backward overwrites them.
         self._before = [
             (weight, grad, grad.clone() if grad is not None and grad._is_view() else grad)
             for weight, grad in ((weight, weight.grad) for weight in parameters if weight.requires_grad)
         ]
         own = {id(weight) for weight in experts.parameters()}
         for weight, grad, _ in self._before:
-            # Zeros tell Accumulated of a zero_grad() in the phase, which would not reach the gradients taken away.
+            # Zeros let Accumulated detect zero_grad() in the phase, which would not reach the stored gradients.
             weight.grad = torch.zeros_like(weight) if grad is not None and id(weight) in own else None
         dense.drains = True
         self._accumulated = [Accumulated(weight) for weight in experts.parameters() if weight.requires_grad]

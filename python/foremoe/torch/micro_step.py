@@ -144,7 +144,7 @@ class MicroStep:
         had_graph = turn.has_graph
         turn.begin_forward()
         if torch.is_grad_enabled() and turn.backward >= 0 and not hidden.requires_grad:
-            hidden = hidden.detach().requires_grad_()  # the exchanges of the backward pass take place all the same
+            hidden = hidden.detach().requires_grad_()  # so that the backward pass runs its exchanges
         chosen = getattr(layer, "own_choice", None)
         if self._beside.sample is not None and of.sampled is not None and chosen is not None:
             self._beside.sample.note(self._number, index, of.sampled, chosen)
@@ -159,7 +159,7 @@ class MicroStep:
 
         out = exchanged(hidden, gates, to, ranks.rows, compute, before=turn.begin_backward, after=turn.end_backward)
         if of.unrouted is not None and of.slots is None:
-            # Autograd runs what came last first: these exchanges, then those of the plan, on all ranks alike.
+            # Autograd runs in reverse order: these exchanges, then those of the plan, on all ranks.
             rows = of.unrouted
             of_unrouted, computed_here = self._experts.at_homes(index, hidden[rows], ids[rows], gates[rows])
             self._beside.unplanned[self._number, index, ranks.rank] = computed_here
@@ -215,7 +215,7 @@ class MicroStep:
             turn = self._planned.turns.at_homes("forward", self._number, of.turn.layer)
             of.at_homes = self._dispatch_of(turn, to_device([self._tables(turn)], self._experts.ranks.device)[0])
         if not had_graph:
-            of.planned = of.at_homes  # as a checkpoint computes it again
+            of.planned = of.at_homes  # used by recomputations
         return of.at_homes
 
     def _dispatch(self, of: LayerRows, ids: Tensor) -> Dispatch:
@@ -228,7 +228,7 @@ class MicroStep:
             found, before = ((ids != of.recorded) & routed).any(), beside.differs[layer]
             beside.differs[layer] = found if before is None else before | found
             return of.planned
-        # What a checkpoint computes again goes where it went, even if rounding has changed the router's scores.
+        # Recomputed rows go to the same slots, even if rounding changes the router's scores.
         self._experts.layers[layer].replay(ids)
         num_slots = self._planned.plan.num_slots
         slots, as_recorded = chosen_slots(of.slots, of.recorded, ids, own=ranks.homes, slots=num_slots)

@@ -1,18 +1,18 @@
 """Tests whether the routes of a phase belong to its rows.
 
-Each rank keeps the experts that its routers would have chosen for a sample of rows. When the phase ends, it compares
+Each rank records the experts that its routers would have chosen for a sample of rows. When the phase ends, it compares
 them with the recorded experts of these rows, of neighbouring rows, of other micro-steps and of other layers.
 
-Agreement is (a − c) ÷ (u − c). a: recorded experts among the router's own, summed over rows and layers. c: the mean of
-a over all permutations of the rows. u: the largest a that the experts' counts allow. Routes of other rows have
-agreement 0 but for chance; its standard error s is that over all permutations (Hoeffding's combinatorial statistic).
-Routes that older weights chose had 0.33 or more in toys, after 20 steps of AdamW at a learning rate of 0.01, when 28 to
-55 % of the recorded experts were still among the router's own.
+Agreement is (a − c) ÷ (u − c). a: number of recorded experts that the router would choose too, summed over rows and
+layers. c: mean of a over all permutations of the rows. u: largest a that the experts' counts allow. Routes of other
+rows have an expected agreement of 0, with the standard error s of a over all permutations, ÷ (u − c) (Hoeffding's
+combinatorial statistic). Routes chosen by older weights had 0.33 or more in toy models, after 20 steps of AdamW at a
+learning rate of 0.01, when the router would still choose 28 to 55 % of the recorded experts.
 
-Routes are refused where the agreement of all ranks, of one rank or of one of its micro-steps is below a limit: FOREIGN,
-or 3 s if that is more, but no more than STALE − 3 s. Where this leaves less than LEAST there are too few rows to judge.
-So routes with an agreement of STALE are refused in about 0.13 % of the pools that are judged, and others in fewer. Of
-180 toys, with 64 to 384 rows in 2 to 4 layers, no honest routes were refused, and of shuffled ones 99 %.
+Routes are refused if the agreement of all ranks, of one rank or of one of its micro-steps is below a limit: the larger
+of FOREIGN and 3 s, but at most STALE − 3 s. If the limit is below LEAST, there are too few rows to judge. So routes
+with an agreement of STALE are refused in about 0.13 % of the judged pools, and routes with a higher one less often. In
+180 toy runs, with 64 to 384 rows in 2 to 4 layers, no correct routes and 99 % of shuffled routes were refused.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 
 SAMPLE = 64
-"""Rows of a micro-step."""
+"""Most rows sampled per micro-step."""
 LEAST, FOREIGN, STALE, ERRORS = 0.03, 0.1, 0.3, 3.0
 CLEARLY, CERTAIN = 0.3, 5.0
-"""Routes of another place must agree better by this part of u − c, and by as many standard errors of the difference."""
+"""Routes of another place must agree better by this fraction of u − c, and by this number of standard errors."""
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Ids = np.ndarray[Any, np.dtype[np.int32]]
-Where = tuple[str, int, int]  # kind of the place, and what it is of: see _WORDS
+Where = tuple[str, int, int]  # kind of place, and its two numbers: see _WORDS
 
 _WORDS = {
     "rows": "rows {1:+d} beside them",
@@ -43,10 +43,10 @@ _KINDS = ["", *_WORDS]
 
 
 class Sample:
-    """What routers would have chosen for some rows of each micro-step. note() does not wait for the device."""
+    """Routers' own choices for a sample of rows of each micro-step. note() does not wait for the device."""
 
     def __init__(self, recorded: Sequence[Tensor], num_experts: int, device: torch.device) -> None:
-        """recorded: [micro-step] integers [rows, layers, top_k], negative in rows without a route."""
+        """recorded: Per micro-step, integers [rows, layers, top_k], negative in rows without a route."""
         self._recorded = [of.numpy() for of in recorded]
         self._num_experts = num_experts
         self.rows = [torch.from_numpy(_drawn(of, m)) for m, of in enumerate(self._recorded)]
@@ -54,11 +54,11 @@ class Sample:
         self._chosen = torch.full((len(recorded), layers, SAMPLE, top_k), -1, dtype=torch.int32, device=device)
 
     def note(self, micro_step: int, layer: int, rows: Tensor, chosen: Tensor) -> None:
-        """rows: those of `rows`, on the device. chosen: [tokens, top_k], the router's own experts."""
+        """Records the router's choices. rows: Sampled rows, on the device. chosen: Its choices, [tokens, top_k]."""
         self._chosen[micro_step, layer, : len(rows)] = chosen.index_select(0, rows).to(torch.int32)
 
     def numbers(self) -> Numbers:
-        """What judge() needs of this rank, of one size on all ranks. Waits for the device."""
+        """Returns this rank's row for judge(), of equal length on all ranks. Waits for the device."""
         chosen = self._chosen.cpu().numpy()
         found = np.zeros((len(chosen), 4))
         best: tuple[float, Where] = (0.0, ("", 0, 0))
@@ -90,7 +90,7 @@ class Sample:
 
 
 def judge(numbers: Numbers) -> str:
-    """Why routes are not those of their rows; "" where they may be. numbers: [rank, …], as numbers() has them."""
+    """Returns why routes do not belong to their rows, or "". numbers: Results of numbers(), [rank, …]."""
     moments = numbers[:, 3:].reshape(len(numbers), -1, 4)
     for rank, (kind, a, b) in enumerate(numbers[:, :3].astype(int).tolist()):
         if kind:
@@ -112,7 +112,7 @@ def judge(numbers: Numbers) -> str:
 
 
 def _agreement(moments: Numbers) -> tuple[float, float]:
-    """The agreement, and the limit for it; that is below LEAST where too few rows can say."""
+    """Returns the agreement and its limit; the limit is below LEAST if there are too few rows to judge."""
     found, mean, most, variance = moments.tolist()
     if most - mean <= 0.05 * most:
         return 0.0, 0.0
@@ -121,7 +121,7 @@ def _agreement(moments: Numbers) -> tuple[float, float]:
 
 
 def _drawn(recorded: Ids, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Rows with a route, ascending."""
+    """Draws up to SAMPLE rows with a route, ascending."""
     rows = np.flatnonzero((recorded[:, :, 0] >= 0).any(1))
     if len(rows) > SAMPLE:
         rows = np.sort(np.random.default_rng(seed).choice(rows, SAMPLE, replace=False))
@@ -129,14 +129,14 @@ def _drawn(recorded: Ids, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _one_hot(ids: Ids, num_experts: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """float32 [rows, layers, experts]; zeros where ids, [rows, layers, top_k], are negative."""
+    """Returns float32 [rows, layers, experts] for ids [rows, layers, top_k]; negative ids add nothing."""
     table = np.zeros((*ids.shape[:2], num_experts + 1), np.float32)
     np.put_along_axis(table, np.where(ids < 0, num_experts, ids), 1, 2)
     return table[:, :, :-1]
 
 
 def _moments(picked: Any, here: Any) -> list[float]:
-    """Of one micro-step: a, c, u and the variance of a over all orders of rows."""
+    """Returns a, c, u of one micro-step, and the variance of a over all permutations of its rows."""
     rows = len(picked)
     of_pairs = picked.reshape(rows, -1) @ here.reshape(rows, -1).T  # [row that runs, row that is recorded]
     centred = of_pairs - of_pairs.mean(0) - of_pairs.mean(1, keepdims=True) + of_pairs.mean()
@@ -146,20 +146,20 @@ def _moments(picked: Any, here: Any) -> list[float]:
 
 
 def _excess(picked: Any, there: Any) -> Numbers:
-    """float64 [rows]: experts of `there` among those that were picked, less what other rows of it have in the mean."""
+    """Returns float64 [rows]: experts of `there` that were picked, minus their mean over all rows of `there`."""
     found: Numbers = (picked * (there - there.mean(0))).sum((1, 2)).astype(np.float64)
     return found
 
 
 def _gain(differences: Numbers, moments: Numbers) -> float:
-    """By how many standard errors of the difference another place agrees better; 0 where it is not clear."""
+    """Returns by how many standard errors another place agrees better; 0 if not significant."""
     error = max(float(differences.std()) * len(differences) ** 0.5, 1e-9)
     gain = float(differences.sum())
     return gain / error if gain > max(CLEARLY * (moments[2] - moments[1]), CERTAIN * error) else 0.0
 
 
 def _of_layers(picked: Any, here: Any) -> tuple[Any, Any, int]:
-    """Sums over rows, and of squares, of how much better each layer's choice agrees with another layer's routes."""
+    """Returns sums and sums of squares, over rows, of each layer's gain with other layers' routes; number of rows."""
     centred = here - here.mean(0)
     of_pairs = np.einsum("rle,rme->rlm", picked, centred, optimize=True)  # [rows, layer, layer that is recorded]
     differences = of_pairs - np.einsum("rll->rl", of_pairs)[:, :, None]
@@ -167,7 +167,7 @@ def _of_layers(picked: Any, here: Any) -> tuple[Any, Any, int]:
 
 
 class _Differences:
-    """Sums of _of_layers() over micro-steps."""
+    """Accumulates _of_layers() over micro-steps."""
 
     def __init__(self) -> None:
         self._sums: Any = 0.0
@@ -178,7 +178,7 @@ class _Differences:
         self._sums, self._squares, self._rows = self._sums + sums, self._squares + squares, self._rows + rows
 
     def best(self, moments: Numbers) -> tuple[float, Where]:
-        """moments: of all layers together."""
+        """Returns the most significant gain and its place. moments: Sums over all layers and micro-steps."""
         if not self._rows:
             return 0.0, ("", 0, 0)
         layers = len(self._sums)

@@ -1,4 +1,4 @@
-"""The state of an optimizer of a spread model, whole and by parameter names, to resume on another number of ranks."""
+"""Complete optimizer state of a spread model, by parameter names, for resuming on another number of ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foremoe._engine.together import refused_together
 from .saving import distributed, entries_of, expect_shape, unwrapped, whole_copy
 from .shards import ExpertShards, follow
 
-_BY_PARAMETER = {"params", "param_names"}  # in a parameter group; all else are its options
+_BY_PARAMETER = {"params", "param_names"}  # keys of a parameter group that are no options
 
 
 def _refuse(argument: str, problem: str) -> foremoe.InputError:
@@ -24,7 +24,7 @@ def _refuse(argument: str, problem: str) -> foremoe.InputError:
 
 
 def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[list[tuple[str, Tensor]]]:
-    """The names and parameters of each of the optimizer's groups."""
+    """Returns the names and parameters of each optimizer group."""
     names = {id(p): name for name, p in unwrapped(model).named_parameters()}
     for i, group in enumerate(optimizer.param_groups):
         for j, p in enumerate(group["params"]):
@@ -46,14 +46,14 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _words(value: Any) -> str:
-    """Of a scalar, without its device."""
+    """Returns a scalar as text, without its device."""
     return str(value.item() if isinstance(value, Tensor) and value.dim() == 0 else value)
 
 
 def _description(
     optimizer: torch.optim.Optimizer, named: list[list[tuple[str, Tensor]]], state: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """What must be equal on all ranks. state: by names of parameters."""
+    """Returns the facts that must be equal on all ranks. state: By parameter name."""
     equal: dict[str, str] = {}
     for i, (group, of) in enumerate(zip(optimizer.param_groups, named, strict=True)):
         equal |= {f"{key} of group {i}": _words(value) for key, value in _options(group).items()}
@@ -83,7 +83,7 @@ def whole_optimizer_state(
         given.expect_alike({f"optimizer[{what}]": of for what, of in _description(optimizer, named, state).items()})
     found: dict[str, dict[str, Any]] = {}
     for name, of_one in state.items():
-        for key, value in sorted(of_one.items()):  # in one order on all ranks
+        for key, value in sorted(of_one.items()):  # the same order on all ranks
             kept = whole_copy(value, cpu_offload)
             if not rank0_only or shards.keeps:
                 found.setdefault(name, {})[key] = kept
@@ -107,7 +107,7 @@ def load_whole_optimizer_state(
     for name in [*names, *groups]:
         if name not in groups or name not in names:
             raise _refuse("state", f"{name} is not in the {'state' if name not in groups else 'optimizer'}")
-    numbered = optimizer.state_dict()["param_groups"]  # with the numbers of parameters
+    numbered = optimizer.state_dict()["param_groups"]  # refers to parameters by number
     own: dict[int, dict[str, Any]] = {}
     for group, of in zip(numbered, named, strict=True):
         for (name, p), number in zip(of, group["params"], strict=True):
@@ -124,7 +124,7 @@ def load_whole_optimizer_state(
 
 
 def _saved_groups(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The saved parameter group of each parameter."""
+    """Returns the saved parameter group of each parameter."""
     if not isinstance(state, Mapping) or not {"state", "param_groups"} <= state.keys():
         raise _refuse("state", "expected what whole_optimizer_state() returned")
     groups = {name: group for group in state["param_groups"] for name in group["params"]}
@@ -134,7 +134,7 @@ def _saved_groups(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _part(name: str, value: Any, weight: Tensor, entry: Any) -> Any:
-    """entry: of the weight in the model's state_dict(). Whole for experts, of which load_state_dict() takes a part."""
+    """Returns the value for load_state_dict(): sharded if the entry in the model's state_dict() is, else whole."""
     if _is_scalar(value):
         return value.clone() if isinstance(value, Tensor) else value
     expect_shape(name, value, entry)

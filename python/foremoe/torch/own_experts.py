@@ -31,8 +31,8 @@ _INSTEAD = (
 )
 
 
-# Parameters that others have replaced in their model, by id: by this rank's experts, by whole ones in detach(), by
-# shards. An optimizer that holds one would step it, and never train the model.
+# Parameters that were replaced in their model, by id: by this rank's experts, by whole ones in detach(), or by shards.
+# An optimizer that refers to one would step it and never train the model.
 _REPLACED: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 
@@ -69,7 +69,7 @@ def _scaler_of_one_rank() -> bool:
     frame = inspect.currentframe()
     for _ in range(_DEEPEST):
         frame = frame and frame.f_back
-        # Only of this frame: reading the locals of another one would keep them until it ends.
+        # Read the locals of this frame only: reading those of another frame would keep them alive until it ends.
         if frame is not None and frame.f_code is torch.amp.GradScaler.step.__code__:
             scaler = frame.f_locals["self"]
             return type(scaler).__module__.startswith("torch.") and not hasattr(scaler, "process_group")
@@ -167,12 +167,12 @@ class OwnExperts:
         return torch.stack([_sample(weight) for weight in self._experts])
 
 
-# All there are. A hook that held its own could not be copied and pickled with the model.
+# All instances. A hook that referred to its instance could not be copied and pickled with the model.
 _SPREAD: weakref.WeakSet[OwnExperts] = weakref.WeakSet()
 
 
 def _accept_loaded(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """A hook before load_state_dict() of a module that holds experts."""
+    """Pre-hook of load_state_dict() for modules that contain experts."""
     for name, weight in module.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if isinstance(value, Tensor) and value.shape == weight.shape:

@@ -105,7 +105,7 @@ class Phase:
             try:
                 self._begin()
             except BaseException as error:
-                if not isinstance(error, foremoe.InputError):  # that one all ranks raise, before any copy
+                if not isinstance(error, foremoe.InputError):  # all ranks raise an InputError, before any copy
                     self._experts.failed = True
                     self._give_up()
                     self._end_all(error)
@@ -182,7 +182,7 @@ class Phase:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         done = self.planned.is_complete() if self.phase == "recompute" else self._drained
-        # An error after drain() takes nothing away: all ranks have the gradients.
+        # An error after drain() does not discard gradients: all ranks have them.
         undisturbed = error is None or (self.phase == "policy_update" and self._drained)
         complete = undisturbed and done and self._next == self._load.num_micro_steps
         with self._inside:
@@ -316,7 +316,7 @@ class Phase:
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
-        late = [self.plan.slot_expert] if self.plan.residency == "shared" else []  # as quotas are
+        late = [self.plan.slot_expert] if self.plan.residency == "shared" else []  # final as late as quotas
         quotas = {"quotas of the plan": digest_of(self.plan.slot_tokens, *late)[:8]}
         among = [(ranks.rows.group, averaged | quotas)]
         if ranks.replicas is not None:
@@ -351,20 +351,19 @@ class Phase:
             )
 
     def figures(self) -> dict[str, Any]:
-        """Statistics of balance and copies. Values that differ between ranks are those of this rank.
+        """Returns statistics of balance and copies. Values that differ between ranks are those of this rank.
 
-        rho_vanilla, rho_planned, rho_computed: busiest rank's rows ÷ mean, mean and max over layers and micro-steps:
-        with experts at home; as planned; and as executed, which is at homes where layers fell back, and with the rows
-        that were computed because they have no route, or another (those of other ranks from drain(), or the end of a
-        recompute phase, on).
-        copies: experts copied into this rank; host_copies: those of them that came by the host path. exposed_seconds:
-        that it waited for them; on CUDA, that its stream did, by events, which was never run. fallbacks: layers of
-        micro-steps that ran at homes, not as planned, because a rank lacked a guest; the same on all ranks. mismatch:
-        share of tokens with a route whose router would have chosen other experts, or under on_mismatch="home" did.
-        dropped: share of all rows without a route, to which experts add nothing; 0 under unrouted="home". dropped_read:
-        share of those that the loss reads, as gradients tell (those of other ranks from drain() on).
-        skipped: micro-steps whose backward this rank left out.
-        mismatched, under "home" alone: [micro_steps][layers], rows (tokens at one of their experts) that went home
-        because their expert was not recorded; of all ranks from drain() on.
+        rho_vanilla, rho_planned, rho_computed: busiest rank's rows ÷ mean (mean and max over layers and micro-steps)
+        with experts at home; as planned; and as executed, including fallbacks and unplanned rows (no route, or another
+        expert than recorded). Unplanned rows of other ranks are included after drain() or a recompute phase.
+        copies: experts copied into this rank; host_copies: those by the host path. exposed_seconds: time that this rank
+        waited for copies; on CUDA, time that its stream waited, measured by events (never run). fallbacks: layers of
+        micro-steps that ran at homes because a rank lacked a guest; equal on all ranks. mismatch: share of tokens with
+        a route for which the router would have chosen other experts, or did under on_mismatch="home".
+        dropped: share of rows without a route, to which experts add nothing; 0 under unrouted="home". dropped_read:
+        share of dropped rows that the loss reads, according to gradients (of all ranks after drain()).
+        skipped: micro-steps whose backward this rank omitted.
+        mismatched, only under "home": [micro_steps][layers], rows (tokens at one of their experts) served at home
+        because their expert was not recorded; of all ranks after drain().
         """
         return figures_of(self.plan, self.guests, self.routes, self.beside, self._experts)

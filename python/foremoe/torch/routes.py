@@ -1,8 +1,8 @@
-"""The routes of a phase, from what plan() is given to what its phase needs of them.
+"""Checks and counts the routes passed to plan().
 
-Each rank checks its own. Then all ranks count together, once: where a rank refuses its routes, all end here; the rank
-with most micro-steps says how many there are. Rows without a route that are to be computed are found when they are
-counted, so that no layer has to look for them.
+Each rank checks its own routes. Then ranks exchange counts, once. If a rank refuses its routes, all ranks raise. The
+rank with the most micro-steps determines their number. Rows without a route that must be computed are located during
+counting, so that layers need not search for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .spread import SpreadExperts, expect_no_hooks
 UNROUTED = ("drop", "home")
 RoutesOfMicroStep = Tensor | np.ndarray[Any, np.dtype[Any]]
 _INTEGERS = {torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64}
-_FEWEST_ROWS, _FEWEST_ENTRIES = 8, 4  # by fewer rows, or experts of a row, constant routes may be the router's own
+_FEWEST_ROWS, _FEWEST_ENTRIES = 8, 4  # below these, a router may produce constant routes
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -37,11 +37,11 @@ Counts = np.ndarray[Any, np.dtype[np.int64]]
 class Routes:
     """The routes of this rank's micro-steps, and the counts of all ranks.
 
-    own: [micro-step] int32 [rows, layers, top_k]; no rows where others have a batch and this rank has none.
-    num_own: micro-steps in which this rank has a batch.
+    own: [micro-step] int32 [rows, layers, top_k]; empty for micro-steps in which only other ranks have a batch.
+    num_own: Number of micro-steps in which this rank has a batch.
     unrouted: [micro-step][layer] int64 [rows], this rank's rows without a route that are computed at homes.
-    num_rows: of all ranks and micro-steps. dropped: those of them without a route, where they are dropped.
-    drop: whether rows without a route are dropped. on_mismatch: as plan() takes it.
+    num_rows: Number of rows of all ranks and micro-steps. dropped: Number of these that are dropped.
+    drop: Whether rows without a route are dropped. on_mismatch: See ExpertParallel.plan().
     counts: int64 [micro_steps, layers, ranks, experts]. num_unrouted: int64 [micro_steps, layers, ranks].
     """
 
@@ -57,7 +57,7 @@ class Routes:
 
 
 def _facts_of(previous: foremoe.Plan | None) -> str:
-    """All that planning reads of a former plan, alike where it is."""
+    """Returns a digest of everything that planning reads of a previous plan."""
     if previous is None:
         return "None"
     slots, home = previous.slot_expert, previous.home
@@ -75,10 +75,10 @@ def gather_routes(
     as_many: bool,
     tell: Sequence[Callable[[Given], None]] = (),
 ) -> Routes:
-    """What ExpertParallel.plan() was given, checked and counted. Collective over all replicas. Raises InputError, on
-    all ranks.
+    """Checks and counts the arguments of ExpertParallel.plan(). Collective over all replicas. Raises InputError, on all
+    ranks.
 
-    as_many: all ranks must have the same number of micro-steps. tell: each adds what else must be alike.
+    as_many: All ranks must have the same number of micro-steps. tell: Functions that add facts that must be equal.
     """
     own_group = dist.get_process_group_ranks(experts.ranks.group)
     with refused_together(experts.ranks.trainers) as given:
@@ -101,7 +101,7 @@ def gather_routes(
         given.told = own_group[0], len(own), rows, dropped
         if as_many:
             given.expect_alike({"routes": f"{len(own)} micro-steps"})
-    by_group: dict[int, int] = {}  # the most micro-steps of a rank of each replica
+    by_group: dict[int, int] = {}  # per replica, the largest number of micro-steps of a rank
     for first, micro_steps, _, _ in given.of_all:
         by_group[first] = max(micro_steps, by_group.get(first, 0))
     num_own, most = len(own), by_group[own_group[0]]
@@ -127,8 +127,8 @@ def gather_routes(
 class _MicroStep:
     """This rank's rows in one micro-step.
 
-    routes: int32 [rows, layers, top_k]. unrouted: [layer] int64 [rows], as Routes has them.
-    counts: int64 [layers, experts + 1]; the last are rows without a route that are to be computed.
+    routes: int32 [rows, layers, top_k]. unrouted: [layer] int64 [rows]; see Routes.
+    counts: int64 [layers, experts + 1]; the last column counts rows without a route that must be computed.
     """
 
     routes: Tensor
@@ -148,7 +148,7 @@ def _no_rows(experts: SpreadExperts) -> _MicroStep:
 def _counted(
     experts: SpreadExperts, routes: Sequence[RoutesOfMicroStep], phase: str, unrouted: str, *, may_be_constant: bool
 ) -> list[_MicroStep]:
-    """Raises InputError that names the argument."""
+    """Checks and counts all micro-steps of this rank. Raises InputError with the argument's name."""
     expect_phase(phase)
     if unrouted not in UNROUTED:
         raise foremoe.InputError(f"unrouted: '{unrouted}', expected drop or home", field="unrouted")
@@ -171,7 +171,7 @@ def _counted_micro_step(
 
     if not isinstance(given, (Tensor, np.ndarray)):
         refuse(f"is a {type(given).__name__}; expected a tensor or an array")
-    of = given if isinstance(given, Tensor) else torch.from_numpy(given.copy())  # which may be read-only
+    of = given if isinstance(given, Tensor) else torch.from_numpy(given.copy())  # the array may be read-only
     if of.dtype not in _INTEGERS or of.dim() not in (3, 4) or tuple(of.shape[-2:]) != (layers, top_k):
         refuse(f"is {of.dtype} {list(of.shape)}; expected integers [rows, {layers}, {top_k}]")
     flat = of.detach().cpu().reshape(-1, layers, top_k).contiguous()
@@ -181,7 +181,7 @@ def _counted_micro_step(
         refuse(error.problem, error.index)
     own = torch.from_numpy(ids)
     if own.data_ptr() == of.data_ptr():
-        own = own.clone()  # the trainer may write its own
+        own = own.clone()  # the trainer may overwrite its tensor
     if not may_be_constant and layers * top_k >= _FEWEST_ENTRIES and _is_constant(own):
         refuse(
             "all rows have the same experts in every layer, so that their capture did not run; expected those of rows"
@@ -200,13 +200,13 @@ def _counted_micro_step(
 
 
 def _is_constant(own: Tensor) -> bool:
-    """Whether many rows have a route, and all the same."""
+    """Returns whether many rows have a route, and all routes are equal."""
     routed = own[(own[:, :, 0] >= 0).any(1)]
     return len(routed) >= _FEWEST_ROWS and bool((routed == routed[0]).all())
 
 
 def _read_rows_without_route(own: Tensor, shape: Sequence[int]) -> str:
-    """Why rows without a route, which the experts would add nothing to, are certain to be read; "" where none is."""
+    """Returns why dropped rows would certainly be read, or ""; experts add nothing to dropped rows."""
     routed = own[:, :, 0] >= 0  # [rows, layers]
     if bool((routed.any(-1) != routed.all(-1)).any()):
         return "a row has a route in some layers alone; expected one in all or in none, or unrouted='home'"
@@ -214,7 +214,7 @@ def _read_rows_without_route(own: Tensor, shape: Sequence[int]) -> str:
         of_token = routed[:, 0].int().view(*shape[:2])
         inside = (of_token.cumsum(1) > 0) & (of_token.flip(1).cumsum(1).flip(1) > 0)
         holes = inside & (of_token == 0)
-        if bool((holes[:, 1:] & holes[:, :-1]).any()):  # a single one is the last token of a packed sequence
+        if bool((holes[:, 1:] & holes[:, :-1]).any()):  # single holes are last tokens of packed sequences
             return (
                 "rows between rows with routes have none; expected one, or unrouted='home', or for packed sequences "
                 "that are padded [rows, layers, top_k]"

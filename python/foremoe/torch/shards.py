@@ -1,10 +1,10 @@
-"""The experts of a spread model as DTensors, wherever torch saves and loads them.
+"""Experts of a spread model as DTensors in state dicts of models and optimizers.
 
-While a model is spread, hooks turn this rank's experts in its state_dict(), and their moments in that of an optimizer,
-into DTensors that are sharded over the expert-parallel group. torch.distributed.checkpoint therefore saves all experts,
-and loads them on any number of ranks. Loading a state takes this rank's part of DTensors and of whole tensors.
+While a model is spread, hooks convert this rank's experts in its state_dict(), and their moments in the optimizer's,
+to DTensors sharded over the expert-parallel group. torch.distributed.checkpoint therefore saves all experts, and loads
+them on any number of ranks. load_state_dict() takes this rank's part of DTensors and of whole tensors.
 
-Anything else that saves would lose the experts of the other ranks. So these DTensors, and the model, refuse pickling.
+Any other way of saving would lose the other ranks' experts, so these DTensors and the model refuse pickling.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _FOLLOWED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 class ExpertShards:
     """This rank's part of the experts of a model, and hooks on the model until remove(). Copies of the model share it.
 
-    Without hooks where a rank has all experts, or where the experts are DTensors already.
+    Registers no hooks if a rank has all experts, or if the experts are DTensors already.
     """
 
     def __init__(self, experts: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
         self.group, self.num_ranks = ranks.group, ranks.num_ranks
         self.rank = ranks.rank
         self.everyone = ranks.trainers  # the ranks of all replicas of these experts
-        self.keeps = dist.get_rank() == ranks.grid[0][0]  # what rank0_only asks for: the first rank of all replicas
+        self.keeps = dist.get_rank() == ranks.grid[0][0]  # this rank returns results under rank0_only
         self.num_weights = len(experts)
         self.came_sharded = is_dtensor(experts[0])
         self._device = experts[0].device.type
@@ -52,7 +52,7 @@ class ExpertShards:
         self._is_hooked = self.num_ranks > 1 and not self.came_sharded
         if self._is_hooked:
             for weight in experts:
-                vars(weight)["foremoe_shards"] = self  # is pickled with the parameter, which refuses that
+                vars(weight)["foremoe_shards"] = self  # pickling the parameter pickles this, which raises
             _watch_optimizers()
 
     def __deepcopy__(self, _: Any) -> ExpertShards:
@@ -71,15 +71,15 @@ class ExpertShards:
 
     @functools.cached_property
     def mesh(self) -> DeviceMesh:
-        """Of the expert-parallel group. All DTensors that are computed from those of state dicts refer to it."""
+        """Mesh of the expert-parallel group. All DTensors derived from those of state dicts refer to it."""
         from torch.distributed.device_mesh import DeviceMesh
 
         mesh = DeviceMesh.from_group(self.group, self._device, mesh_dim_names=("foremoe_experts",))
-        vars(mesh)["foremoe"] = self  # is pickled with the mesh, which refuses that
+        vars(mesh)["foremoe"] = self  # pickling the mesh pickles this, which raises
         return mesh
 
     def add(self, model: torch.nn.Module) -> None:
-        """Hooks the modules of a model that hold experts, and save_pretrained() of those around them."""
+        """Hooks modules whose direct parameters are experts, and save_pretrained() of modules that contain any."""
         for module in model.modules() if self._is_hooked else ():
             held = [n for n, p in module.named_parameters(remove_duplicate=False) if id(p) in self._experts]
             if module in self._undo or not held:
@@ -99,11 +99,11 @@ class ExpertShards:
                 undo()
 
     def holds(self, value: Any) -> bool:
-        """Whether an entry of state_dict(keep_vars=True) is one of the experts, or of a copy of the model."""
+        """Returns whether an entry of state_dict(keep_vars=True) is an expert of the model or of a copy of it."""
         return id(value) in self._experts or (self._is_hooked and is_dtensor(value) and value.device_mesh is self.mesh)
 
     def sharded(self, part: Tensor) -> Tensor:
-        """This rank's part of a tensor, as a DTensor in the same memory."""
+        """Wraps this rank's part of a tensor as a DTensor, without a copy."""
         from torch.distributed.tensor import DTensor, Shard
 
         found = DTensor.from_local(part, self.mesh, [Shard(0)])
@@ -111,9 +111,9 @@ class ExpertShards:
         return found
 
     def part(self, value: Tensor, like: Tensor, name: str) -> Tensor:
-        """This rank's part of a DTensor or a whole tensor. like: of the part's shape.
+        """Returns this rank's part of a DTensor or a whole tensor. like: Tensor of the part's shape.
 
-        Raises InputError for a plain tensor that has the shape of a part, since that may be any rank's.
+        Raises InputError for a plain tensor with the shape of a part, since it may be any rank's.
         """
         if is_dtensor(value):
             if value.device_mesh == self.mesh and value.placements[0].is_shard(0):
@@ -127,7 +127,7 @@ class ExpertShards:
             )
         if value.dim() and len(value) == len(like) * self.num_ranks:
             return value.narrow(0, self.rank * len(like), len(like))
-        return value  # torch names the shapes
+        return value  # torch reports the mismatched shapes
 
     def _shard_entries(self, names: list[str], _module: Any, state: State, prefix: str, _metadata: Any) -> None:
         for name in names:
@@ -146,7 +146,7 @@ class ExpertShards:
 
 
 def _save_whole_only(module: Any, experts: list[str], save_directory: Any, *arguments: Any, **keywords: Any) -> Any:
-    """In place of save_pretrained(). Saves a state dict that is given and has all experts, as trainers gather one."""
+    """Replaces save_pretrained(). Saves only if the caller passes a state dict with all experts, as trainers do."""
     state = (arguments[1] if len(arguments) > 1 else keywords.get("state_dict")) or {}
     own = module.state_dict()
     if any(name not in state or is_dtensor(state[name]) or state[name].shape != own[name].shape for name in experts):
@@ -159,21 +159,21 @@ def _save_whole_only(module: Any, experts: list[str], save_directory: Any, *argu
 
 @functools.cache
 def _watch_optimizers() -> None:
-    """torch steps an optimizer that has no state yet before it saves or loads its state by names."""
+    """Registers global hooks. torch steps an optimizer without state before it saves or loads its state by names."""
     register_optimizer_step_pre_hook(lambda optimizer, *_: follow(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: _expect_state_of_experts(optimizer))
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:
-    """From now on, state_dict() of this optimizer has DTensors for spread experts, and load_state_dict() takes them."""
+    """Hooks an optimizer: its state_dict() has DTensors for spread experts, and load_state_dict() accepts them."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = inner  # in accelerate's
+        optimizer = inner  # accelerate wraps optimizers
     if optimizer in _FOLLOWED:
         return
     _FOLLOWED.add(optimizer)
     optimizer.register_state_dict_post_hook(_shard_optimizer)
     optimizer.register_load_state_dict_pre_hook(_load_optimizer)
-    for weight, state in optimizer.state.items():  # that was loaded before
+    for weight, state in optimizer.state.items():  # loaded before the hooks
         shards = _shards_of(weight)
         for key, value in state.items() if shards else ():
             if _is_array(value) and (is_dtensor(value) or value.shape != weight.shape):
@@ -181,8 +181,8 @@ def follow(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _expect_state_of_experts(optimizer: torch.optim.Optimizer) -> None:
-    """Raises InputError, once, for state that is not of single experts, such as Adafactor's, by which ranks would step
-    otherwise than one process with all experts."""
+    """Raises InputError, once, for state that is not per expert, such as Adafactor's: ranks would then step differently
+    from one process with all experts."""
     if optimizer in _EXPECTED:
         return
     _EXPECTED.add(optimizer)
@@ -192,7 +192,7 @@ def _expect_state_of_experts(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _shards_of(weight: Any) -> Any:
-    """The ExpertShards of a parameter; None where all ranks have it."""
+    """Returns the ExpertShards of a parameter; None if the parameter is on all ranks."""
     return getattr(weight, "foremoe_shards", None)
 
 
@@ -203,9 +203,9 @@ def _is_array(value: Any) -> bool:
 def _changed(
     optimizer: torch.optim.Optimizer, saved: State, change: Callable[[ExpertShards, Any, Tensor, str], Any]
 ) -> State:
-    """The state that is saved or loaded, with what change(shards, value, parameter, name) makes of that of experts.
+    """Returns the state with change(shards, value, parameter, name) applied to the values of experts.
 
-    Parameters have numbers or names in it, in the order of the optimizer's.
+    The state refers to parameters by number or name, in the optimizer's order.
     """
     state = dict(saved["state"])
     held, names = (
@@ -222,7 +222,7 @@ def _changed(
 
 
 def expect_of_experts(name: str, value: Any, weight: Tensor) -> None:
-    """Raises InputError for an optimizer's state of a parameter that may not belong to single experts."""
+    """Raises InputError if optimizer state of a parameter is not known to be per expert."""
     shape = list(value.shape) if _is_array(value) else []
     if (_is_array(value) and shape != list(weight.shape)) or isinstance(value, dict | list | tuple):
         raise foremoe.InputError(

@@ -73,7 +73,7 @@ class HomePass:
 
 class SpreadExperts:
     """The constructor replaces the parameters of every layer by those of this rank, E/R of each, ascending. DTensors
-    are on their ranks already and stay."""
+    are on their ranks already and stay unchanged."""
 
     def __init__(self, layers: list[ExpertLayer], ranks: Ranks) -> None:
         """layers: Layers that expect_layers() accepts."""
@@ -82,16 +82,16 @@ class SpreadExperts:
         self.num_experts, self.top_k = layers[0].num_experts, layers[0].top_k
         weights = layers[0].weights().values()
         self.expert_bytes = sum(w.numel() // self.num_experts * w.element_size() for w in weights)
-        self.is_sharded = is_dtensor(next(iter(weights)))  # by a framework, before
+        self.is_sharded = is_dtensor(next(iter(weights)))  # by a framework, before this constructor
         if not self.is_sharded:
             for layer in layers:
                 _replace(layer, {of: self._of_this_rank(w.detach()).clone() for of, w in layer.weights().items()})
         self.begin_home_pass: Callable[[int], HomePass]  # called with the layer's index
-        self.expect_callable: Callable[[], None]  # called before a layer runs; raises where it must not
+        self.expect_callable: Callable[[], None]  # called before a layer runs; raises if it must not run
         self.phase: Any = None  # the phase that has been entered
-        self.failed = False  # rows or copies may be on their way for which nobody waits
+        self.failed = False  # transfers may be in progress that no rank waits for
         self._execute: ExecuteLayer | None = None
-        self.has_warned = False  # of rows without a route that are read
+        self.has_warned = False  # about dropped rows that are read
         self._spread = self.parameters()
         self._own = {id(weight) for weight in self._spread}
         mark_spread(self._spread)

@@ -16,7 +16,7 @@ import torch
 
 from foremoe._engine.ranks import Ranks
 
-# Models of which a DistributedDataParallel was made since watch_ddp() ran. It may be gone, on some ranks before others.
+# Models wrapped in DistributedDataParallel since watch_ddp(). Ranks may delete the wrapper at different times.
 _IN_DDP: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 

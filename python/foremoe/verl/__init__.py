@@ -1,17 +1,17 @@
-"""verl 0.9: Megatron engines whose steps run as planned from the routes that R3 replays, or in shadow mode.
+"""Planned steps for the Megatron engines of verl 0.9, from the routes that R3 replays, and shadow mode.
 
     export VERL_USE_EXTERNAL_MODULES=foremoe.verl VERL_ENGINE_VENDOR=foremoe
 
-That is shadow mode: the actor's update counts routes, and what balancing would give is among verl's metrics, as
-actor/foremoe/rho_vanilla, actor/foremoe/rho_planned and others. Other arguments of foremoe.megatron.attach() come from
-another variable:
+This selects shadow mode: the actor's update counts routes, and verl's metrics include the estimated benefit of
+balancing, such as actor/foremoe/rho_vanilla and actor/foremoe/rho_planned. A second variable sets other arguments of
+foremoe.megatron.attach():
 
     export FOREMOE_ATTACH=mode=active,guest_slots=1,residency=static
 
 Values are numbers, null (None: `cluster=null`), true and false; anything else is a string.
 
-verl imports this module in each of its processes while verl itself is being imported. So nothing is imported here:
-the engine is registered when verl.workers.engine has been imported.
+verl imports this module in each of its processes while verl itself is being imported. So this module imports no verl
+module at that time; it registers the engine after verl.workers.engine has been imported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger("foremoe")
 def register() -> None:
     """Adds the engine to verl's registry, once.
 
-    Raises ImportError that says what is missing where verl 0.9 or its Megatron engine cannot be imported.
+    Raises ImportError, with the missing package, if verl 0.9 or its Megatron engine cannot be imported.
     """
     needs = "foremoe.verl needs verl 0.9 and what its Megatron engine imports"
     try:
@@ -52,7 +52,7 @@ def register() -> None:
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Calls register() when verl's engines have been imported."""
+    """Import hook that calls register() after verl's engines have been imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,9 +1,9 @@
-"""Updates that are planned before they come.
+"""Plans updates in advance.
 
-Old log-probabilities are computed from the sequences of a whole step, and the updates that follow cut the same
-sequences into mini-batches. From the second step on it is known how: so their rows are counted, and the first is
-planned, while old log-probabilities are computed; each further one while the one before it runs. An update whose
-rows turn out to be others, as where mini-batches are shuffled, is planned when it comes, and so are all after it.
+verl computes old log-probabilities from all sequences of a step. The updates that follow cut the same sequences into
+mini-batches, from the second step on as in the step before. So the rows of all updates are counted, and the first
+update is planned, while old log-probabilities are computed; each further update is planned during the previous one. If
+an update's rows differ from the prediction (shuffled mini-batches), it and all later updates are planned when they run.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ Counts = npt.NDArray[np.int64]  # [micro_steps, layers, experts], rows of this r
 
 @dataclass(frozen=True)
 class Cut:
-    """How an update's mini-batches were cut."""
+    """Division of an update's sequences into mini-batches."""
 
-    sequences: int  # of this rank in a mini-batch
-    options: dict[str, Any]  # of prepare_micro_batches
+    sequences: int  # of this rank, per mini-batch
+    options: dict[str, Any]  # for prepare_micro_batches
 
 
 class Ahead:
-    """The updates that are expected after old log-probabilities were computed."""
+    """Updates predicted after the computation of old log-probabilities."""
 
     def __init__(self) -> None:
         self._cut: Cut | None = None
-        self._is_wrong = False  # an update came that was not the expected one
+        self._is_wrong = False  # an update differed from its prediction
         self._updates = 0  # since old log-probabilities were computed
-        self._of_a_step = 0  # updates of the step before
+        self._of_a_step = 0  # number of updates of the previous step
         self._expected: deque[Counts] = deque()
         self._begun: Plan | None = None
 
     def recompute(
         self, replicas: Replicas, sequences: int, count: Callable[[Sequence[range], dict[str, Any]], list[Counts]]
     ) -> None:
-        """A step begins. Collective. count: rows of mini-batches of these sequences, for these options."""
+        """Begins a step. Collective. count: Returns rows of mini-batches, given their sequences and options."""
         self._of_a_step, self._updates = self._updates or self._of_a_step, 0
         self._expected.clear()
         self._begun = None
         cut, updates = self._cut, self._of_a_step
-        # All ranks decide alike: verl gives each as many sequences, and cuts mini-batches of as many. It asserts
-        # both (chunk_tensordict, make_iterator). All else counts collective calls, or is what these returned.
+        # All ranks take the same branch: verl asserts that ranks have equally many sequences (chunk_tensordict) and
+        # equal mini-batches (make_iterator). The other variables count collective calls or hold their results.
         if cut is None or self._is_wrong or sequences < cut.sequences:
             return
         size = cut.sequences
@@ -63,7 +63,7 @@ class Ahead:
         self._begun = replicas.plan(first)
 
     def update(self, replicas: Replicas, count: Callable[[], Counts], cut: Cut) -> Plan:
-        """The plan of the update that has come. Collective. count: its rows."""
+        """Returns the plan of the current update. Collective. count: Returns its rows."""
         self._cut = cut
         self._updates += 1
         begun, self._begun = self._begun, None

@@ -1,6 +1,6 @@
-"""The engine that foremoe.verl registers: verl's own, whose steps are planned. Imports verl.
+"""The engine that foremoe.verl registers: verl's engine with planned steps. Imports verl.
 
-Every name of verl that is used is read here, and in foremoe.verl the registry.
+All names of verl are used here, except the registry's, which foremoe.verl uses.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _WORDS = {"null": None, "true": True, "false": False}  # as in JSON
 
 
 def arguments(text: str) -> dict[str, Any]:
-    """Arguments of foremoe.megatron.attach() from "name=value,name=value"; mode is "shadow" unless it is given.
+    """Parses arguments of foremoe.megatron.attach() from "name=value,name=value". mode defaults to "shadow".
 
     Values are numbers, null (None), true and false; anything else is a string.
 
-    Raises InputError for another form.
+    Raises InputError for another syntax.
     """
     found: dict[str, Any] = {"mode": "shadow"}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -55,9 +55,9 @@ def _value(text: str) -> int | float | str | None:
 
 
 class Engine(MegatronEngineWithLMHead):
-    """MegatronEngineWithLMHead under plans, or in shadow mode. It attaches at its first step.
+    """MegatronEngineWithLMHead with planned steps or shadow mode. It attaches at its first step.
 
-    replicas: what foremoe.megatron.attach() returned; None before.
+    replicas: Result of foremoe.megatron.attach(); None before the first step.
     """
 
     replicas: Replicas | None = None
@@ -65,7 +65,7 @@ class Engine(MegatronEngineWithLMHead):
     _ahead: Ahead
 
     def initialize(self) -> None:
-        """As verl's own. Raises InputError for configurations that cannot be served."""
+        """Overrides verl's method. Raises InputError for an unsupported configuration."""
         self._arguments = arguments(os.environ.get(_VARIABLE, ""))
         self._ahead = Ahead()
         if not self.engine_config.forward_only:
@@ -75,7 +75,7 @@ class Engine(MegatronEngineWithLMHead):
     def forward_backward_batch(
         self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> Any:
-        """As verl's own. What it returns has foremoe.megatron's metrics too, of an update.
+        """Overrides verl's method. For updates, adds foremoe.megatron's metrics to the result.
 
         Raises InputError for routes that cannot be replayed.
         """
@@ -94,7 +94,7 @@ class Engine(MegatronEngineWithLMHead):
         if not self._is_planned(data, forward_only):
             yield
             return
-        if self.replicas is None:  # not before: weights may have been offloaded
+        if self.replicas is None:  # not earlier: weights may be offloaded before the first step
             self.replicas = attach(self.module, **self._arguments)
         if not self._is_active:
             with self.replicas.step():
@@ -112,19 +112,19 @@ class Engine(MegatronEngineWithLMHead):
             return True
         if not forward_only:
             refuse("enable_routing_replay", "is False for an update; mode active needs routes that are known before it")
-        return False  # the reference model chooses its own experts
+        return False  # the reference model's routers choose experts
 
     def _plan(self, replicas: Replicas, layers: _Layers, data: Any, forward_only: bool) -> Plan:
-        """Collective. Where one rank refuses its routes, all ranks end here."""
+        """Plans the phase. Collective. Raises on all ranks if one rank refuses its routes."""
 
         def counts() -> Counts:
-            # All ranks agree on the number of micro-batches, so this comes before anything that one may refuse.
+            # Collective over the data-parallel group, so call it before any check that may fail on one rank.
             micro_batches = self._micro_batches(data)
             layers.expect_replayed()
             return layers.counts(data, micro_batches)
 
         def counts_of_parts(parts: Sequence[range], options: dict[str, Any]) -> list[Counts]:
-            micro_batches = []  # of all parts, before anything that one rank may refuse
+            micro_batches = []  # collective for each part, so before any check that may fail on one rank
             for sequences in parts:
                 part = tu.index_select_tensor_dict(data.select("input_ids"), list(sequences))
                 tu.assign_non_tensor(part, **options)
@@ -138,8 +138,8 @@ class Engine(MegatronEngineWithLMHead):
         return plan
 
     def _micro_batches(self, data: Any) -> list[list[int]]:
-        """The sequences of each micro-batch, as verl's own forward_backward_batch will have them. Collective."""
-        light = data.select("input_ids")  # not copied with each micro-batch: all other fields
+        """Returns the sequences of each micro-batch, as verl's forward_backward_batch will cut them. Collective."""
+        light = data.select("input_ids")  # avoids copying all other fields for each micro-batch
         tu.assign_non_tensor(light, **_options(data), sp_size=self.engine_config.context_parallel_size)
         micro_batches, sequences = prepare_micro_batches(
             data=light,
@@ -155,14 +155,14 @@ class Engine(MegatronEngineWithLMHead):
 
 
 def _options(data: Any) -> dict[str, Any]:
-    """Those that prepare_micro_batches reads."""
+    """Returns the options that prepare_micro_batches reads."""
     names = "use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "force_group_size"
     given = {name: tu.get_non_tensor_data(data, key=name, default=None) for name in names}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _expect_supported(engine: Any, model: Any, is_active: bool) -> None:
-    """Raises InputError that names the field of verl's configuration and what it must be."""
+    """Raises InputError with the unsupported field of verl's configuration and its expected value."""
     if engine.dynamic_context_parallel:
         refuse("dynamic_context_parallel", "is True; expected False, since its micro-batches are not known beforehand")
     if not is_active:
@@ -193,7 +193,7 @@ class _Layers:
         self._first = int(found[0].local_expert_indices[0]) if found else 0
 
     def expect_replayed(self) -> None:
-        """Raises InputError where rows of a router would not be those that are replayed."""
+        """Raises InputError if a router would not replay exactly the recorded routes."""
         config = self._tf_config
         if getattr(config, "experimental_attention_variant", None) == "dsv4_hybrid":
             refuse("experimental_attention_variant", "is 'dsv4_hybrid', whose rows are split otherwise over ranks")
@@ -206,7 +206,7 @@ class _Layers:
                 refuse("router_replay", "is not in force", f" of layer {number + 1}")
 
     def counts(self, data: Any, micro_batches: list[list[int]]) -> Counts:
-        """int64 [micro_steps, layers, experts]: rows of this rank."""
+        """Returns this rank's rows, int64 [micro_steps, layers, experts]."""
         if not self._numbers:  # a pipeline stage of dense layers
             return np.zeros((len(micro_batches), 0, 0), np.int64)
         if data.get("routed_experts", None) is None:
@@ -234,14 +234,14 @@ class _Layers:
         )
 
     def _recorded(self, layers: int) -> list[int]:
-        """Which recorded layers are the model's. As set_router_replay_data reads them: all, or MoE layers only."""
+        """Returns the index of each MoE layer among the recorded layers: all layers, or MoE layers only, as in verl."""
         if layers == self._tf_config.num_layers:
             return self._numbers
         return [sum(is_moe_layer(self._tf_config, i) for i in range(number)) for number in self._numbers]
 
     @contextlib.contextmanager
     def filled(self) -> Iterator[None]:
-        """Inside, rows that are not replayed get routes too."""
+        """Gives routes to rows that verl does not replay, until exit."""
         with contextlib.ExitStack() as stack:
             for router in self._routers:
                 router.set_target_indices = self._filling(router.set_target_indices)

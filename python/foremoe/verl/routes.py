@@ -1,10 +1,10 @@
-"""Which rows of a micro-batch verl gives this rank, where each row is routed, and how many each expert gets.
+"""Rows of a micro-batch that verl assigns to this rank, their routes, and row counts per expert.
 
 verl packs the sequences of a micro-batch, each padded to a multiple, and splits them over the ranks of context and
 tensor (sequence) parallelism: verl.models.mcore.util.preprocess_thd_engine, then scatter_to_sequence_parallel_region.
-It replays the routes of every token but the last of a sequence, and lets the router choose for that one and for padding
-(build_r3_replay_mask). None of these rows reaches a loss: no token attends to them and their logits are not used. So
-here they get routes that are known beforehand, over all experts in turn.
+It replays the routes of every token except the last of a sequence; the router chooses for that token and for padding
+(build_r3_replay_mask). These rows do not affect the loss: no token attends to them and their logits are not used. So
+this module gives them predictable routes: all experts in turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def refuse(field: str, problem: str, index: str = "") -> NoReturn:
 
 @dataclass(frozen=True)
 class Place:
-    """This rank among those that share a micro-batch."""
+    """Coordinates of this rank among the ranks that share a micro-batch."""
 
     tp_size: int = 1
     tp_rank: int = 0
@@ -36,11 +36,11 @@ class Place:
 
 
 def local_tokens(lengths: Sequence[int], place: Place) -> npt.NDArray[np.int64]:
-    """int64 [rows]: for each row of this rank the token, counted over all sequences of the micro-batch; −1: padding.
+    """Returns the token of each row of this rank, int64 [rows], counted over all sequences; −1: padding.
 
-    lengths: tokens of each sequence.
+    lengths: Tokens of each sequence of the micro-batch.
     """
-    halves = 2 if place.cp_size > 1 else 1  # of a sequence each rank has one piece from its front, one from its back
+    halves = 2 if place.cp_size > 1 else 1  # pieces of a sequence per rank: one from its front, one from its back
     multiple = place.tp_size * place.cp_size * halves
     parts = []
     begin = 0
@@ -56,9 +56,9 @@ def local_tokens(lengths: Sequence[int], place: Place) -> npt.NDArray[np.int64]:
 
 
 def replayed_tokens(lengths: Sequence[int], responses: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """bool [tokens]: whose routes are replayed: of each sequence with a response, all but the last.
+    """Returns bool [tokens]: all tokens of sequences with a response, except each sequence's last one.
 
-    responses: tokens of each sequence that were generated.
+    responses: Number of generated tokens of each sequence.
     """
     replayed = np.repeat(np.asarray(responses) > 0, lengths)
     replayed[np.cumsum(lengths) - 1] = False
@@ -66,9 +66,9 @@ def replayed_tokens(lengths: Sequence[int], responses: Sequence[int]) -> npt.NDA
 
 
 def filled(routes: Tensor, replayed: Tensor, *, num_experts: int, first: int) -> Tensor:
-    """int64 [rows, top_k]: the routes that are replayed; the other rows' are all experts in turn, from `first` on.
+    """Returns int64 [rows, top_k]: replayed routes, and for other rows all experts in turn, starting at `first`.
 
-    routes: integers [rows, top_k]. replayed: bool [rows]. first: an expert of this rank, so that those rows stay here.
+    routes: Integers [rows, top_k]. replayed: bool [rows]. first: An expert of this rank; the first rows stay local.
     """
     top_k = routes.shape[1]
     nth = (~replayed).cumsum(0) - 1
@@ -88,13 +88,13 @@ def counts_of(
     first: int,
     names: Sequence[int] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """int64 [layers, experts]: rows of this rank that each expert gets in one micro-batch.
+    """Counts this rank's rows of one micro-batch per expert. Returns int64 [layers, experts].
 
-    routes: of each sequence, integers [tokens, recorded layers, top_k], or one token less: the last.
-    responses, lengths: tokens of each sequence, generated and all. layers: of the recorded ones, those to count.
-    first: as filled() takes it. names: of the sequences in messages.
+    routes: Per sequence, integers [tokens, recorded layers, top_k], with or without the last token.
+    responses, lengths: Generated tokens, and all tokens, of each sequence. layers: Recorded layers to count.
+    first: See filled(). names: Indices of the sequences, for messages.
 
-    Raises InputError for other shapes, and for experts that there are not among routes that are replayed.
+    Raises InputError for other shapes, and for expert ids out of range among replayed routes.
     """
     parts = []
     for i, (of_sequence, length) in enumerate(zip(routes, lengths, strict=True)):

@@ -283,7 +283,7 @@ def found() -> list[dict[str, Any]]:
         ("previous residency of rank 1", "InputError: previous: "),
         ("previous of more slots", "nothing"),
         ("previous path", "InputError: previous: is a str"),
-        ("previous shape", "InputError: previous: has 1 layers, 2 ranks and 8 experts, the load 1, 2 and 4"),
+        ("previous shape", "InputError: previous: has 1 layers, 2 ranks and 8 experts, the load has 1, 2 and 4"),
         *(
             (f"{of}, shared", "InputError: previous: the former plan has no effect: under")
             for of in ("warm", "previous")

@@ -214,8 +214,8 @@ def test_what_one_rank_raises_is_raised_on_all(found: list[dict[str, Any]]) -> N
         failed = "RuntimeError: rank 2 could not plan its layers: MemoryError('no room')"
         assert of["a rank fails"] == [failed] * 3
         assert of["small"] and of["then"]
-        assert of["no such micro-step"] == "InputError: micro_step: 4 is none of 0 … 3"
-        assert of["previous of other layers"] == "InputError: previous: has 2 layers, and the load 6"
+        assert of["no such micro-step"] == "InputError: micro_step: 4 is not in 0 … 3"
+        assert of["previous of other layers"] == "InputError: previous: has 2 layers, but the load has 6"
         assert of["wrong option"].startswith("InputError: guest_slots")
 
 

@@ -100,7 +100,7 @@ class ClusterReader {
       throw InputError(
           where, fmt::format("{:g} is not between {:g} and {:g} ({})", value, range.least, range.most, range.unit));
     }
-    if (whole && value != std::floor(value)) throw InputError(where, fmt::format("{} is not whole", value));
+    if (whole && value != std::floor(value)) throw InputError(where, fmt::format("{} is not a whole number", value));
     return value;
   }
 
@@ -118,7 +118,7 @@ class ClusterReader {
     for (const auto& [key, node] : table) {
       const std::string name = dotted(section, key.str());
       if (!known_.contains(name)) {
-        throw InputError({.file = file_, .field = name, .index = line_of(node)}, "is no key of a cluster file");
+        throw InputError({.file = file_, .field = name, .index = line_of(node)}, "is not a key of a cluster file");
       }
       if (node.is_table()) expect_known(*node.as_table(), name);
     }
@@ -206,7 +206,8 @@ Cluster find_cluster(std::string_view name_or_path) {
   const std::string path(name_or_path);
   std::error_code error;
   if (!path.empty() && std::filesystem::exists(path, error)) return read_cluster(path);
-  throw InputError({.file = path}, fmt::format("is no cluster file and none of {}", fmt::join(cluster_names(), ", ")));
+  throw InputError({.file = path},
+                   fmt::format("is neither a cluster file nor one of {}", fmt::join(cluster_names(), ", ")));
 }
 
 }  // namespace foremoe

@@ -54,7 +54,7 @@ struct KeyRange {
 inline constexpr KeyRange kRanksRange{1, 1 << 16, "ranks"};
 inline constexpr KeyRange kRowsRange{1, 1 << 16, "rows"};
 inline constexpr KeyRange kFlopsRange{1e8, 1e18, "FLOP per second"};
-inline constexpr KeyRange kEfficiencyRange{1e-3, 1, "a part of the peak"};
+inline constexpr KeyRange kEfficiencyRange{1e-3, 1, "fraction of the peak"};
 inline constexpr KeyRange kBandwidthRange{1e6, 1e15, "bytes per second"};
 inline constexpr KeyRange kMemoryRange{1 << 20, 1e15, "bytes"};
 inline constexpr KeyRange kLatencyRange{0, 0.1, "seconds"};

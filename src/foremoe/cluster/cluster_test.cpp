@@ -44,7 +44,7 @@ TEST(Cluster, AnUnknownNameIsAnErrorThatListsThePresets) {
     find_cluster("b300");
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "b300: is no cluster file and none of a100, gb200, h100, h20, h200");
+    EXPECT_STREQ(error.what(), "b300: is neither a cluster file nor one of a100, gb200, h100, h20, h200");
   }
 }
 
@@ -95,16 +95,16 @@ TEST(Cluster, ErrorsNameKeyAndLineOfAWrongUnit) {
   EXPECT_THAT(error_of(h100_with("memory_bytes", "memory_bytes = inf")), HasSubstr("device.memory_bytes"));
   EXPECT_THAT(error_of(h100_with("memory_bytes", "memory_bytes = \"80 GB\"")),
               HasSubstr("some.toml: device.memory_bytes line 9: must be a number, bytes"));
-  EXPECT_THAT(error_of(h100_with("ranks_per_node", "ranks_per_node = 7.5")), HasSubstr("7.5 is not whole"));
+  EXPECT_THAT(error_of(h100_with("ranks_per_node", "ranks_per_node = 7.5")), HasSubstr("7.5 is not a whole number"));
   EXPECT_THAT(error_of(h100_with("ranks_per_node", "ranks_per_node = 0")), HasSubstr("0 is not between 1 and"));
 }
 
 TEST(Cluster, ErrorsNameMissingAndUnknownKeys) {
   EXPECT_EQ(error_of(h100_with("row_tile", "")), "some.toml: device.row_tile: is missing");
   EXPECT_EQ(error_of(h100_with("row_tile", "row_tiles = 128")),
-            "some.toml: device.row_tiles line 10: is no key of a cluster file");
+            "some.toml: device.row_tiles line 10: is not a key of a cluster file");
   EXPECT_EQ(error_of(h100_with("row_tile", "row_tile = 128\ncolour = 3")),
-            "some.toml: device.colour line 11: is no key of a cluster file");
+            "some.toml: device.colour line 11: is not a key of a cluster file");
   EXPECT_EQ(error_of("name = \"x\"\nranks_per_node = 8\n"), "some.toml: device.flops_per_second: is missing");
   EXPECT_EQ(error_of("name = \"x\"\nranks_per_node = 8\ndevice = 3\n"),
             "some.toml: device line 3: must be a section, [device]");

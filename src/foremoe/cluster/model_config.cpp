@@ -98,7 +98,7 @@ class ConfigReader {
     if (shape.dense_layers > 0) shape.dense_intermediate = required({family_.dense_intermediate});
     read_shared_experts(shape);
     read_attention(shape);
-    if (shape.top_k > shape.experts) fail("num_experts_per_tok", "is more than the experts there are");
+    if (shape.top_k > shape.experts) fail("num_experts_per_tok", "is more than the number of experts");
     read_groups(shape);
     return shape;
   }
@@ -125,7 +125,7 @@ class ConfigReader {
     }
     std::vector<std::string_view> known;
     for (const Family& family : kFamilies) known.push_back(family.model_type);
-    fail("model_type", fmt::format("'{}' is not understood; known are {}", name, fmt::join(known, ", ")));
+    fail("model_type", fmt::format("'{}' is not supported; expected one of {}", name, fmt::join(known, ", ")));
   }
 
   // Returns the value of the first key that is present and not null; 0 if there is none.
@@ -165,15 +165,15 @@ class ConfigReader {
       const bool understood =
           layer_key.understood_by != MoeLayers::kAll && layer_key.understood_by == family_.moe_layers;
       if (value == nullptr || understood || (value->is_array() && value->empty())) continue;
-      fail(layer_key.key, fmt::format("is not understood in a {} model", family_.model_type));
+      fail(layer_key.key, fmt::format("is not supported in a {} model", family_.model_type));
     }
-    if (optional({"moe_layer_freq"}) > 1) fail("moe_layer_freq", "above 1 is not understood");
+    if (optional({"moe_layer_freq"}) > 1) fail("moe_layer_freq", "above 1 is not supported");
     const json* const types = find("layer_types");
     if (types == nullptr) return;
     const bool chunks = family_.moe_layers == MoeLayers::kInterleaved;  // of 8,192 tokens; modelled sequences are short
     for (const json& type : *types) {
       if (type == "full_attention" || (chunks && type == "chunked_attention")) continue;
-      fail("layer_types", fmt::format("{} is not understood; expected \"full_attention\"", type.dump()));
+      fail("layer_types", fmt::format("{} is not supported; expected \"full_attention\"", type.dump()));
     }
   }
 
@@ -206,7 +206,7 @@ class ConfigReader {
     const int step = std::max(1, optional({"decoder_sparse_step"}, 1));
     if (find("mlp_only_layers") == nullptr) return layers / step;
     const int listed = num_listed("mlp_only_layers", layers);
-    if (listed > 0 && step > 1) fail("mlp_only_layers", "is not understood where decoder_sparse_step is above 1");
+    if (listed > 0 && step > 1) fail("mlp_only_layers", "is not supported if decoder_sparse_step is above 1");
     return layers / step - listed;
   }
 
@@ -235,7 +235,7 @@ class ConfigReader {
     if (width == 0) return;
     if (width % shape.intermediate != 0) {
       fail("shared_expert_intermediate_size",
-           fmt::format("{} is no multiple of moe_intermediate_size, {}", width, shape.intermediate));
+           fmt::format("{} is not a multiple of moe_intermediate_size, {}", width, shape.intermediate));
     }
     shape.shared_experts = width / shape.intermediate;
   }
@@ -289,7 +289,7 @@ ModelShape parse_model_config(std::string_view text, const std::string& file) {
     return true;
   };
   const json config = json::parse(text, refuse_repeated_keys, /*allow_exceptions=*/false);
-  if (!config.is_object()) throw InputError({.file = file}, "is no JSON object");
+  if (!config.is_object()) throw InputError({.file = file}, "is not a JSON object");
   const auto inner = config.find("text_config");
   const bool multimodal = inner != config.end() && inner->is_object();
   ModelShape shape = ConfigReader(multimodal ? *inner : config, file).read();

@@ -158,7 +158,7 @@ TEST(ModelConfig, RejectsOtherFamiliesByName) {
     json config = qwen3();
     config["model_type"] = other;
     EXPECT_THAT(error_of(config), testing::HasSubstr(std::string("model_type: '") + other +
-                                                     "' is not understood; known are mixtral, phimoe, olmoe"));
+                                                     "' is not supported; expected one of mixtral, phimoe, olmoe"));
   }
   json nameless = qwen3();
   nameless.erase("model_type");
@@ -174,12 +174,12 @@ TEST(ModelConfig, RejectsUnsupportedKeysThatChangeTheLayers) {
   for (const char* key : {"interleave_moe_layer_step", "moe_layers", "expert_layer_period", "expert_layer_offset",
                           "full_attention_interval", "attn_layer_period", "decoder_sparse_step", "mlp_only_layers"}) {
     EXPECT_EQ(error_with(key, json(2)),
-              std::string("some/model/config.json: ") + key + ": is not understood in a deepseek_v3 model");
+              std::string("some/model/config.json: ") + key + ": is not supported in a deepseek_v3 model");
     EXPECT_EQ(error_with(key, nullptr), "no error");
   }
   EXPECT_EQ(error_with("layer_types", {"full_attention", "full_attention"}), "no error");
   EXPECT_EQ(error_with("layer_types", {"full_attention", "linear_attention"}),
-            "some/model/config.json: layer_types: \"linear_attention\" is not understood; expected \"full_attention\"");
+            "some/model/config.json: layer_types: \"linear_attention\" is not supported; expected \"full_attention\"");
 }
 
 TEST(ModelConfig, RejectsContradictoryNumbers) {
@@ -236,7 +236,7 @@ TEST(ModelConfig, ReadsSharedExpertsGivenAsOneWideExpert) {
   config["shared_expert_intermediate_size"] = 1000;
   EXPECT_EQ(
       error_of(config),
-      "some/model/config.json: shared_expert_intermediate_size: 1000 is no multiple of moe_intermediate_size, 768");
+      "some/model/config.json: shared_expert_intermediate_size: 1000 is not a multiple of moe_intermediate_size, 768");
 }
 
 TEST(ModelConfig, ErrorsNameMissingAndWrongKeys) {
@@ -249,7 +249,7 @@ TEST(ModelConfig, ErrorsNameMissingAndWrongKeys) {
   EXPECT_EQ(error_with("v_head_dim", nullptr), "some/model/config.json: v_head_dim: is missing");
   EXPECT_THAT(error_with("moe_layer_freq", 2), testing::HasSubstr("moe_layer_freq"));
   EXPECT_THAT(error_with("num_experts_per_tok", 300), testing::HasSubstr("num_experts_per_tok"));
-  EXPECT_EQ(error_of(json::array()), "some/model/config.json: is no JSON object");
+  EXPECT_EQ(error_of(json::array()), "some/model/config.json: is not a JSON object");
   EXPECT_THROW(parse_model_config("{", "x"), InputError);
   EXPECT_THROW(read_model_config("."), InputError);
 }

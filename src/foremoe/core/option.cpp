@@ -196,7 +196,7 @@ std::vector<std::string> split_list(const std::string& text) {
 
 Option& option_named(std::vector<Option>& options, std::string_view name) {
   const auto at = std::ranges::find(options, name, &Option::name);
-  if (at == options.end()) reject(std::string(name), "is no option");
+  if (at == options.end()) reject(std::string(name), "is not an option");
   return *at;
 }
 

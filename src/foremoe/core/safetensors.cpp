@@ -83,7 +83,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
         state_ = is_metadata() ? State::kMetadata : State::kTensor;
         return true;
       default:
-        fail("an object where none belongs");
+        fail("unexpected object");
     }
   }
 
@@ -113,20 +113,20 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       header_.tensors.back().dtype = text;
       state_ = State::kTensor;
     } else {
-      fail("a string where none belongs");
+      fail("unexpected string");
     }
     return true;
   }
 
   bool start_array(std::size_t) override {
-    if (in_list_ || (state_ != State::kShape && state_ != State::kOffsets)) fail("a list where none belongs");
+    if (in_list_ || (state_ != State::kShape && state_ != State::kOffsets)) fail("unexpected list");
     in_list_ = true;
     offsets_ = 0;
     return true;
   }
 
   bool number_unsigned(number_unsigned_t number) override {
-    if (!in_list_) fail("a number where none belongs");
+    if (!in_list_) fail("unexpected number");
     TensorEntry& tensor = header_.tensors.back();
     if (state_ == State::kShape) {
       if (tensor.shape.size() == kMaxAxes) fail(fmt::format("more than {} axes", kMaxAxes));
@@ -152,11 +152,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool number_integer(number_integer_t) override { fail("a negative number where none belongs"); }
+  bool number_integer(number_integer_t) override { fail("unexpected negative number"); }
   bool number_float(number_float_t, const string_t& text) override { fail(text + " is not a count"); }
-  bool boolean(bool) override { fail("a truth value where none belongs"); }
-  bool null() override { fail("a null where none belongs"); }
-  bool binary(binary_t&) override { fail("binary data where none belongs"); }
+  bool boolean(bool) override { fail("unexpected boolean"); }
+  bool null() override { fail("unexpected null"); }
+  bool binary(binary_t&) override { fail("unexpected binary data"); }
 
   bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) override {
     throw InputError({.file = file_, .field = "header", .index = fmt::format("byte {}", position)}, error.what());

@@ -21,8 +21,8 @@ ModelShape model_of(const LoadTable& load) {
     fitting.push_back(shape);
   }
   if (fitting.size() == 1) return fitting.front();
-  reject("model", fitting.empty() ? fmt::format("no model has {} experts and top-{} as {} does", load.num_experts(),
-                                                load.top_k, load.name)
+  reject("model", fitting.empty() ? fmt::format("no known model has {} experts and top-{}, as {} has",
+                                                load.num_experts(), load.top_k, load.name)
                                   : fmt::format("is needed: {} all fit {}", names, load.name));
 }
 
@@ -41,21 +41,21 @@ std::vector<Option> options_of(CostRequest& r) {
   return {
       text_option({.name = "cluster",
                    .value = "NAME|FILE",
-                   .help = fmt::format("Cluster to model: {}, or a file that foremoe calibrate wrote. Nodes are as "
-                                       "large as the cluster's unless --ranks-per-node says otherwise",
+                   .help = fmt::format("Cluster to model: {}, or a file written by foremoe calibrate. The node size is "
+                                       "the cluster's unless --ranks-per-node is given",
                                        fmt::join(cluster_names(), ", ")),
                    .group = group,
                    .main = true},
                   r.cluster),
       text_option({.name = "model",
                    .value = "NAME|FILE",
-                   .help = fmt::format("Model: {}, or its config.json", fmt::join(model_names(), ", ")),
+                   .help = fmt::format("Model: {}, or the path of a config.json", fmt::join(model_names(), ", ")),
                    .group = group,
                    .main = true},
                   r.model),
       integer_option({.name = "sequence_tokens",
                       .value = "TOKENS",
-                      .help = "Length of a sequence. A token attends to half as many tokens on average",
+                      .help = "Sequence length. A token attends to half of it on average",
                       .group = group},
                      r.options.sequence_tokens, {1, 1 << 24}),
       flag_option(
@@ -63,14 +63,13 @@ std::vector<Option> options_of(CostRequest& r) {
            .help = "Keep all activations for the backward pass (default: keep layer inputs, recompute the rest)",
            .group = group},
           r.options.recompute_activations, false),
-      flag_option(
-          {.name = "recompute_experts",
-           .help = "With keep_activations: recompute what is inside the experts in the backward pass, keep all else",
-           .group = group},
-          r.options.recompute_experts),
+      flag_option({.name = "recompute_experts",
+                   .help = "With keep_activations: recompute only the experts' activations in the backward pass",
+                   .group = group},
+                  r.options.recompute_experts),
       integer_option({.name = "bytes_per_parameter",
                       .value = "BYTES",
-                      .help = "Size of a weight and of a row's element: 2 for bf16, 4 for float32",
+                      .help = "Bytes per weight and per element of a row: 2 for bf16, 4 for float32",
                       .group = group},
                      r.options.bytes_per_parameter, {1, 8}),
       integer_option({.name = "optimizer_shards",
@@ -81,19 +80,18 @@ std::vector<Option> options_of(CostRequest& r) {
       word_option<Dispatch>(
           {.name = "dispatch",
            .value = "WORD",
-           .help = "How rows travel. token: a token once to each node that serves it and from there once to each rank, "
-                   "as in DeepEP and HybridEP. row: every token–expert assignment directly to its rank, as in "
-                   "Megatron-LM's alltoall and in foremoe.torch. Of a load, which tokens share experts is not known: "
-                   "token is then an expectation",
+           .help = "How rows are sent. token: a token once to each node that serves it and from there once to each "
+                   "rank, as in DeepEP and HybridEP. row: every token–expert assignment directly to its rank, as in "
+                   "Megatron-LM's alltoall and in foremoe.torch. A load does not record which experts a token chose "
+                   "together, so for a load, token uses expected values",
            .group = group},
           r.options.dispatch, {{"token", Dispatch::kToken}, {"row", Dispatch::kRow}}),
-      number_option(
-          {.name = "other_seconds_per_layer",
-           .value = "SECONDS",
-           .help = "Time per layer and pass that is not modelled (parameter gathers, permutations, launches), "
-                   "fitted to a measured step",
-           .group = group},
-          r.options.other_seconds_per_layer, {.least = 0}),
+      number_option({.name = "other_seconds_per_layer",
+                     .value = "SECONDS",
+                     .help = "Additional time per layer and pass for unmodelled work (parameter gathers, permutations, "
+                             "launches), fitted to a measured step",
+                     .group = group},
+                    r.options.other_seconds_per_layer, {.least = 0}),
       flag_option({.name = "separate_uplinks",
                    .help = "Model host copies and network traffic on separate PCIe uplinks (default: shared)",
                    .group = group},
@@ -106,18 +104,18 @@ std::vector<Option> options_of(ModelShape& s) {
     return integer_option({.name = name, .value = "N", .help = help}, value, {least, 1 << 24});
   };
   AttentionShape& attention = s.attention;
-  return {text_option({.name = "name", .value = "NAME", .help = "What tables call it"}, s.name),
+  return {text_option({.name = "name", .value = "NAME", .help = "Name of the model in tables"}, s.name),
           count("moe_layers", s.moe_layers, "MoE layers"),
           count("experts", s.experts, "Routed experts of a layer"),
           count("top_k", s.top_k, "Experts that a token chooses"),
-          count("expert_groups", s.groups.count, "Groups of experts, of which a token takes no more than the next"),
-          count("groups_per_token", s.groups.per_token, "Groups that a token's experts may come from"),
-          count("shared_experts", s.shared_experts, "Experts that every token visits besides", 0),
-          count("hidden", s.hidden, "Width of a token"),
-          count("intermediate", s.intermediate, "Width inside an expert"),
-          count("vocabulary", s.vocabulary, "Tokens that the embedding knows"),
+          count("expert_groups", s.groups.count, "Expert groups, for group-limited routing"),
+          count("groups_per_token", s.groups.per_token, "Largest number of expert groups per token"),
+          count("shared_experts", s.shared_experts, "Shared experts, which serve every token", 0),
+          count("hidden", s.hidden, "Hidden size"),
+          count("intermediate", s.intermediate, "Intermediate size of an expert"),
+          count("vocabulary", s.vocabulary, "Vocabulary size"),
           count("heads", attention.heads, "Attention heads"),
-          count("kv_heads", attention.kv_heads, "Heads of keys and values. 0: as many as heads", 0),
+          count("kv_heads", attention.kv_heads, "Key and value heads. 0: as many as attention heads", 0),
           count("head_width", attention.key_width, "Width of an attention head")};
 }
 
@@ -129,7 +127,7 @@ NamedCost read_cost(const CostRequest& request) {
 }
 
 CostModel find_cost_model(const NamedCost& named, const LoadTable& load) {
-  if (!named.cluster) reject("cluster", "is needed beside `model`");
+  if (!named.cluster) reject("cluster", "is required if `model` is given");
   const ModelShape model = named.model ? *named.model : model_of(load);
   expect_model_fits(model, load);
   Cluster cluster = *named.cluster;
@@ -139,7 +137,7 @@ CostModel find_cost_model(const NamedCost& named, const LoadTable& load) {
 
 std::optional<CostModel> find_cost_model_if_asked(const NamedCost& named, const LoadTable& load) {
   if (!named.cluster && !named.model) return std::nullopt;
-  if (!named.model) reject("model", "is needed beside `cluster`");
+  if (!named.model) reject("model", "is required if `cluster` is given");
   return find_cost_model(named, load);
 }
 

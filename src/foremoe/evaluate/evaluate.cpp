@@ -308,7 +308,7 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
   const Policy* const baseline = &policy_named("vanilla");
   const Evaluation vanilla = evaluate(*baseline, workload, options, quiet);
   if (!vanilla.check.ok() && std::ranges::find(policies, baseline) == policies.end()) {
-    throw std::logic_error("the plan of vanilla, with which all are compared, is wrong: " +
+    throw std::logic_error("the plan of vanilla, the baseline of all comparisons, is wrong: " +
                            vanilla.check.violations.front().message);
   }
   std::vector<Evaluation> evaluations;

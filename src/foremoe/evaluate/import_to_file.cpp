@@ -34,7 +34,7 @@ std::vector<std::string> describe(const Imported& imported, const std::string& o
                                 report.num_experts_inferred ? " (the largest id + 1)" : "", name_of(report.format)));
     const std::int64_t missing = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
     lines.push_back(
-        fmt::format("{} of {} rows have no route: {} recorded so, {} turned so because ids repeat, {} never recorded",
+        fmt::format("{} of {} rows have no route: {} recorded without, {} with repeated ids, {} never recorded",
                     missing, report.rows, report.rows_recorded_missing, report.rows_repeating, report.rows_skipped));
   } else {
     lines.push_back(fmt::format("{}: a load, {}, from {}", out, describe(*imported.load()), name_of(report.format)));

@@ -17,7 +17,7 @@ namespace foremoe {
 
 // Why policies that place experts freely have no policy update.
 inline constexpr std::string_view kPlacesFreely =
-    "places experts freely, so a replica has no home that its gradients and optimizer state belong to: forward only";
+    "places experts freely, so gradients and optimizer state of a replica have no home: forward only";
 
 class RunningPlan {
  public:

@@ -28,7 +28,7 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // per rank and mic
 // All ranks must have the same number of home experts. Checked before tokens are counted.
 void expect_even_homes(const std::string& path, int experts, int ranks) {
   if (ranks == 0 || experts % ranks == 0) return;
-  reject(path, fmt::format("{} cannot be at home evenly on {} (`ranks`)", counted(experts, "expert"),
+  reject(path, fmt::format("{} cannot be divided evenly among {} (`ranks`)", counted(experts, "expert"),
                            counted(ranks, "rank")));
 }
 
@@ -43,7 +43,7 @@ Workload folded(LoadTable load, const InputOptions& options) {
   expect_even_homes(options.path, load.num_experts(), ranks);
   if (ranks != before) {
     load = fold_ranks(load, ranks);
-    input.remarks.push_back(fmt::format("{}: a load of {}, folded to {}: the loads of {} neighbours are added",
+    input.remarks.push_back(fmt::format("{}: a load of {}, folded to {} by adding the loads of {} neighbours",
                                         options.path, counted(before, "rank"), ranks, before / ranks));
   }
   if (options.ranks_per_node != 0) load.ranks_per_node = std::min(options.ranks_per_node, load.num_ranks());
@@ -102,40 +102,40 @@ std::vector<Option> options_of(InputOptions& o) {
   return {
       integer_option({.name = "ranks",
                       .value = "R",
-                      .help = "Ranks of the expert-parallel group. A trace is batched anew when it was recorded for "
-                              "another number; a load is folded to a divisor of its own",
-                      .initial = "as the file says",
+                      .help = "Ranks of the expert-parallel group. A trace recorded for another number is batched "
+                              "again; a load can be folded to a divisor of its number of ranks",
+                      .initial = "as recorded",
                       .main = true},
                      o.ranks, kRanks),
       integer_option({.name = "ranks_per_node",
                       .value = "N",
-                      .help = "Ranks that share one fast interconnect",
-                      .initial = "as the file says; 8 for a trace that is batched anew"},
+                      .help = "Ranks that share a fast interconnect",
+                      .initial = "as recorded; 8 for a trace that is batched again"},
                      o.ranks_per_node, kRanks),
       integer_option({.name = "tokens_per_rank",
                       .value = "N",
-                      .help = "Bound on a rank's tokens in one micro-step when a trace is batched anew. A token counts "
-                              "once here, however many experts it chose"},
+                      .help = "Largest number of tokens of a rank in one micro-step if a trace is batched again. Here "
+                              "a token counts once, regardless of top-k"},
                      o.tokens_per_rank, {1, kMostTokens}),
-      integer_option({.name = "layers", .value = "N", .help = "Use the first N layers alone", .initial = "all"},
+      integer_option({.name = "layers", .value = "N", .help = "Use only the first N layers", .initial = "all"},
                      o.layers, kFirst),
       integer_option(
-          {.name = "micro_steps", .value = "N", .help = "Use the first N micro-steps alone", .initial = "all"},
+          {.name = "micro_steps", .value = "N", .help = "Use only the first N micro-steps", .initial = "all"},
           o.micro_steps, kFirst),
       text_option({.name = "homes",
                    .value = "contiguous|PLAN",
                    .help = "Homes before planning. contiguous: rank r owns the r-th block of E/R experts. A plan file: "
-                           "its homes are taken",
+                           "the homes of that plan",
                    .group = "Planning"},
                   o.homes),
       text_option({.name = "previous",
                    .value = "PLAN",
-                   .help = "Plan of the former step, for a warm start",
+                   .help = "Plan of the previous step, for a warm start",
                    .group = "Planning"},
                   o.previous),
       text_option({.name = "previous_load",
                    .value = "INPUT",
-                   .help = "Trace or load of the former step, for policies that predict from it",
+                   .help = "Trace or load of the previous step, for policies that predict from it",
                    .group = "Planning"},
                   o.previous_load),
   };
@@ -169,7 +169,7 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vect
   if (!batching.recorded) {
     const std::string recorded =
         trace.has_batching() ? fmt::format("recorded for {} ranks", trace.ranks) : std::string("no batching recorded");
-    remarks.push_back(fmt::format("{}: {}, batched anew: {} on {}, at most {} tokens each", options.path, recorded,
+    remarks.push_back(fmt::format("{}: {}, batched again: {} on {}, at most {} tokens each", options.path, recorded,
                                   counted(batching.num_micro_steps, "micro-step"), counted(batching.num_ranks, "rank"),
                                   options.tokens_per_rank));
   }
@@ -214,7 +214,8 @@ Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load) 
 Workload read_workload(const InputOptions& options, ThreadPool& pool) {
   Workload input = read_load_or_trace(options, pool);
   if (!input.tokens && options.tokens_per_rank != InputOptions{}.tokens_per_rank) {
-    throw InputError({.field = "tokens_per_rank"}, fmt::format("batches a trace, and {} is a load", options.path));
+    throw InputError({.field = "tokens_per_rank"},
+                     fmt::format("applies only to traces, but {} is a load", options.path));
   }
   const LoadTable& load = input.load;
   std::optional<StepPlan> with_homes = plan_with_homes(options.homes);

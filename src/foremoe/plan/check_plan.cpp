@@ -37,8 +37,9 @@ void shapes(const Subject& subject, Findings& findings) {
   same("experts", plan.num_experts(), load.num_experts());
   expect(plan.home.extent(0) == plan.slot_expert.extent(1), "home and slot_expert differ in layers");
   expect(plan.slot_tokens.shape() == plan.slot_expert.shape(), "slot_tokens and slot_expert differ in shape");
-  expect(plan.event_micro_step.size() == plan.slot_expert.extent(0), "event_micro_step has not one entry per event");
-  expect(plan.event_pass.size() == plan.slot_expert.extent(0), "event_pass has not one entry per event");
+  expect(plan.event_micro_step.size() == plan.slot_expert.extent(0),
+         "event_micro_step does not have one entry per event");
+  expect(plan.event_pass.size() == plan.slot_expert.extent(0), "event_pass does not have one entry per event");
   expect(plan.in_flight >= 1, fmt::format("in_flight is {}", plan.in_flight));
   expect(plan.ranks_per_node >= 1, fmt::format("ranks_per_node is {}", plan.ranks_per_node));
   expect(plan.guest_slots >= 0, fmt::format("guest_slots is {}", plan.guest_slots));

@@ -158,7 +158,7 @@ void static_guests(const Subject& subject, Findings& findings) {
                         .rank = RankId{r},
                         .slot = SlotId{s},
                         .expert = plan.slot_expert(t, l, r, s),
-                        .message = "not the guest that the step began with"});
+                        .message = "not the guest with which the step began"});
         }
       }
     }
@@ -253,7 +253,7 @@ void tokens_per_guest(const Subject& subject, const Budgets& budgets, Findings& 
                         .rank = RankId{r},
                         .slot = SlotId{s},
                         .expert = e,
-                        .message = fmt::format("a guest with quota {}, at least {} or none is permitted", quota,
+                        .message = fmt::format("a guest has quota {}, expected none or at least {}", quota,
                                                budgets.tokens_per_guest)});
         }
       }
@@ -265,7 +265,8 @@ void home_moves(const Subject& subject, const Budgets& budgets, Findings& findin
   const StepPlan& plan = subject.plan;
   const auto& initial = subject.options.initial_home;
   if (initial.data() == nullptr && budgets.homes != "contiguous") {
-    findings.not_checked(fmt::format("home moves: the homes before the plan are those of {}", budgets.homes));
+    findings.not_checked(
+        fmt::format("home moves: the initial homes are those of {}, which was not given", budgets.homes));
     return;
   }
   const int experts_per_rank = plan.num_experts() / plan.num_ranks();

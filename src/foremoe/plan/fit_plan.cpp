@@ -23,7 +23,7 @@ void expect_fit(const StepPlan& plan, const LoadTable& load) {
   expect("ranks", plan.num_ranks(), load.num_ranks());
   expect("experts", plan.num_experts(), load.num_experts());
   if (plan.residency == Residency::kFree) {
-    throw InputError({.field = "plan"}, "of residency free: its experts have no homes to serve other routes");
+    throw InputError({.field = "plan"}, "has residency free: its experts have no homes that could serve other routes");
   }
 }
 

@@ -47,7 +47,7 @@ struct Field {
 void read_metadata(const Safetensors& file, StepPlan& plan) {
   plan.policy = file.text("policy");
   const auto residency = residency_from_string(file.text("residency"));
-  if (!residency) file.fail("residency", "", fmt::format("'{}' is no residency", file.text("residency")));
+  if (!residency) file.fail("residency", "", fmt::format("'{}' is not a residency", file.text("residency")));
   plan.residency = *residency;
   plan.guest_slots = static_cast<int>(file.integer("guest_slots", 0, kMaxExperts));
   plan.ranks_per_node = static_cast<int>(file.integer("ranks_per_node", 1, kMaxRanks));
@@ -255,7 +255,7 @@ StepPlan read_plan(const std::string& path) { return read_plan(Safetensors::open
 void expect_plan_for(const LoadTable& load, const StepPlan& plan, const std::string& path) {
   if (plan.load_digest == load_digest(load)) return;
   throw InputError({.file = path, .field = "load_digest"},
-                   fmt::format("the plan was made for another load than {}", load.name));
+                   fmt::format("the plan was made for a different load than {}", load.name));
 }
 
 StepPlan read_plan_for(const LoadTable& load, const std::string& path) {

@@ -33,7 +33,7 @@ void check(const PlanRequest& request) {
       p.num_experts() != load.num_experts()) {
     throw InputError(
         {.file = {}, .field = "previous", .index = {}},
-        fmt::format("has {} layers, {} ranks and {} experts, the load {}, {} and {}", p.num_layers(), p.num_ranks(),
+        fmt::format("has {} layers, {} ranks and {} experts, the load has {}, {} and {}", p.num_layers(), p.num_ranks(),
                     p.num_experts(), load.num_layers(), load.num_ranks(), load.num_experts()));
   }
 }
@@ -44,7 +44,7 @@ void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load) {
   if (home.extent(0) != static_cast<std::size_t>(load.num_layers()) ||
       home.extent(1) != static_cast<std::size_t>(load.num_experts())) {
     throw InputError({.file = {}, .field = "homes", .index = {}},
-                     fmt::format("has {} layers and {} experts, the load {} and {}", home.extent(0), home.extent(1),
+                     fmt::format("has {} layers and {} experts, the load has {} and {}", home.extent(0), home.extent(1),
                                  load.num_layers(), load.num_experts()));
   }
   const int homes_per_rank = load.num_experts() / load.num_ranks();

@@ -59,7 +59,7 @@ std::vector<Option> options_of(PlannerOptions& o) {
                 .value = "BLPT",
                 .help =
                     "Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token "
-                    "assignment. S: B revises its choice even where more copies are expected to hide. none: no stage",
+                    "assignment. S: B revises its choice even if more copies are expected to be hidden. none: no stage",
                 .initial = "BLPT",
                 .group = group,
                 .type = "text"};
@@ -68,16 +68,17 @@ std::vector<Option> options_of(PlannerOptions& o) {
       integer_option({.name = "guest_slots",
                       .letter = 'G',
                       .value = "G",
-                      .help = "Guest slots: how many copies of experts a rank has room for in one layer",
+                      .help = "Guest slots per rank and layer. Each has room for a copy of one expert",
                       .group = group,
                       .main = true},
                      o.guest_slots, kGuestSlots),
       word_option<Residency>(
           {.name = "residency",
            .value = "WORD",
-           .help = "static: copies are chosen once per step. resident: each layer's copies stay until they are "
-                   "replaced. shared: layers lend each other the guest slots, so copies are fetched at every use. "
-                   "free: any expert anywhere (forward-only phases)",
+           .help =
+               "How long guests stay. static: the whole step. resident: until they are replaced, at any micro-step. "
+               "shared: one layer; layers share the guest slots, so copies are fetched at every use. free: any "
+               "expert on any rank (forward-only phases)",
            .group = group,
            .main = true},
           o.residency,
@@ -88,35 +89,36 @@ std::vector<Option> options_of(PlannerOptions& o) {
       integer_or_word_option(
           {.name = "rehome",
            .value = "N|free",
-           .help = "How many homes may move to another rank, per layer",
+           .help = "Number of homes per layer that may move to another rank",
            .initial = "0",
            .group = group},
           kCount, {"free"},
           [&o](std::optional<std::int64_t> n, const std::string&) { o.rehome = n ? static_cast<int>(*n) : kNoLimit; }),
       integer_option({.name = "in_flight",
                       .value = "K",
-                      .help = "Micro-steps whose forward has run and whose backward has not, at most (1F1B)",
+                      .help = "Largest number of micro-steps between forward and backward (1F1B)",
                       .group = group,
                       .main = true},
                      o.in_flight, kInFlight),
       std::move(stages),
-      word_option<Prefer>({.name = "prefer",
-                           .value = "WORD",
-                           .help = "balance: the least loaded busiest rank. links: also less traffic between nodes, "
-                                   "within --tolerance",
-                           .group = group},
-                          o.prefer, {{"balance", Prefer::kBalance}, {"links", Prefer::kLinks}}),
+      word_option<Prefer>(
+          {.name = "prefer",
+           .value = "WORD",
+           .help = "Objective. balance: the smallest load of the busiest rank. links: also less traffic "
+                   "between nodes, within --tolerance",
+           .group = group},
+          o.prefer, {{"balance", Prefer::kBalance}, {"links", Prefer::kLinks}}),
       number_option({.name = "tolerance",
                      .value = "X",
-                     .help = "A micro-step is balanced when its busiest rank is at most this fraction above the mean",
+                     .help = "A micro-step is balanced if its busiest rank is at most this fraction above the mean",
                      .initial = fmt::format("{}; {} where residency is shared", default_tolerance(Residency::kResident),
                                             default_tolerance(Residency::kShared)),
                      .group = group},
                     o.tolerance, kToleranceRange),
       integer_or_word_option({.name = "max_copies_per_rank",
                               .value = "N|WORD",
-                              .help = "Copies into a rank, per event (one pass of one micro-step) and layer. none: no "
-                                      "limit",
+                              .help = "Largest number of copies into a rank per event (one pass of one micro-step) and "
+                                      "layer. none: no limit",
                               .initial = "G",
                               .group = group},
                              kCount, {"none"},
@@ -125,7 +127,7 @@ std::vector<Option> options_of(PlannerOptions& o) {
                              }),
       integer_or_word_option({.name = "max_copies_per_source",
                               .value = "N|none",
-                              .help = "Copies of experts whose home is one rank, per event and layer",
+                              .help = "Largest number of copies of one rank's home experts per event and layer",
                               .initial = "none",
                               .group = group},
                              kCount, {"none"},
@@ -135,11 +137,11 @@ std::vector<Option> options_of(PlannerOptions& o) {
       integer_option(
           {.name = "min_tokens_per_guest",
            .value = "TOKENS",
-           .help = "A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact",
+           .help = "A guest serves no tokens or at least this many. Above 0, the assignment is no longer exact",
            .group = group},
           o.min_tokens_per_guest, kMinTokens),
       seed_option(
-          {.name = "seed", .value = "N", .help = "Random seed. The same seed gives the same plan", .group = group},
+          {.name = "seed", .value = "N", .help = "Random seed. The same seed produces the same plan", .group = group},
           o.seed),
   };
 }

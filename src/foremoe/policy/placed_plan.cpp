@@ -21,7 +21,7 @@ void check_policy_input(const PolicyInput& input) {
     return;
   }
   throw InputError({.file = {}, .field = "homes", .index = {}},
-                   fmt::format("has {} layers and {} experts, the load {} and {}", input.home.extent(0),
+                   fmt::format("has {} layers and {} experts, the load has {} and {}", input.home.extent(0),
                                input.home.extent(1), load.num_layers(), load.num_experts()));
 }
 
@@ -29,10 +29,9 @@ const LoadTable* former_load(const PolicyInput& input) {
   const LoadTable* const former = input.previous_load;
   if (former != nullptr &&
       (former->num_layers() != input.load.num_layers() || former->num_experts() != input.load.num_experts())) {
-    throw InputError(
-        {.file = former->name, .field = "load", .index = {}},
-        fmt::format("has {} layers and {} experts, the load that is planned {} and {}", former->num_layers(),
-                    former->num_experts(), input.load.num_layers(), input.load.num_experts()));
+    throw InputError({.file = former->name, .field = "load", .index = {}},
+                     fmt::format("has {} layers and {} experts, the load to plan has {} and {}", former->num_layers(),
+                                 former->num_experts(), input.load.num_layers(), input.load.num_experts()));
   }
   return former;
 }

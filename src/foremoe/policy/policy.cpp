@@ -105,7 +105,7 @@ const Policy& policy_named(const std::string& name) {
 
 std::vector<const Policy*> policies_named(const std::vector<std::string>& names) {
   std::vector<const Policy*> policies;
-  if (names.empty()) throw InputError({.field = "policy"}, "lists no policy");
+  if (names.empty()) throw InputError({.field = "policy"}, "must name at least one policy");
   for (const std::string& name : names) {
     if (name == "all") {
       for (const auto& policy : all_systems()) policies.push_back(policy.get());

@@ -189,10 +189,10 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
   }
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     if (lengths[s] > options.tokens_per_rank) {
-      throw InputError({.file = name, .field = "cu_seqlens", .index = fmt::format("[{}]", s)},
-                       fmt::format("a sequence of {} tokens is longer than the {} that a rank takes in a micro-step "
-                                   "(`tokens_per_rank`)",
-                                   lengths[s], options.tokens_per_rank));
+      throw InputError(
+          {.file = name, .field = "cu_seqlens", .index = fmt::format("[{}]", s)},
+          fmt::format("a sequence of {} tokens exceeds the limit of {} per rank and micro-step (`tokens_per_rank`)",
+                      lengths[s], options.tokens_per_rank));
     }
   }
   const std::int64_t bins = least_bins({lengths.begin(), lengths.end()}, options.tokens_per_rank);

@@ -114,7 +114,7 @@ TEST(Batching, UsesOneSequencePerMicroStepIfNoTwoFit) {
 TEST(Batching, RejectsASequenceAboveTokensPerRank) {
   const RoutingTrace trace = make_random_trace({.lengths = {5, 60, 7}}).first;
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 59}),
-            "random: cu_seqlens[1]: a sequence of 60 tokens is longer than the 59 that a rank takes in a micro-step "
+            "random: cu_seqlens[1]: a sequence of 60 tokens exceeds the limit of 59 per rank and micro-step "
             "(`tokens_per_rank`)");
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 60}), "");
 }

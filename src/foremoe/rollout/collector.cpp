@@ -21,7 +21,7 @@ LoadTable empty_table(const Batching& batching, int num_layers, int num_experts,
   if (num_experts > kMaxExperts || batching.num_ranks > kMaxRanks || cells_per_micro_step > kMaxLoadCells ||
       cells_per_micro_step * batching.num_micro_steps > kMaxLoadCells) {
     throw InputError({.file = name},
-                     fmt::format("a load of {} micro-steps, {} layers, {} ranks and {} experts is beyond all limits",
+                     fmt::format("a load of {} micro-steps, {} layers, {} ranks and {} experts exceeds the limits",
                                  batching.num_micro_steps, num_layers, batching.num_ranks, num_experts));
   }
   const auto extent = [](int n) { return static_cast<std::size_t>(n); };
@@ -44,7 +44,7 @@ void RolloutCollector::add(int sequence, RouteType type, std::span<const std::by
   };
   if (sequence < 0) fail("", "sequences are numbered from 0");
   if (const std::int64_t ids = sentinel_of(type); ids > 0 && shape_.num_experts > ids) {
-    fail("", fmt::format("its type cannot tell {} experts from a missing row", shape_.num_experts));
+    fail("", fmt::format("its type cannot represent {} experts and rows without a route", shape_.num_experts));
   }
   if (routes.size() % shape.token_bytes() != 0) {
     fail("", fmt::format("{} bytes, not a multiple of the {} of a token", routes.size(), shape.token_bytes()));

@@ -96,7 +96,7 @@ TEST(Collect, RejectsATableAboveTheLimits) {
   Batching batching = make_batching(trace, {.num_ranks = 1});
   batching.num_ranks = 1 << 16;
   batching.num_micro_steps = 1 << 16;
-  EXPECT_THAT(complaint_of([&] { collect(trace, batching, pool); }), HasSubstr("beyond all limits"));
+  EXPECT_THAT(complaint_of([&] { collect(trace, batching, pool); }), HasSubstr("exceeds the limits"));
 }
 
 TEST(RolloutCollector, MatchesTheTraceForAnyOrderOfArrival) {
@@ -163,7 +163,7 @@ TEST(RolloutCollector, RejectsInvalidSequences) {
   EXPECT_EQ(add(4, RouteType::kU16, good), "rollout: sequence 4: finished twice");
   EXPECT_EQ(add(5, RouteType::kU16, twice), "rollout: sequence 5[0, 1, 1]: expert 6 appears twice in a row");
   EXPECT_EQ(add(-1, RouteType::kU16, good), "rollout: sequence -1: sequences are numbered from 0");
-  EXPECT_THAT(add(6, RouteType::kU8, good), HasSubstr("cannot tell 300 experts from a missing row"));
+  EXPECT_THAT(add(6, RouteType::kU8, good), HasSubstr("cannot represent 300 experts and rows without a route"));
   EXPECT_THAT(add(6, RouteType::kU16, {1, 2, 3}), HasSubstr("6 bytes, not a multiple of the 8 of a token"));
   EXPECT_EQ(collector.num_sequences(), 1U);
 }

@@ -27,7 +27,7 @@ void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::strin
   if (std::ranges::find(shape, std::size_t{0}) != shape.end()) refuse("empty");
   std::size_t room = kMaxLoadCells;  // cells left under the limit
   for (const std::size_t extent : shape) room /= extent;
-  if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("beyond all limits");
+  if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("exceeds the limits");
 }
 
 void expect_valid(const LoadTable& table, const std::string& file) {

@@ -108,7 +108,7 @@ void RolloutFollower::expect_same_shape(const RoutingTrace& trace) const {
   expect("num_experts", trace.num_experts, first.num_experts);
   expect("top_k", trace.top_k, first.top_k);
   if (trace.layer_ids != first.layer_ids) {
-    throw InputError({.file = trace.name, .field = "layer_ids"}, fmt::format("are others than in {}", name));
+    throw InputError({.file = trace.name, .field = "layer_ids"}, fmt::format("differ from those in {}", name));
   }
 }
 

@@ -91,8 +91,7 @@ void expect_valid(const RoutingTrace& trace) {
   }
   const std::int64_t most = std::min(kMaxExperts, num_ids(trace.type));
   if (trace.num_experts < trace.top_k || trace.num_experts > most) {
-    const char* const why =
-        most < kMaxExperts ? ": routes of this type cannot tell more from rows without a route" : "";
+    const char* const why = most < kMaxExperts ? ": larger ids of this type mark rows without a route" : "";
     fail(trace, "num_experts", "", fmt::format("{}, expected {} to {}{}", trace.num_experts, trace.top_k, most, why));
   }
   expect_sequences(trace);

@@ -206,7 +206,7 @@ Array<ExpertId, 2> homes_on(ArrayView<const RankId, 2> home, int num_ranks, Rank
       const RankId owner = home(l, e);
       if (owner.value < 0 || owner.value >= num_ranks) {
         throw InputError({.field = "home", .index = fmt::format("[{}, {}]", l, e)},
-                         fmt::format("{} is none of {} ranks", owner.value, num_ranks));
+                         fmt::format("{} is not one of {} ranks", owner.value, num_ranks));
       }
     }
     const std::vector<SlotId> slot = home_slots(home.row(l));

@@ -70,7 +70,7 @@ TEST(HomeSlots, RejectsUnevenHomesAndInvalidRanks) {
   home(1, 4) = RankId{0};
   EXPECT_THAT(refusal(home, kRanks), testing::HasSubstr("home[1, 4]: rank 0 would be home to more than 3 experts"));
   home(1, 4) = RankId{4};
-  EXPECT_THAT(refusal(home, kRanks), testing::HasSubstr("home[1, 4]: 4 is none of 4 ranks"));
+  EXPECT_THAT(refusal(home, kRanks), testing::HasSubstr("home[1, 4]: 4 is not one of 4 ranks"));
 }
 
 // Runs one step per placement of homes, with gradients that depend only on (step, layer, expert).

@@ -56,14 +56,14 @@ std::optional<Bytes> available_memory() {
 void Memory::Free::operator()(std::byte* data) const { ::operator delete(data, kAlignment); }
 
 Memory allocate_memory(Bytes bytes) {
-  if (bytes.value < 0) refuse(bytes, "fewer than none");
+  if (bytes.value < 0) refuse(bytes, "negative size");
   if (bytes.value >= kMinCheckedBytes) {
     const auto available = available_memory();
     if (available && *available < bytes) refuse(bytes, std::to_string(available->value) + " are available");
   }
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes.value, 64));
   void* data = ::operator new(size, kAlignment, std::nothrow);
-  if (data == nullptr) refuse(bytes, "the system refuses");
+  if (data == nullptr) refuse(bytes, "allocation failed");
   Memory memory;
   memory.data_.reset(static_cast<std::byte*>(data));
   memory.bytes_ = bytes;

@@ -92,8 +92,8 @@ void expect_enough_memory(const MemoryNeed& need) {
   const std::optional<Bytes> available = available_memory();
   if (!available || wanted <= *available) return;
   throw InputError({.file = need.load.name, .field = {}, .index = {}},
-                   fmt::format("to run it takes about {:.1f} GiB of memory, {:.1f} GiB are free; smaller --hidden ({}) "
-                               "or --intermediate ({}), fewer --layers or --micro-steps, or --no-reference take less",
+                   fmt::format("the run needs about {:.1f} GiB of memory, {:.1f} GiB are free; reduce --hidden ({}), "
+                               "--intermediate ({}), --layers or --micro-steps, or give --no-reference",
                                gib(wanted), gib(*available), need.model.shape.hidden, need.model.shape.intermediate));
 }
 

@@ -17,7 +17,7 @@ namespace {
 void refuse(const std::string& field, const std::string& what) { throw InputError({.field = field}, what); }
 
 void expect_same(const char* field, int plan, int other, const char* who) {
-  if (plan != other) refuse(field, fmt::format("the plan has {}, {} {}", plan, who, other));
+  if (plan != other) refuse(field, fmt::format("the plan has {}, {} has {}", plan, who, other));
 }
 
 void expect_fit(const SimulationInput& input) {
@@ -32,7 +32,7 @@ void expect_fit(const SimulationInput& input) {
     refuse("rows", "token has no effect with `dispatch` row");
   }
   if (input.repeat_load ? load.num_micro_steps() < 1 : micro_steps != load.num_micro_steps()) {
-    refuse("micro_steps", fmt::format("the plan has {}, the load {}", micro_steps, load.num_micro_steps()));
+    refuse("micro_steps", fmt::format("the plan has {}, the load has {}", micro_steps, load.num_micro_steps()));
   }
   expect_same("layers", plan.num_layers(), load.num_layers(), "the load");
   expect_same("ranks", plan.num_ranks(), load.num_ranks(), "the load");
@@ -40,11 +40,11 @@ void expect_fit(const SimulationInput& input) {
   expect_same("experts", plan.num_experts(), model.experts, "the model");
   if (load.top_k != model.top_k) {
     refuse("top_k",
-           fmt::format("a token of the load chooses {} experts, one of the model {}", load.top_k, model.top_k));
+           fmt::format("a token of the load chooses {} experts, a token of the model {}", load.top_k, model.top_k));
   }
   if (plan.num_layers() > model.moe_layers) {
     refuse("layers",
-           fmt::format("the plan has {}, the model no more than {} MoE layers", plan.num_layers(), model.moe_layers));
+           fmt::format("the plan has {}, but the model has only {} MoE layers", plan.num_layers(), model.moe_layers));
   }
 }
 

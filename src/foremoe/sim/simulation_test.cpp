@@ -265,7 +265,7 @@ TEST(SimulationTest, RejectsPlansLoadsAndModelsThatDoNotFit) {
     }
     return "";
   };
-  EXPECT_EQ(message(round_cost(1, 4)), "experts: the plan has 2, the model 4");
+  EXPECT_EQ(message(round_cost(1, 4)), "experts: the plan has 2, the model has 4");
   const CostModel two_of_two{round_cluster(), round_model(1, 2, 2), round_options()};
   EXPECT_THAT(message(two_of_two), testing::HasSubstr("top_k"));
   plan.slot_tokens(0, 0, 0, 0) = Tokens{89};

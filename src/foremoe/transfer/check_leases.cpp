@@ -113,7 +113,7 @@ class LeaseCheck {
         add("{}: out of range", name(c));
         continue;
       }
-      if (c.opens > c.arrives) add("{}: its buffer is free from turn {} on only", name(c), c.opens.value);
+      if (c.opens > c.arrives) add("{}: its buffer is free only from turn {} on", name(c), c.opens.value);
       if (c.closes < c.arrives || !in(c.closes, is_returning_home(c) ? c.arrives.value + 1 : turns_)) {
         add("{}: closes at turn {}", name(c), c.closes.value);
       }
@@ -179,7 +179,7 @@ class LeaseCheck {
         continue;
       }
       if (c.staging < slots || c.staging >= schedule_.buffers_per_rank) {
-        add("{}: goes into buffer {}, which is no staging buffer", name(c), c.staging);
+        add("{}: goes into buffer {}, which is not a staging buffer", name(c), c.staging);
         continue;
       }
       const ScheduledCopy*& before = last[{c.rank, c.staging}];

@@ -135,7 +135,7 @@ TEST_F(SpoiledSchedule, IdsAndTurnsOutOfRange) {
   out([](ScheduledCopy& c) { c.slot = SlotId{3}; });
   out([](ScheduledCopy& c) { c.arrives = TurnId{8}; });
   out([](ScheduledCopy& c) { c.opens = TurnId{-1}; });
-  finds(plan_, "is free from turn 5 on", [](TransferSchedule& s) { s.copies[2].opens = TurnId{5}; });
+  finds(plan_, "is free only from turn 5 on", [](TransferSchedule& s) { s.copies[2].opens = TurnId{5}; });
   finds(plan_, "closes at turn 8", [](TransferSchedule& s) { s.copies[2].closes = TurnId{8}; });
   finds(plan_, "closes at turn 3", [](TransferSchedule& s) { s.copies[2].closes = TurnId{3}; });
   finds(plan_, "buffers per rank", [](TransferSchedule& s) { s.buffers_per_rank = 1; });
@@ -188,8 +188,8 @@ TEST_F(SpoiledStaging, OccupiedStagingBuffer) {
 }
 
 TEST_F(SpoiledStaging, InvalidStagingBuffer) {
-  finds("buffer 0, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 0; });
-  finds("buffer 5, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 5; });
+  finds("buffer 0, which is not a staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 0; });
+  finds("buffer 5, which is not a staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 5; });
   finds("though it arrives where it is read", [](TransferSchedule& s) { s.copies[0].path = Path::kHost; });
   finds("staging buffers for this turn and each of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 2; });
   finds("staging buffers for this turn and each of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 6; });

@@ -13,7 +13,7 @@ std::size_t size_of(DataType type) { return type == DataType::kFloat32 ? 4 : 2; 
 std::string_view to_string(DataType type) { return type == DataType::kFloat32 ? "float32" : "bfloat16"; }
 
 ExpertLayout::ExpertLayout(std::vector<Segment> segments) : segments_(std::move(segments)) {
-  if (segments_.empty()) throw InputError({.field = "segments"}, "an expert has at least one");
+  if (segments_.empty()) throw InputError({.field = "segments"}, "expected at least one");
   std::size_t end = 0;
   for (std::size_t i = 0; i < segments_.size(); ++i) {
     const Segment& segment = segments_[i];

@@ -19,7 +19,7 @@ TurnId start_of(const ScheduledCopy& copy, int depth) {
 
 void expect_index(const char* field, int index, int size) {
   if (index >= 0 && index < size) return;
-  throw InputError({.field = field}, fmt::format("{} is none of 0 … {}", index, size - 1));
+  throw InputError({.field = field}, fmt::format("{} is not in 0 … {}", index, size - 1));
 }
 
 bool is_lent(const StepPlan& plan, const RankTurnsOptions& options) {

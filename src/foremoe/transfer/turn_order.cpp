@@ -12,9 +12,9 @@ std::string_view to_string(Phase phase) { return phase == Phase::kRecompute ? "r
 
 static void check_phase_supported(const StepPlan& plan, Phase phase) {
   if (phase == Phase::kPolicyUpdate && plan.residency == Residency::kFree) {
-    throw InputError({.field = "residency"},
-                     "is free, where experts leave their homes: such a plan has no backward pass and cannot serve "
-                     "policy_update");
+    throw InputError(
+        {.field = "residency"},
+        "is free: experts leave their homes, so the plan has no backward pass and cannot serve policy_update");
   }
   const auto backward = std::ranges::find(plan.event_pass, Pass::kBackward);
   if (phase == Phase::kRecompute && backward != plan.event_pass.end()) {

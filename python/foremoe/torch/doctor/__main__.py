@@ -37,7 +37,7 @@ SIZES = {
 
 
 def all_checks(hardware: Hardware, sizes: Sizes) -> list[Check]:
-    """Returns the checks in the order of the table. sizes: of the layers whose speed is measured."""
+    """Returns the checks in the order of the table. sizes: Sizes of the layers for speed checks."""
     return [*equality.checks(), *checks.checks(hardware, sizes)]
 
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.experts % hardware.ranks != 0 or given.top_k > given.experts:
             parser.error(f"--experts: {given.experts}, must be a multiple of {hardware.ranks} ranks, at least --top-k")
         if given.json:
-            with open(given.json, "a"):  # refused before two minutes of work, not after
+            with open(given.json, "a"):  # fail before two minutes of work, not after
                 pass
     except (foremoe.InputError, OSError) as error:
         parser.error(f"--{error}" if isinstance(error, foremoe.InputError) else f"--json: {error}")

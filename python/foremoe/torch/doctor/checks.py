@@ -1,4 +1,4 @@
-"""Checks of what a planned step waits for, how fast it is, how fast rows and experts travel, and how it fails."""
+"""Checks of a planned step: waits, overlap, speed, bandwidth of rows and experts, and failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FAILURE_LIMIT = GROUP_TIMEOUT + 15.0
 
 
 def checks(hardware: Hardware, sizes: Sizes) -> list[Check]:
-    """Returns the checks in the order of the table. sizes: of the layers whose speed is measured."""
+    """Returns the checks in the order of the table. sizes: Sizes of the layers for speed checks."""
     shared = SHARED if hardware.shares_gpu else ""
     no_cuda = "" if hardware.device == "cuda" else "only CUDA reports where the host waits for the device"
     failures = [
@@ -122,7 +122,7 @@ class _Timed:
         self.ep = self.net.spread(**options)
         self.routes = draw_routes(sizes, rank, ranks)
         self.inputs = [hidden.to(self.net.moe[0].gate_up) for hidden in draw_inputs(sizes, rank)]
-        # Ranks on a CPU may share processors: processor time is what each would take with one of its own.
+        # Ranks on a CPU may share processors. Processor time is the time that each would take on its own processor.
         self._clock = time.thread_time if self.device.type == "cpu" else self.now
         self._since = 0.0
         self._stretches: list[float] = []
@@ -133,7 +133,7 @@ class _Timed:
         return time.perf_counter()
 
     def step(self, policy: str = "foremoe") -> dict[str, float]:
-        """Runs a step; returns its figures, the same on all ranks: the largest over ranks."""
+        """Runs a step. Returns its figures: the maximum over ranks, equal on all ranks."""
         self.net.zero_grad()
         self.ep.arguments = dataclasses.replace(self.ep.arguments, policy=policy)
         self._stretches = []
@@ -156,7 +156,7 @@ class _Timed:
         return {**found, "busiest_rows": rows, "rho": of["rho_planned"]["mean"]}
 
     def median(self, figure: str, **options: Any) -> float:
-        """Returns the median of steps after a first one."""
+        """Returns the median of a figure over steps, after a warm-up step."""
         return statistics.median([self.step(**options)[figure] for _ in range(RUNS + 1)][1:])
 
     @contextlib.contextmanager
@@ -187,7 +187,7 @@ class _Timed:
 
 @contextlib.contextmanager
 def delayed_copies(seconds: float) -> Iterator[None]:
-    """Inside, a copy of an expert arrives no sooner than after so many seconds."""
+    """Delays the arrival of each copy of an expert by at least this time, until exit."""
     start = dist.batch_isend_irecv
 
     class Delayed:
@@ -206,7 +206,7 @@ def delayed_copies(seconds: float) -> Iterator[None]:
 
 
 def _overlap(hardware: Hardware) -> Outcome:
-    """Copies of depth 1 start in the turn that reads them, so nothing hides them. On a CPU each takes a turn's time."""
+    """Compares depths. At depth 1 copies start in the turn that reads them. On CPU, copies take a turn's time."""
     sizes = OVERLAP_SIZES[hardware.device]
     waited: dict[int, float] = {}
     delay = 0.0
@@ -229,7 +229,7 @@ def _overlap(hardware: Hardware) -> Outcome:
 
 
 def _speed(sizes: Sizes, hardware: Hardware) -> Outcome:
-    """Planned beside unplanned steps of the same executor, alternately.
+    """Runs planned and unplanned steps of the same executor alternately.
 
     Critical path: seconds of computing on the slowest rank, summed over the stretches between exchanges of rows. On
     CPU it is processor time; on CUDA it is wall time and includes the exchanges. Predicted: the ratio of the busiest
@@ -260,11 +260,11 @@ def _speed(sizes: Sizes, hardware: Hardware) -> Outcome:
     )
 
 
-# Bandwidth. What was sent must arrive, so that a figure is that of a working link.
+# Bandwidth. The received data are checked, so that only working links yield figures.
 
 
 def _bandwidth(name: str, sent: int, expected: Tensor, to: Tensor, run: Callable[[], object]) -> Outcome:
-    """Collective. sent: bytes of a rank. expected: what `to` must hold after run()."""
+    """Measures run(). Collective. sent: Bytes that a rank sends. expected: Contents of `to` after run()."""
     seconds = []
     for _ in range(RUNS + 1):
         dist.barrier()
@@ -296,7 +296,7 @@ def _all_to_all(hardware: Hardware) -> Outcome:
 
 
 def _between_ranks(hardware: Hardware) -> Outcome:
-    """Around a ring, all at once."""
+    """Sends from each rank to the next around a ring, all at once."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device, count = hardware.device_of(rank), BYTES[hardware.device]
     expert, to = _filled(count, rank, device), _filled(count, 255, device)
@@ -311,7 +311,7 @@ def _between_ranks(hardware: Hardware) -> Outcome:
 
 
 def _from_host(hardware: Hardware) -> Outcome:
-    """From pinned memory to the device; on a CPU, from shared memory. All ranks at once."""
+    """Copies from pinned memory to the device; on a CPU, from shared memory. All ranks at once."""
     rank = dist.get_rank()
     device, count = hardware.device_of(rank), BYTES[hardware.device]
     host, to = _filled(count, rank + 1, torch.device("cpu")), _filled(count, 255, device)
@@ -320,11 +320,11 @@ def _from_host(hardware: Hardware) -> Outcome:
     return _bandwidth(name, count, host.to(device), to, lambda: to.copy_(host, non_blocking=True))
 
 
-# Failures. The last rank raises an error that its trainer catches, so that its process lives on, or is killed.
+# Failures. The last rank is killed, or raises an error that its trainer catches, so that its process continues.
 
 
 class PlantedError(RuntimeError):
-    """The error of the rank that fails."""
+    """Error raised on purpose by the failing rank."""
 
 
 def _fail(how: str, hardware: Hardware) -> Outcome:

@@ -1,7 +1,7 @@
-"""A planned step gives the outputs and gradients that one process gives, which holds all experts.
+"""Checks that outputs and gradients of a planned step equal those of one process with all experts.
 
-The reference runs every expert on its rows, one after the other, in float64. A planned step rounds as its type does, so
-its error may be as large as that of one process of the same type, up to a factor.
+The reference runs the experts on their rows, one after the other, in float64. A planned step rounds in its own type, so
+its error may be up to a factor (ROUNDING) times that of one process in the same type.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def checks() -> list[Check]:
 
 @dataclass(frozen=True)
 class _Step:
-    """Outputs of this rank's micro-steps, and gradients by name, means over ranks."""
+    """Outputs of this rank's micro-steps, and gradients by name, averaged over ranks."""
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor]
@@ -61,7 +61,7 @@ def _execute_one_by_one(layer: Experts, hidden: Tensor, ids: Tensor, gates: Tens
 
 
 def _run_one_process(net: Net, rank: int, ranks: int) -> _Step:
-    """The step of all ranks in this process."""
+    """Runs the step of all ranks in this process. Returns this rank's outputs and all gradients."""
     for layer in net.moe:
         layer.execute_by(functools.partial(_execute_one_by_one, layer))
     outputs: list[Tensor] = []
@@ -78,7 +78,7 @@ def _run_one_process(net: Net, rank: int, ranks: int) -> _Step:
 
 @functools.cache
 def _references(sizes: Sizes, device: torch.device, rank: int, ranks: int) -> tuple[_Step, _Step]:
-    """In float64, and in the type that is tested, with the same weights."""
+    """Returns the step in float64 and in the tested type, with the same weights."""
     exact = Net(sizes, device)
     return _run_one_process(exact.double(), rank, ranks), _run_one_process(Net(sizes, device), rank, ranks)
 
@@ -97,7 +97,7 @@ def run_planned(net: Net, ep: ExpertParallel, rank: int, ranks: int) -> tuple[_S
 
 
 def _error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """Over all tensors, each relative to its own norm."""
+    """Returns the norm of the tensors' errors, each relative to its own norm."""
     relative = [(a.double() - b).norm() / b.norm().clamp(min=1e-30) for a, b in zip(found, exact, strict=True)]
     return float(torch.stack(relative).norm())
 
@@ -112,7 +112,7 @@ def _check(path: str, residency: str, dtype: str, hardware: Hardware) -> Outcome
         try:
             planned, figures = run_planned(net, ep, rank, ranks)
         except foremoe.InputError as error:
-            if error.field == "path":  # no room in shared memory, which all ranks find together
+            if error.field == "path":  # no room in shared memory; all ranks raise this together
                 raise CannotRun(str(error)) from error
             raise
     begin, end = rank * ep.ranks.homes, (rank + 1) * ep.ranks.homes
@@ -122,7 +122,7 @@ def _check(path: str, residency: str, dtype: str, hardware: Hardware) -> Outcome
         raise Failure(f"gradients are missing: {sorted(set(exact.gradients) - set(planned.gradients))}")
 
     def gradients_of(step: _Step) -> list[Tensor]:
-        """In the order of the planned step, of this rank's experts alone."""
+        """Returns gradients in the order of the planned step, for this rank's experts only."""
         of = step.gradients
         return [of[name][begin:end] if name in own and step is not planned else of[name] for name in planned.gradients]
 
@@ -140,7 +140,7 @@ def _check(path: str, residency: str, dtype: str, hardware: Hardware) -> Outcome
     dist.all_reduce(copies)
     output, output_eager, gradient, gradient_eager, fallbacks = worst.tolist()
     for name, distance, of_eager in (("outputs", output, output_eager), ("gradients", gradient, gradient_eager)):
-        if not distance <= ROUNDING * of_eager:  # also if it is not a number
+        if not distance <= ROUNDING * of_eager:  # also true for NaN
             raise Failure(f"{name} are {distance:.2g} from float64, those of one process in {dtype} {of_eager:.2g}")
     if copies[0] == 0 or (path == "host" and copies[1] == 0):
         raise Failure("no expert was copied on this path, so nothing was tested")

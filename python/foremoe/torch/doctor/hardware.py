@@ -21,10 +21,10 @@ SHARED = "ranks share a GPU, so copies between them go through host memory"
 
 @dataclass(frozen=True)
 class Hardware:
-    """Devices and backend of all ranks. Travels to their processes."""
+    """Devices and backend of all ranks. Sent to their processes."""
 
     device: str  # cpu or cuda
-    gpus: int  # that the ranks use; 0 on a CPU
+    gpus: int  # number used by the ranks; 0 on a CPU
     ranks: int
     backend: str  # gloo or nccl
 
@@ -90,7 +90,7 @@ class _Arrival:
 
 @contextlib.contextmanager
 def staged(hardware: Hardware) -> Iterator[None]:
-    """Inside, batch_isend_irecv accepts CUDA tensors of ranks that share a GPU, by copies through the host.
+    """Lets batch_isend_irecv accept CUDA tensors of ranks that share a GPU, by copies through the host, until exit.
 
     gloo's collectives exchange CUDA tensors, but its send and recv would read device memory as if it were the host's.
     """
@@ -124,7 +124,7 @@ def staged(hardware: Hardware) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unreported_waits() -> Iterator[None]:
-    """Inside, CUDA does not report where the host waits for the device."""
+    """Disables CUDA's reports of host waits for the device, until exit."""
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("default")
     try:

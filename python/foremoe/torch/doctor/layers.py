@@ -1,4 +1,4 @@
-"""The layers and routes that checks run: MoE layers alone, whose routes are always replayed."""
+"""Layers and routes for checks: MoE layers only, with replayed routes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..parallel import ExpertParallel
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model and its step."""
+    """Sizes of a model and its step."""
 
     layers: int = 3
     experts: int = 24
     top_k: int = 2
     hidden: int = 32
     intermediate: int = 32
-    tokens: int = 48  # of a rank in a micro-step
+    tokens: int = 48  # per rank and micro-step
     micro_steps: int = 3
     dtype: str = "float32"
-    routing: str = "zipf"  # zipf: other experts are popular in every micro-step; grpo: as in training
+    routing: str = "zipf"  # zipf: popular experts differ in every micro-step; grpo: as in training
 
 
 class Experts(torch.nn.Module):
@@ -70,7 +70,7 @@ class Experts(torch.nn.Module):
 
 
 class Net(torch.nn.Module):
-    """MoE layers, one after the other. All ranks make the same one."""
+    """A sequence of MoE layers, with equal weights on all ranks."""
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs checks on ranks in processes of their own. Always returns: a rank that raises, dies or hangs fails its check."""
+"""Runs checks on ranks in separate processes. Always returns: a rank that raises, dies or hangs fails its check."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Failure(Exception):
 
 
 class CannotRun(Exception):
-    """Raised on all ranks if this machine lacks what is tested."""
+    """Raised on all ranks if this machine lacks a requirement of the check."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a check. On a rank that found nothing wrong it is the same on all ranks."""
+    """Status, detail and figures of a check. Equal on all ranks that found no problem."""
 
     status: str
     detail: str
@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What became of a check on one rank."""
+    """Result of a check on one rank."""
 
     rank: int
     ended: str  # returned, cannot run, raised, died or hung
@@ -77,8 +77,8 @@ class Check:
     """Why it cannot run on this hardware; empty if it can."""
     judge: Callable[[Sequence[RankReport]], Outcome] = judge_all
     limit: float = 45.0  # seconds
-    grace: float = 5.0  # seconds for the other ranks when one has raised or died
-    ends_ranks: bool = False  # ranks of this check are of no further use
+    grace: float = 5.0  # further seconds for the other ranks after one has raised or died
+    ends_ranks: bool = False  # whether later checks need new ranks
 
 
 def examine(
@@ -93,7 +93,7 @@ def examine(
     Args:
         hardware: The hardware to run on.
         checks: The checks.
-        limit: Seconds for all of them. Checks that would begin later are not run, and say so.
+        limit: Seconds for all checks. Checks that would begin later are reported as not run.
         prepare: Called on every rank before its first check.
     """
     deadline = time.monotonic() + limit
@@ -125,7 +125,7 @@ def examine(
 
 
 def _problems_of(reports: Sequence[RankReport]) -> str:
-    """Errors with their ranks, the first cause first; empty if all ranks returned."""
+    """Returns errors with their ranks, the first cause first; "" if all ranks returned."""
     failed = sorted((r for r in reports if r.ended != "returned"), key=lambda r: (r.ended == "hung", r.seconds))
     if len(failed) == len(reports) and len({report.text for report in failed}) == 1:
         return f"all ranks: {failed[0].text}"
@@ -133,7 +133,7 @@ def _problems_of(reports: Sequence[RankReport]) -> str:
 
 
 class _Ranks:
-    """Processes with one default process group, which run what they are sent, one function after the other."""
+    """Processes with one default process group that run the functions they receive, one after the other."""
 
     def __init__(self, hardware: Hardware, prepare: Callable[[], None] | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="foremoe-doctor-", ignore_cleanup_errors=True)
@@ -209,7 +209,7 @@ def _log_of(folder: str, rank: int) -> str:
 def _serve(
     connection: Connection, hardware: Hardware, rank: int, folder: str, prepare: Callable[[], None] | None
 ) -> None:
-    """One rank: reports that it has begun, then runs what it is sent until the caller closes the connection."""
+    """Runs one rank: reports that it has begun, then runs received functions until the connection is closed."""
     with open(_log_of(folder, rank), "w") as log:  # output of libraries is not part of the table
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -218,7 +218,7 @@ def _serve(
         while True:
             connection.send(_attempt(connection.recv()))
     except (EOFError, ConnectionError):
-        os._exit(0)  # groups of which a rank has failed may never end in order
+        os._exit(0)  # groups with a failed rank may never shut down cleanly
 
 
 def _begin(hardware: Hardware, rank: int, folder: str, prepare: Callable[[], None] | None) -> None:
@@ -232,7 +232,7 @@ def _begin(hardware: Hardware, rank: int, folder: str, prepare: Callable[[], Non
     dist.init_process_group(
         hardware.backend, init_method=method, rank=rank, world_size=hardware.ranks, timeout=timeout, **options
     )
-    dist.all_reduce(torch.zeros(1, device=device))  # makes connections; an NCCL that cannot do so says it here
+    dist.all_reduce(torch.zeros(1, device=device))  # creates connections; NCCL raises here if it cannot
     if prepare is not None:
         prepare()
 

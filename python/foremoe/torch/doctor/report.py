@@ -20,7 +20,7 @@ WORTH = 0.9
 
 
 def scrub(text: str) -> str:
-    """Returns the text without names and addresses of machines, and with names of files in place of their paths."""
+    """Removes names and addresses of machines from a text, and replaces paths by file names."""
     for name in {socket.gethostname(), socket.getfqdn()} - {"", "localhost"}:
         text = text.replace(name, "HOST")
     text = re.sub(r"\b\d{1,3}(\.\d{1,3}){3}\b|\[[0-9a-fA-F:]*::[0-9a-fA-F:]*\]", "ADDRESS", text)
@@ -53,7 +53,7 @@ def document_of(hardware: Hardware, rows: Sequence[tuple[Check, Outcome, float]]
 
 
 def advice_of(outcomes: dict[str, Outcome]) -> str:
-    """Returns a line that says which depth and path to give ExpertParallel, or why there is no advice."""
+    """Returns a line with the recommended depth and path for ExpertParallel, or why there is no advice."""
     if any(outcome.status == FAILED for outcome in outcomes.values()):
         return "do not train here before the failed checks pass"
 

@@ -74,7 +74,7 @@ class Echo final : public Policy {
  public:
   std::string_view name() const override { return "echo"; }
   std::string_view summary() const override {
-    return "ECHO: what exceeds the mean packed into one spare slot of every other rank";
+    return "ECHO: load above the mean packed into one spare slot of every other rank";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override { return {.copies_after_router = true, .gathers_loads = true}; }

@@ -23,7 +23,7 @@ class Ema final : public Policy {
  public:
   std::string_view name() const override { return "ema"; }
   std::string_view summary() const override {
-    return "experts relocated greedily once per step, by a moving average of the steps before";
+    return "experts relocated greedily once per step, by a moving average of previous steps";
   }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 

@@ -174,11 +174,11 @@ EplbShape shape_of(const PolicyInput& input, const EplbOptions& options) {
 std::optional<std::string> obstacle(const EplbShape& shape, EplbMode mode, const Topology& topology) {
   const bool divides = shape.num_groups % shape.num_nodes == 0;
   if (mode == EplbMode::kHierarchical && !divides) {
-    return fmt::format("{} expert groups cannot be divided among {} nodes, which a hierarchical placement needs",
+    return fmt::format("{} expert groups cannot be divided among {} nodes, which hierarchical placement requires",
                        shape.num_groups, shape.num_nodes);
   }
   if (divides && shape.num_nodes > 1 && shape.num_ranks % topology.ranks_per_node != 0) {
-    return fmt::format("{} ranks do not fill nodes of {}, which a hierarchical placement needs", shape.num_ranks,
+    return fmt::format("{} ranks do not fill nodes of {}, which hierarchical placement requires", shape.num_ranks,
                        topology.ranks_per_node);
   }
   return eplb_obstacle(shape);
@@ -286,10 +286,10 @@ class EplbEma final : public Eplb {
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
 
   std::vector<Option> options() override {
-    return {number_option({.name = "alpha", .help = "Weight of the newest micro-step in the moving average"},
-                          options_.decay, {.least = 0, .most = 1, .above = true}),
-            integer_option({.name = "period", .help = "Micro-steps from one placement to the next"}, options_.period,
-                           {1, 1 << 30})};
+    return {
+        number_option({.name = "alpha", .help = "Weight of the newest micro-step in the moving average"},
+                      options_.decay, {.least = 0, .most = 1, .above = true}),
+        integer_option({.name = "period", .help = "Micro-steps between placements"}, options_.period, {1, 1 << 30})};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<EplbEma>(*this); }
 
@@ -338,12 +338,12 @@ std::unique_ptr<Policy> make_eplb_exact(const EplbOptions& options) {
 }
 
 std::unique_ptr<Policy> make_eplb_ema(const EplbEmaOptions& options) {
-  return std::make_unique<EplbEma>("eplb-ema", "EPLB every few micro-steps, by a moving average of those before",
+  return std::make_unique<EplbEma>("eplb-ema", "EPLB every few micro-steps, by a moving average of previous ones",
                                    options);
 }
 
 std::unique_ptr<Policy> make_eplb_oracle(const EplbOptions& options) {
-  return std::make_unique<EplbOracle>("eplb-oracle", "EPLB in every micro-step, by its own load, equal split",
+  return std::make_unique<EplbOracle>("eplb-oracle", "EPLB in every micro-step, by that micro-step's load, equal split",
                                       Split::kEqual, options);
 }
 

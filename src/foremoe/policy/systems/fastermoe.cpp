@@ -113,7 +113,7 @@ class FasterMoe final : public Policy {
 
   std::string_view name() const override { return "fastermoe"; }
   std::string_view summary() const override {
-    return "FasterMoE: experts of the busiest ranks on every rank while its model of the time says so";
+    return "FasterMoE: experts of the busiest ranks on every rank while its time model predicts a gain";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   // It uses the gate's counts of this micro-step. The decision time is unpublished, so none is charged.
@@ -143,13 +143,14 @@ class FasterMoe final : public Policy {
     const NumberRange positive{.most = 1e18, .above = true};
     return {
         word_option(
-            {.name = "rule", .help = "What is shadowed next"}, o.rule,
+            {.name = "rule", .help = "Selection of the next expert to shadow"}, o.rule,
             {{"worker", FasterMoeRule::kWorker}, {"whole", FasterMoeRule::kWhole}, {"expert", FasterMoeRule::kExpert}}),
-        number_option({.name = "intermediate", .help = "Its model's width inside an expert"}, o.intermediate, positive),
+        number_option({.name = "intermediate", .help = "Time model: intermediate size of an expert"}, o.intermediate,
+                      positive),
         number_option({.name = "bytes_per_second",
-                       .help = "Its model's rate of a rank's link; not given: 450e9 in one node, else 50e9"},
+                       .help = "Time model: bandwidth of a rank's link; not given: 450e9 on one node, else 50e9"},
                       o.bytes_per_second, positive),
-        number_option({.name = "flops_per_second", .help = "Its model's rate of products"}, o.flops_per_second,
+        number_option({.name = "flops_per_second", .help = "Time model: rate of matrix products"}, o.flops_per_second,
                       positive)};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<FasterMoe>(*this); }

@@ -91,8 +91,8 @@ class Feplb final : public Policy {
   std::string_view name() const override { return options_.try_smaller ? "feplb-smaller" : "feplb"; }
   std::string_view summary() const override {
     return options_.try_smaller
-               ? "FEPLB, going on with smaller experts where the busiest one does not help"
-               : "FEPLB: after dispatch, whole experts from the busiest to the idlest rank of their node";
+               ? "FEPLB, continuing with smaller experts if moving the busiest one does not help"
+               : "FEPLB: after dispatch, moves whole experts from the busiest to the idlest rank of their node";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override {
@@ -115,16 +115,16 @@ class Feplb final : public Policy {
 
   std::vector<Option> options() override {
     FeplbOptions& o = options_;
-    return {
-        integer_option({.name = "dyn", .help = "Dynamic experts of a rank"}, o.dyn, {0, kUnlimited}),
-        integer_option({.name = "min_tokens", .help = "Experts of so few tokens stay"}, o.min_tokens,
-                       {0, std::int64_t{1} << 40}),
-        integer_option({.name = "max_num_dyn", .help = "Buffers of a rank"}, o.max_num_dyn, {0, kUnlimited}),
-        integer_option({.name = "try_smaller", .help = "1: the greedy goes on with smaller experts"}, o.try_smaller),
-        integer_option({.name = "first_experts", .help = "1: those of the lowest ids are the dynamic ones"},
-                       o.first_experts),
-        integer_option({.name = "charge_return", .help = "0: results of moved rows are back in no time"},
-                       o.charge_return)};
+    return {integer_option({.name = "dyn", .help = "Dynamic experts per rank"}, o.dyn, {0, kUnlimited}),
+            integer_option({.name = "min_tokens", .help = "Experts with at most this many tokens stay"}, o.min_tokens,
+                           {0, std::int64_t{1} << 40}),
+            integer_option({.name = "max_num_dyn", .help = "Buffers per rank"}, o.max_num_dyn, {0, kUnlimited}),
+            integer_option({.name = "try_smaller", .help = "1: the greedy search continues with smaller experts"},
+                           o.try_smaller),
+            integer_option({.name = "first_experts", .help = "1: the experts with the lowest ids are dynamic"},
+                           o.first_experts),
+            integer_option({.name = "charge_return", .help = "0: returning the results of moved rows takes no time"},
+                           o.charge_return)};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<Feplb>(*this); }
 

@@ -98,27 +98,27 @@ class FineMoe final : public Policy {
 
   std::vector<Option> options() override {
     std::vector<Option> options{
-        word_option({.name = "solver", .help = "Who solves LP 1: CLP, or our exact assignment", .initial = "lp"},
+        word_option({.name = "solver", .help = "Solver of LP 1. lp: CLP. exact: our exact assignment", .initial = "lp"},
                     {"lp", "exact"}, [this](std::size_t index) { solve(/*exactly=*/index == 1); }),
-        weight_option({.name = "alpha_ranks", .help = "LP 4's weight of traffic between ranks"},
+        weight_option({.name = "alpha_ranks", .help = "Weight in LP 4 of traffic between ranks"},
                       &finemoe::CommunicationWeights::ranks),
-        weight_option({.name = "alpha_nodes", .help = "LP 4's weight of traffic between nodes"},
+        weight_option({.name = "alpha_nodes", .help = "Weight in LP 4 of traffic between nodes"},
                       &finemoe::CommunicationWeights::nodes),
-        number_option({.name = "scheduled_fraction", .help = "Part of the tokens that is scheduled"},
+        number_option({.name = "scheduled_fraction", .help = "Fraction of the tokens that is scheduled"},
                       options_.scheduler.scheduled_fraction, {.least = 0, .most = 1}),
-        integer_option({.name = "overlap", .help = "1: scheduling runs while rows are sorted (dispatch row)"},
+        integer_option({.name = "overlap", .help = "1: scheduling overlaps with sorting of rows (dispatch row)"},
                        options_.overlap)};
     if (placing_ != Placing::kAdaptive) return options;
     finemoe::ReplacementOptions& o = options_.replacement;
     options.push_back(number_option(
-        {.name = "threshold", .help = "Predicted largest rank load ÷ mean above which placements are replaced"},
+        {.name = "threshold", .help = "Predicted largest rank load ÷ mean above which the placement is replaced"},
         o.threshold, {.least = 1, .most = 1e9}));
+    options.push_back(integer_option({.name = "interval", .help = "Micro-steps between checks of the placement"},
+                                     o.interval, {1, kUnlimited}));
     options.push_back(
-        integer_option({.name = "interval", .help = "Micro-steps from one look at the placement to the next"},
-                       o.interval, {1, kUnlimited}));
-    options.push_back(integer_option({.name = "window", .help = "Micro-steps of the moving average that predicts"},
-                                     o.window, {1, kUnlimited}));
-    options.push_back(integer_option({.name = "samples", .help = "Random placements of which the best is taken"},
+        integer_option({.name = "window", .help = "Micro-steps in the moving average used for prediction"}, o.window,
+                       {1, kUnlimited}));
+    options.push_back(integer_option({.name = "samples", .help = "Number of random placements; the best one is used"},
                                      o.num_samples, {1, 1 << 20}));
     return options;
   }

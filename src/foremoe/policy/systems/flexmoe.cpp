@@ -41,14 +41,14 @@ class FlexMoe final : public Policy {
 
   std::string_view name() const override { return "flexmoe"; }
   std::string_view summary() const override {
-    return "FlexMoE: a few replicas move to the hottest experts in every micro-step, by the five before it";
+    return "FlexMoE: moves a few replicas to the hottest experts in every micro-step, by the previous five";
   }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* const former = former_load(input);
     if (former != nullptr && former->num_micro_steps() == 0) {
-      throw InputError({.file = former->name, .field = "load"}, "must have a micro-step");
+      throw InputError({.file = former->name, .field = "load"}, "must have at least one micro-step");
     }
     std::vector<Array<ExpertId, 3>> layouts(input.load.load.extent(1));  // [layer]
     FreePolicy policy{.name = name(), .split = Split::kEqual, .place = {}};

@@ -41,7 +41,7 @@ class ForeMoe final : public Policy {
 }  // namespace
 
 std::unique_ptr<Policy> make_foremoe() {
-  return std::make_unique<ForeMoe>("foremoe", "our planner: exact quotas, guests copied where and when they pay",
+  return std::make_unique<ForeMoe>("foremoe", "our planner: exact quotas, guests copied when the gain exceeds the cost",
                                    std::nullopt);
 }
 

@@ -32,9 +32,10 @@ class ForeMoeReview final : public Policy {
   }
 
   std::string_view summary() const override {
-    if (!options_.adjust) return "ForeMoE by its review, base placement only";
-    return options_.base ? "ForeMoE by its review: base placement on means, experts moved in every micro-step"
-                         : "ForeMoE by its review, from homes, experts moved in every micro-step";
+    if (!options_.adjust) return "ForeMoE as described in its review, base placement only";
+    return options_.base
+               ? "ForeMoE as described in its review: base placement on means, experts moved in every micro-step"
+               : "ForeMoE as described in its review, from homes, experts moved in every micro-step";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
 
@@ -68,13 +69,13 @@ class ForeMoeReview final : public Policy {
     if (options_.adjust) {
       options.push_back(number_option({.name = "epsilon", .help = "ε of MDA and its verifier"}, moves.epsilon, kBand));
       options.push_back(
-          number_option({.name = "overshoot", .help = "Largest tokens of a move ÷ what its rank has above the mean"},
+          number_option({.name = "overshoot", .help = "Largest tokens of a move ÷ its rank's load above the mean"},
                         moves.overshoot, kBand));
       options.push_back(integer_option(
-          {.name = "try_smaller", .help = "1: where the largest expert would over-correct, the next one is tried"},
+          {.name = "try_smaller", .help = "1: if the largest expert would over-correct, try the next one"},
           moves.try_smaller));
       options.push_back(
-          integer_option({.name = "rounds", .help = "Rounds of MDA, the first included"}, moves.rounds, {1, 1 << 20}));
+          integer_option({.name = "rounds", .help = "Rounds of MDA, including the first"}, moves.rounds, {1, 1 << 20}));
     }
     return options;
   }

@@ -197,12 +197,12 @@ class Laer final : public Policy {
 
   std::vector<Option> options() override {
     return {integer_option({.name = "sharded",
-                            .help = "1: experts sharded over all ranks and gathered in every pass, as "
-                                    "published; 0: whole experts, of which newcomers are copied"},
+                            .help = "1: experts are sharded over all ranks and gathered in every pass, as "
+                                    "published. 0: experts are whole, and new ones are copied"},
                            options_.sharded),
             integer_option({.name = "perturbations",
-                            .help = "Random changes of the numbers of replicas that are tried too; LAER-MoE's artifact "
-                                    "has 2"},
+                            .help = "Number of random changes of the replica counts to try; LAER-MoE's artifact uses "
+                                    "2"},
                            options_.search.perturbations, {0, 64})};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<Laer>(*this); }
@@ -210,7 +210,7 @@ class Laer final : public Policy {
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* former = former_load(input);
     if (former != nullptr && former->num_ranks() != input.load.num_ranks()) {
-      throw InputError({.file = former->name, .field = "load"}, "must be of as many ranks as the load that is planned");
+      throw InputError({.file = former->name, .field = "load"}, "must have as many ranks as the load to plan");
     }
     std::vector<Array<ExpertId, 3>> layouts(input.load.load.extent(1));  // [layer]
     FreePolicy policy{.name = name(), .place = {}};
@@ -262,14 +262,13 @@ class Laer final : public Policy {
 
 std::unique_ptr<Policy> make_laer(const LaerOptions& options) {
   return std::make_unique<Laer>(
-      "laer", "LAER-MoE: experts laid out anew for every micro-step by the last ones, tokens kept on their node",
-      options);
+      "laer", "LAER-MoE: new layout for every micro-step from recent loads, tokens kept on their node", options);
 }
 
 std::unique_ptr<Policy> make_laer_oracle(const LaerOptions& options) {
   LaerOptions oracle = options;
   oracle.history = 0;
-  return std::make_unique<Laer>("laer-oracle", "LAER-MoE in every micro-step by its own load", oracle);
+  return std::make_unique<Laer>("laer-oracle", "LAER-MoE in every micro-step, by that micro-step's load", oracle);
 }
 
 }  // namespace foremoe

@@ -126,14 +126,16 @@ class Llep final : public Policy {
 
   std::vector<Option> options() override {
     LlepOptions& o = options_;
-    return {
-        number_option({.name = "capacity_factor", .help = "Capacity of a rank ÷ mean load"}, o.capacity_factor,
-                      {.least = 1}),
-        integer_option({.name = "min_chunk", .help = "The fewest tokens of a chunk, unless no more are left"},
-                       o.min_chunk, {1, std::int64_t{1} << 40}),
-        number_option({.name = "imbalance_threshold", .help = "Nothing spills up to this ρ of homes"},
-                      o.imbalance_threshold, {}),
-        integer_option({.name = "slot_limit", .help = "0: as many guest slots as a rank ever needs"}, o.slot_limit)};
+    return {number_option({.name = "capacity_factor", .help = "Capacity of a rank ÷ mean load"}, o.capacity_factor,
+                          {.least = 1}),
+            integer_option({.name = "min_chunk", .help = "Smallest number of tokens in a chunk, except the last"},
+                           o.min_chunk, {1, std::int64_t{1} << 40}),
+            number_option(
+                {.name = "imbalance_threshold", .help = "No tokens spill if ρ with experts at home is at most this"},
+                o.imbalance_threshold, {}),
+            integer_option(
+                {.name = "slot_limit", .help = "0: ignore guest_slots and use as many as the busiest rank needs"},
+                o.slot_limit)};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<Llep>(*this); }
 

@@ -72,13 +72,13 @@ std::optional<std::string> edges_obstacle(Edges edges, const Topology& topology,
     case Edges::kAutomatic:
       return edges_obstacle(choose_edges(topology, copies), topology, copies);
     case Edges::kRing:
-      return obstacle("ring", "two ranks or more", topology.num_ranks >= 2, 1);
+      return obstacle("ring", "at least two ranks", topology.num_ranks >= 2, 1);
     case Edges::kCube:
       return obstacle("cube", "a multiple of 8 ranks", topology.num_ranks % 8 == 0, 2);
     case Edges::kHypercube:
       return obstacle("hypercube", "a multiple of 16 ranks", topology.num_ranks % 16 == 0, 2);
     case Edges::kTorus:
-      return obstacle("torus", "several nodes of equally many ranks, two or more", has_torus(topology), 2);
+      return obstacle("torus", "several nodes of equal size, at least two ranks each", has_torus(topology), 2);
   }
   return std::nullopt;
 }
@@ -134,7 +134,7 @@ class Lplb final : public Policy {
 
   std::string_view name() const override { return "lplb"; }
   std::string_view summary() const override {
-    return "LPLB: one copy of each rank's largest experts along the edges of a fixed topology, tokens split by LP";
+    return "LPLB: copies each rank's largest experts along the edges of a fixed topology, tokens split by LP";
   }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
   // "The solver takes ~100 µs for intra-node optimization, longer for inter-node" (the repository's README).

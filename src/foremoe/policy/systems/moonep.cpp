@@ -65,7 +65,7 @@ class Moonep final : public Policy {
 
   std::string_view name() const override { return "moonep"; }
   std::string_view summary() const override {
-    return "MoonEP: every rank filled to its share by copies of experts of one other rank";
+    return "MoonEP: fills every rank to its share with copies of one other rank's experts";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override { return {.copies_after_router = true, .gathers_loads = true}; }

@@ -57,7 +57,7 @@ class Relibra final : public Policy {
 
   std::string_view name() const override { return "relibra"; }
   std::string_view summary() const override {
-    return "ReLibra: homes annealed across nodes once per step, greedy replicas inside them in every micro-step";
+    return "ReLibra: homes annealed across nodes once per step, greedy replicas within nodes in every micro-step";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
 

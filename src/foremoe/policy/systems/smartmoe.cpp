@@ -45,7 +45,7 @@ class SmartMoe final : public Policy {
 
   std::string_view name() const override { return "smartmoe"; }
   std::string_view summary() const override {
-    return "SmartMoE: experts permuted now and then by recent loads, without replicas";
+    return "SmartMoE: experts permuted occasionally by recent loads, without replicas";
   }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 

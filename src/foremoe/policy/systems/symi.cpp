@@ -18,7 +18,7 @@ class Symi final : public Policy {
 
   std::string_view name() const override { return "symi"; }
   std::string_view summary() const override {
-    return "SYMI: replicas in proportion to the former micro-step's loads, equal split";
+    return "SYMI: replicas in proportion to the previous micro-step's loads, equal split";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
 

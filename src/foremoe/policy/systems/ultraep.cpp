@@ -133,8 +133,8 @@ class UltraEp final : public Policy {
   std::string_view name() const override { return options_.min_tokens_per_replica > 1 ? "ultraep-minimum" : "ultraep"; }
   std::string_view summary() const override {
     return options_.min_tokens_per_replica > 1
-               ? "UltraEP with its least tokens per replica, below which no copy is made"
-               : "UltraEP: after every router, a search for the least load that exported quotas can reach";
+               ? "UltraEP with its minimum of tokens per replica, below which it makes no copy"
+               : "UltraEP: after every router, searches for the smallest load that exported quotas can reach";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override {
@@ -155,12 +155,11 @@ class UltraEp final : public Policy {
   }
 
   std::vector<Option> options() override {
-    return {
-        integer_option({.name = "min_tokens_per_replica", .help = "The fewest tokens of a replica"},
-                       options_.min_tokens_per_replica, {1, std::int64_t{1} << 40}),
-        integer_option({.name = "inside_nodes", .help = "1: every node is balanced for itself"}, options_.inside_nodes),
-        number_option({.name = "planning_us", .help = "Planning in each layer and micro-step, in microseconds"},
-                      options_.planning_us, {0, 1e6})};
+    return {integer_option({.name = "min_tokens_per_replica", .help = "Smallest number of tokens of a replica"},
+                           options_.min_tokens_per_replica, {1, std::int64_t{1} << 40}),
+            integer_option({.name = "inside_nodes", .help = "1: balance every node separately"}, options_.inside_nodes),
+            number_option({.name = "planning_us", .help = "Planning time per layer and micro-step in microseconds"},
+                          options_.planning_us, {0, 1e6})};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<UltraEp>(*this); }
 

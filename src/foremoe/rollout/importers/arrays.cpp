@@ -100,7 +100,7 @@ struct NpyParts {
 NpyParts split_npy(std::span<const std::byte> bytes, const Where& where) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with(kMagic)) throw InputError(where, "does not begin like an .npy file");
-  if (text.size() < 12) throw InputError(with_field(where, "header"), "is cut off");
+  if (text.size() < 12) throw InputError(with_field(where, "header"), "is truncated");
   const int version = static_cast<unsigned char>(text[6]);
   if (version < 1 || version > 3)
     throw InputError(with_field(where, "version"), fmt::format("{} is unknown; expected 1 to 3", version));

@@ -13,7 +13,7 @@ std::vector<Option> options_of(ImportOptions& o) {
   };
   Option format{.name = "format",
                 .value = "NAME",
-                .help = "Format, see --help-all",
+                .help = "Format; see --help-all",
                 .initial = "detected",
                 .main = true,
                 .type = "text"};
@@ -27,27 +27,28 @@ std::vector<Option> options_of(ImportOptions& o) {
       std::move(format),
       text_option({.name = "model",
                    .value = "NAME",
-                   .help = "Name of the model, for the trace's metadata. A known one also sets --experts",
+                   .help = "Name of the model, for the trace's metadata. A known model also sets --experts",
                    .main = true},
                   o.model),
       count("experts", o.num_experts, kMaxExperts, "Experts of a layer", "the largest id + 1"),
-      count("layers", o.num_layers, 65535, "Layers of headerless arrays; elsewhere checked against what is recorded",
+      count("layers", o.num_layers, 65535, "Layers of headerless arrays; other formats are checked against it",
             "as recorded"),
-      count("top_k", o.top_k, 65535, "Experts of a token, of headerless arrays and of counts", "as recorded"),
-      count("ranks_per_node", o.ranks_per_node, kMaxRanks, "Where ranks are recorded: ranks of a node",
+      count("top_k", o.top_k, 65535, "Experts per token, for headerless arrays and counts", "as recorded"),
+      count("ranks_per_node", o.ranks_per_node, kMaxRanks, "Ranks per node, for formats that record ranks",
             "8, or all if fewer"),
       count("pipeline_stages", o.pipeline_stages, kMaxRanks,
             "Megatron: number of pipeline stages; ascending ranks are split evenly among them", "1"),
       flag_option({.name = "drop_recomputed",
-                   .help = "Megatron trace: drop a call that equals an earlier one of its layer, which is "
-                           "activation recomputation"},
+                   .help = "Megatron trace: drop calls that repeat an earlier call of their layer (activation "
+                           "recomputation)"},
                   o.drop_recomputed),
-      flag_option({.name = "drop_empty_layers", .help = "Leave out layers without any route (dense ones)"},
+      flag_option({.name = "drop_empty_layers", .help = "Omit layers without any route (dense layers)"},
                   o.drop_empty_layers),
       word_option<CountsAt>(
           {.name = "counts_at",
            .value = "auto|source|received",
-           .help = "Megatron counts: at the source (a rank counts its own tokens) or as received (by its own experts)"},
+           .help =
+               "Megatron counts. source: a rank counts its own tokens. received: a rank counts its experts' tokens"},
           o.counts_at, {{"auto", CountsAt::kAuto}, {"source", CountsAt::kSource}, {"received", CountsAt::kReceived}}),
   };
 }

@@ -82,9 +82,8 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
     return ImportFormat::kJson;
   }
   if (!content.empty() && options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
-  throw InputError(
-      {.file = source.name},
-      "is in no format that could be recognised (of an array without a header, give `layers` and `top_k`)");
+  throw InputError({.file = source.name},
+                   "has no recognised format (for an array without a header, give `layers` and `top_k`)");
 }
 
 static bool is_decoded(ImportFormat format) {
@@ -104,11 +103,11 @@ static ImportOptions complete(ImportOptions options, bool counts, std::vector<st
   if (!shape) return options;
   if (options.num_experts == 0) {
     options.num_experts = shape->experts;
-    notes.push_back(fmt::format("num_experts = {} is {}'s", shape->experts, shape->name));
+    notes.push_back(fmt::format("num_experts = {} is taken from {}", shape->experts, shape->name));
   }
   if (counts && options.top_k == 0) {
     options.top_k = shape->top_k;
-    notes.push_back(fmt::format("top_k = {} is {}'s", shape->top_k, shape->name));
+    notes.push_back(fmt::format("top_k = {} is taken from {}", shape->top_k, shape->name));
   }
   return options;
 }
@@ -119,7 +118,7 @@ static void read_source(ImportFormat format, const ImportSource& source, const D
   if (format == ImportFormat::kNpy) return import_npy(source, assembler);
   if (!is_decoded(format)) {
     throw InputError({.file = source.name},
-                     fmt::format("is a {} file, which does not mix with other formats", name_of(format)));
+                     fmt::format("is a {} file, which cannot be combined with other formats", name_of(format)));
   }
   if (!decode) {
     throw InputError({.file = source.name},
@@ -141,7 +140,7 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
     const ImportFormat format = format_of(source);
     if (together && format != first) {
       throw InputError({.file = source.name},
-                       fmt::format("is a {} file, but {} is a {} file, which does not mix with other formats",
+                       fmt::format("is a {} file, but {} is a {} file, which cannot be combined with other formats",
                                    name_of(format), sources.front().name, name_of(first)));
     }
     if (std::find(formats.begin(), formats.end(), format) == formats.end()) formats.push_back(format);

@@ -239,11 +239,12 @@ Imported import_megatron_counts(std::span<const ImportSource> sources, const Imp
   table.load = Array<Tokens, 4>({dense.count.extent(0), dense.count.extent(1), num_ranks, num_experts});
   if (received) {
     spread_received(dense.count, table);
-    report.notes.push_back("read as what each rank's own experts received; sources are taken to be even");
+    report.notes.push_back(
+        "read as tokens received by each rank's own experts; all sources are assumed to send equally many");
   } else {
     std::transform(dense.count.flat().begin(), dense.count.flat().end(), table.load.flat().begin(),
                    [](std::int64_t count) { return Tokens{count}; });
-    report.notes.push_back("read as what each rank's own tokens chose among all experts");
+    report.notes.push_back("read as choices of each rank's own tokens among all experts");
   }
   table.top_k = std::max(1, options.top_k);
   if (options.top_k == 0) report.notes.push_back("top_k is not in the counts; 1 was assumed");

@@ -48,7 +48,7 @@ MegatronRanks::MegatronRanks(const std::set<std::int32_t>& recorded, int pipelin
   const std::int32_t ranks = *recorded.rbegin() - first_ + 1;
   if (pipeline_stages < 1 || ranks % pipeline_stages != 0) {
     throw InputError({.file = file, .field = "rank"},
-                     fmt::format("{} ranks are no {} equal pipeline stages", ranks, pipeline_stages));
+                     fmt::format("{} ranks cannot be split into {} equal pipeline stages", ranks, pipeline_stages));
   }
   per_stage_ = ranks / pipeline_stages;
 }

@@ -68,7 +68,8 @@ TEST(MegatronTraceImport, PipelineStagesAreConcatenated) {
   EXPECT_THAT(in.trace()->layer_ids, ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(in.trace()->rank, ElementsAre(0, 1));
   EXPECT_THAT(routes_of(in), ElementsAre(4, 0, 4, 1, 6, 0, 6, 1, 5, 0, 5, 1, 7, 0, 7, 1));
-  EXPECT_THAT(error_of(files, {.pipeline_stages = 3}), HasSubstr("4 ranks are no 3 equal pipeline stages"));
+  EXPECT_THAT(error_of(files, {.pipeline_stages = 3}),
+              HasSubstr("4 ranks cannot be split into 3 equal pipeline stages"));
 }
 
 TEST(MegatronTraceImport, MultiTokenPredictionComesAfterTheDecoder) {
@@ -165,7 +166,7 @@ TEST(MegatronCountsImport, CountsWithDifferentTotalsPerLayerAreNotReceivedCounts
   const Imported in = import_texts({{"rank0.jsonl", counts(0, "[[5, 1]]") + counts(1, "[[2, 0]]")},
                                     {"rank1.jsonl", counts(0, "[[2, 0]]") + counts(1, "[[3, 4]]")}});
   EXPECT_THAT(flat(in), ElementsAre(5, 1, 2, 0, 2, 0, 3, 4));
-  EXPECT_THAT(in.report.notes, Contains(HasSubstr("chose among all experts")));
+  EXPECT_THAT(in.report.notes, Contains(HasSubstr("own tokens among all experts")));
 }
 
 TEST(MegatronCountsImport, ATokenCannotChooseMoreExpertsThanThereAre) {

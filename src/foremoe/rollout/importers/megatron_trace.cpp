@@ -84,7 +84,7 @@ CallsByRank read_calls(std::span<const ImportSource> sources, const ImportOption
     report.notes.push_back(fmt::format("{} recorded steps follow one another as micro-steps of one", steps.size()));
   }
   if (other_stages > 0)
-    report.notes.push_back(fmt::format("{} records of other stages than pre_dispatch were left out", other_stages));
+    report.notes.push_back(fmt::format("{} records of stages other than pre_dispatch were skipped", other_stages));
   return calls;
 }
 

@@ -54,7 +54,7 @@ std::int64_t integer_entry(const json& value, const Where& where) {
   if (!value.is_number_integer())
     throw InputError(where, fmt::format("should be an integer, not {}", value.type_name()));
   if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
-    throw InputError(where, fmt::format("{} is beyond 64 bits", value.get<std::uint64_t>()));
+    throw InputError(where, fmt::format("{} does not fit into 64 bits", value.get<std::uint64_t>()));
   }
   return value.get<std::int64_t>();
 }

@@ -192,7 +192,7 @@ Imported TraceAssembler::finish() && {
   }
   if (report_.last_tokens_without_route > 0) {
     report_.notes.push_back(
-        fmt::format("{} last tokens have no route: the model stops before it reads what it wrote last",
+        fmt::format("{} last tokens have no route: the model does not process the last token that it generates",
                     report_.last_tokens_without_route));
   }
   auto storage = std::make_shared<std::vector<std::byte>>(std::move(entries_));

@@ -27,48 +27,50 @@ std::vector<Option> options_of(SynthesisRequest& r) {
   };
   Option ranks = count("ranks", o.num_ranks, Limits::kRanks, "Ranks of the expert-parallel group");
   ranks.main = true;
-  Option per_node = count("ranks_per_node", o.ranks_per_node, Limits::kRanks, "Ranks of a node");
+  Option per_node = count("ranks_per_node", o.ranks_per_node, Limits::kRanks, "Ranks per node");
   per_node.initial = "8, or all if fewer";
   return {
-      text_option({.name = "routing", .value = "NAME", .help = "Routing model, see --help-all", .main = true},
+      text_option({.name = "routing", .value = "NAME", .help = "Routing model; see --help-all", .main = true},
                   r.routing),
       text_option({.name = "shape",
                    .value = "MODEL",
-                   .help = "Take layers, experts and top-k of a model, see --help-all",
+                   .help = "Use the layers, experts and top-k of a model; see --help-all",
                    .main = true},
                   r.shape),
       shaped("layers", r.layers, o.num_layers, Limits::kLayers, "MoE layers"),
       shaped("experts", r.experts, o.num_experts, Limits::kExperts, "Experts of a layer"),
       shaped("top_k", r.top_k, o.top_k, Limits::kExperts, "Experts that a token chooses"),
       groups("expert_groups", r.expert_groups,
-             "Groups of a layer's experts, in equal runs, of which a token takes no more than --groups-per-token. Not "
-             "taken from the shape"),
+             "Number of expert groups of a layer, for group-limited routing: equal runs of ids. Not set by "
+             "--shape"),
       groups("groups_per_token", r.groups_per_token,
-             "Groups that a token takes experts from at most: those whose best experts score highest. A score is the "
-             "popularity and noise"),
-      count("micro_steps", o.num_micro_steps, Limits::kMicroSteps, "Micro-steps of the step"),
+             "Largest number of groups per token: those whose best experts have the highest scores. A score is the "
+             "popularity plus noise"),
+      count("micro_steps", o.num_micro_steps, Limits::kMicroSteps, "Number of micro-steps"),
       std::move(ranks),
       std::move(per_node),
       count("tokens_per_rank", o.tokens_per_rank, Limits::kTokensPerRank,
-            "Tokens of a rank in a micro-step. A token counts once"),
-      count("sequences_per_rank", o.sequences_per_rank, Limits::kSequencesPerRank,
-            "Sequences of a rank in a micro-step"),
-      count("group_size", o.group_size, Limits::kGroupSize, "Sequences of a GRPO group"),
-      number("length_spread", o.length_spread, 10, "Sequence lengths are proportional to exp(this · normal)"),
-      word_option<Layout>({.name = "layout",
-                           .value = "grouped|shuffled",
-                           .help = "grouped: a group's sequences share a micro-step. shuffled: they are anywhere"},
-                          o.layout, {{"grouped", Layout::kGrouped}, {"shuffled", Layout::kShuffled}}),
-      number("step_spread", r.grpo.step_spread, 20, "grpo: how skewed the step is"),
-      number("group_spread", r.grpo.group_spread, 20, "grpo: how much groups differ"),
-      number("skew", r.zipf.skew, 100, "zipf: 0 is uniform"),
+            "Tokens per rank and micro-step. A token counts once"),
+      count("sequences_per_rank", o.sequences_per_rank, Limits::kSequencesPerRank, "Sequences per rank and micro-step"),
+      count("group_size", o.group_size, Limits::kGroupSize, "Sequences per GRPO group"),
+      number("length_spread", o.length_spread, 10,
+             "Spread σ of sequence lengths, which are proportional to exp(σ · normal)"),
+      word_option<Layout>(
+          {.name = "layout",
+           .value = "grouped|shuffled",
+           .help = "grouped: a group's sequences share a micro-step. shuffled: they are in random micro-steps"},
+          o.layout, {{"grouped", Layout::kGrouped}, {"shuffled", Layout::kShuffled}}),
+      number("step_spread", r.grpo.step_spread, 20, "grpo: skew of the whole step"),
+      number("group_spread", r.grpo.group_spread, 20, "grpo: difference between groups"),
+      number("skew", r.zipf.skew, 100, "zipf: exponent; 0 is uniform"),
       number("permute_probability", r.zipf.permute_probability, 1,
-             "zipf: probability that a micro-step draws anew which experts are popular"),
-      number("concentration", r.dirichlet.concentration, 1e9, "dirichlet: of a layer, above 0"),
+             "zipf: probability that a micro-step draws a new order of popularity"),
+      number("concentration", r.dirichlet.concentration, 1e9, "dirichlet: concentration of a layer, above 0"),
       number("sequence_concentration", r.dirichlet.sequence_concentration, 1e9,
-             "dirichlet: of a sequence around its layer. 0: all sequences alike"),
-      seed_option({.name = "seed", .value = "N", .help = "Random seed. The same seed and options give the same bytes"},
-                  o.seed)};
+             "dirichlet: concentration of a sequence around its layer. 0: all sequences equal"),
+      seed_option(
+          {.name = "seed", .value = "N", .help = "Random seed. The same seed and options produce the same bytes"},
+          o.seed)};
 }
 
 SynthesisOptions synthesis_options(const SynthesisRequest& request) {
@@ -87,7 +89,7 @@ SynthesisOptions synthesis_options(const SynthesisRequest& request) {
   if (request.expert_groups.has_value() != request.groups_per_token.has_value()) {
     const bool given = request.expert_groups.has_value();
     throw InputError({.field = given ? "groups_per_token" : "expert_groups"},
-                     fmt::format("is needed beside `{}`", given ? "expert_groups" : "groups_per_token"));
+                     fmt::format("is required if `{}` is given", given ? "expert_groups" : "groups_per_token"));
   }
   options.groups = {.count = request.expert_groups.value_or(1), .per_token = request.groups_per_token.value_or(1)};
   return options;

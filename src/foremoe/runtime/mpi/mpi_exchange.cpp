@@ -15,8 +15,8 @@ void MpiExchange::run(std::span<const SendBlock> send, std::span<const ReceiveBl
   const std::size_t me = session_.rank().index();
   mismatch_.clear();
   if (send[me].bytes != receive[me].bytes) {
-    mismatch_ = fmt::format("rank {} sends {} bytes and not {}, which rank {} expects", me, send[me].bytes,
-                            receive[me].bytes, me);
+    mismatch_ =
+        fmt::format("rank {0} sends {1} bytes, but rank {3} expects {2}", me, send[me].bytes, receive[me].bytes, me);
   } else if (send[me].bytes > 0) {
     std::memmove(receive[me].data, send[me].data, static_cast<std::size_t>(send[me].bytes));
   }

@@ -21,15 +21,15 @@ namespace {
 
 MpiSession::MpiSession() {
   // Without a launcher, MPI would create a group of this process alone, which is never intended.
-  if (!launch().joins) refuse("has no launcher here: start one process for each rank, as mpirun -np RANKS does");
+  if (!launch().joins) refuse("requires a launcher: start one process per rank, e.g. with mpirun -np RANKS");
   int started = 0;
   MPI_Initialized(&started);
-  if (started != 0) refuse("was started before: a process joins its group once");
+  if (started != 0) refuse("was already started: a process can join its group only once");
   int threads = MPI_THREAD_SINGLE;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads), "MPI_Init_thread");
   if (threads < MPI_THREAD_MULTIPLE) {
     MPI_Finalize();
-    refuse("has no MPI_THREAD_MULTIPLE: copies proceed on a thread of their own");
+    refuse("lacks MPI_THREAD_MULTIPLE, which is required because copies run on a separate thread");
   }
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_.value);

@@ -228,7 +228,7 @@ std::optional<std::string> symmetric_obstacle(int num_ranks, int homes_per_rank,
         std::max(homes_per_rank, guest_slots / std::max(1, homes_per_rank) * homes_per_rank), guest_slots);
   }
   if (guest_slots / homes_per_rank >= num_ranks) {
-    return fmt::format("{} replicas of every expert cannot sit on different ones of {} ranks",
+    return fmt::format("{} replicas of every expert cannot be on different ranks among {}",
                        guest_slots / homes_per_rank + 1, num_ranks);
   }
   return std::nullopt;
