@@ -87,10 +87,11 @@ std::string describe_dispatch(const std::vector<Evaluation>& evaluations) {
   const SimulatedPhase& phase = first->step->policy_update;
   if (phase.dispatch == Dispatch::kRow)
     return "dispatch row: sends every token–expert assignment directly to its rank\n";
-  return fmt::format("dispatch token: sends a token once to each node, and from there once to each rank{}\n",
-                     phase.dispatch_estimated
-                         ? "; estimated, since a load does not record which experts each token chose together"
-                         : "");
+  const char* const note = phase.dispatch_estimated
+                               ? "; estimated, since a load does not record which experts each token chose together"
+                           : phase.rows == Rows::kToken ? "; rows by token, which no executor of ForeMoE does yet"
+                                                        : "";
+  return fmt::format("dispatch token: sends a token once to each node, and from there once to each rank{}\n", note);
 }
 
 void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options,

@@ -117,7 +117,9 @@ SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTabl
   options.depth = e.options.depth;
   options.online = e.policy->online();
   options.plans_ahead = e.policy->plans_ahead(e.input->for_policy(e.options.planner));
-  return simulate_phase({.load = load, .plan = plan, .cost = *e.cost, .tokens = e.input->tokens_of_load()}, options);
+  return simulate_phase(
+      {.load = load, .plan = plan, .cost = *e.cost, .tokens = e.input->tokens_of_load(), .rows = e.options.rows},
+      options);
 }
 
 }  // namespace
@@ -139,6 +141,7 @@ void fill(Evaluated& e, const nb::dict& keywords, int threads,
           simulate(e, e.evaluation->plan, e.input->load, {.phase = *e.phase, .placement_stays = true, .pool = &pool});
       e.figures["dispatch"] = to_string(alone.dispatch);
       e.figures["dispatch_estimated"] = alone.dispatch_estimated;
+      e.figures["rows"] = to_string(alone.rows);
       e.figures["phases"] = nlohmann::ordered_json::array({to_json(alone)});
     }
   });

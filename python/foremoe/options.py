@@ -79,6 +79,7 @@ class SimulationOptions(ModelOptions, total=False):
     planning_threads: Annotated[int, 1]
     plan_gather_seconds: Annotated[float, 0.04]
     memory_budget: Annotated[float | None, None]  # GB, 10⁹ bytes
+    rows: Annotated[Literal["order", "token"], "order"]  # token: needs a load from a trace, and dispatch by token
     prefetch_depth: Annotated[int, 2]
 
 

@@ -88,19 +88,22 @@ void check(const Case& c, Evaluation& e, const PlanFigures* reported) {
 void simulate(const Case& c, Evaluation& e) {
   if (c.context.cost == nullptr) return;
   c.progress("simulating");
-  e.step = simulate_step(
-      {.load = c.workload.load, .plan = e.plan, .cost = *c.context.cost, .tokens = c.workload.tokens_of_load()},
-      e.recompute_plan ? &*e.recompute_plan : nullptr,
-      {.phase = {.path = c.options.path,
-                 .depth = c.options.depth,
-                 .online = c.policy.online(),
-                 .plans_ahead = c.policy.plans_ahead(c.workload.for_policy(c.options.planner)),
-                 .pool = &c.context.pool,
-                 .timeline = c.context.timeline},
-       .home_moves = e.figures.home_moves,
-       .rollout_seconds = c.options.rollout_seconds,
-       .placement_seconds = e.placement_seconds,
-       .rollout_tail_seconds = c.options.rollout_tail_seconds});
+  e.step = simulate_step({.load = c.workload.load,
+                          .plan = e.plan,
+                          .cost = *c.context.cost,
+                          .tokens = c.workload.tokens_of_load(),
+                          .rows = c.options.rows},
+                         e.recompute_plan ? &*e.recompute_plan : nullptr,
+                         {.phase = {.path = c.options.path,
+                                    .depth = c.options.depth,
+                                    .online = c.policy.online(),
+                                    .plans_ahead = c.policy.plans_ahead(c.workload.for_policy(c.options.planner)),
+                                    .pool = &c.context.pool,
+                                    .timeline = c.context.timeline},
+                          .home_moves = e.figures.home_moves,
+                          .rollout_seconds = c.options.rollout_seconds,
+                          .placement_seconds = e.placement_seconds,
+                          .rollout_tail_seconds = c.options.rollout_tail_seconds});
   const auto fills_arena = [&](Phase phase, const SimulatedPhase& simulated) {
     return e.plan_of(phase).residency == Residency::kShared && simulated.arena > Bytes{0};
   };

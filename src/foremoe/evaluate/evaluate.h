@@ -42,6 +42,7 @@ struct EvaluateOptions {
   // Simulation.
   bool simulate = true;  // false: use the cost model only for hidden copies
   PathChoice path = PathChoice::kAuto;
+  Rows rows = Rows::kOrder;            // which of a source's rows go to which replica; routes must be known
   int depth = kDefaultDepth;           // how many turns ahead copies may begin
   double rollout_seconds = 0;          // of the RL step, equal for all policies
   double rollout_tail_seconds = 0;     // the part of the rollout that placement overlaps

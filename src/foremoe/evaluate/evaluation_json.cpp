@@ -26,6 +26,7 @@ void add_step(const Evaluation& e, Json& json) {
   const SimulatedStep& step = *e.step;
   json["dispatch"] = to_string(step.policy_update.dispatch);
   json["dispatch_estimated"] = step.policy_update.dispatch_estimated;
+  json["rows"] = to_string(step.policy_update.rows);
   json["step_seconds"] = step.step_seconds;
   json["speedup_over_vanilla"] = e.speedup_over_vanilla;
   json["ideal_step_seconds"] = step.ideal_step_seconds;

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cassert>
 #include <numeric>
+#include <utility>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/row_choice.h"
 
 namespace foremoe {
 namespace {
@@ -35,11 +37,31 @@ void collect_replicas(const LayerQuotas& quotas, std::size_t num_experts, RouteW
   }
 }
 
+__extension__ using Wide = __int128;
+
+struct Divided {
+  std::int64_t whole;
+  std::int64_t remainder;
+};
+
+// a · b ÷ c, exactly.
+Divided divided(std::int64_t a, std::int64_t b, std::int64_t c) {
+  const Wide product = Wide{a} * b;
+  return {static_cast<std::int64_t>(product / c), static_cast<std::int64_t>(product % c)};
+}
+
 // The sweeps of one expert.
 struct Sweeper {
   ExpertId expert;
   std::span<std::int64_t> rows_left;  // [ranks]
   std::vector<Shipment>& out;
+
+  void send(int source, Replica& replica, std::int64_t rows) const {
+    if (rows == 0) return;
+    out.push_back({expert, RankId{source}, replica.rank, Tokens{rows}, replica.slot});
+    rows_left[source] -= rows;
+    replica.left -= rows;
+  }
 
   // Sends rows of the sources [first, last) to these replicas, both in ascending order.
   void sweep(int first, int last, std::span<Replica> replicas) const {
@@ -48,14 +70,86 @@ struct Sweeper {
       while (rows_left[s] > 0) {
         while (replica != replicas.end() && replica->left == 0) ++replica;
         if (replica == replicas.end()) return;
-        const std::int64_t rows = std::min(rows_left[s], replica->left);
-        out.push_back({expert, RankId{s}, replica->rank, Tokens{rows}, replica->slot});
-        rows_left[s] -= rows;
-        replica->left -= rows;
+        send(s, *replica, std::min(rows_left[s], replica->left));
       }
     }
   }
+
+  // Sends share[s] rows of each source, divided among these replicas in proportion to their remaining quotas: rounded
+  // down, then one more row each to the largest remainders.
+  void deal(int first, int last, std::span<const std::int64_t> share, std::span<Replica> replicas) const {
+    std::int64_t quota = quota_of(replicas);
+    std::vector<std::pair<std::int64_t, std::size_t>> remainders;
+    std::vector<std::int64_t> rows(replicas.size());
+    for (int s = first; s < last; ++s) {
+      if (share[s] == 0) continue;
+      remainders.clear();
+      std::int64_t rest = share[s];
+      for (std::size_t i = 0; i < replicas.size(); ++i) {
+        const auto [whole, remainder] = divided(share[s], replicas[i].left, quota);
+        rows[i] = whole;
+        rest -= whole;
+        if (remainder != 0) remainders.emplace_back(-remainder, i);
+      }
+      std::ranges::sort(remainders);
+      for (std::int64_t i = 0; i < rest; ++i) ++rows[remainders[static_cast<std::size_t>(i)].second];
+      quota -= share[s];
+      for (std::size_t i = 0; i < replicas.size(); ++i) send(s, replicas[i], rows[i]);
+    }
+  }
+
+  static std::int64_t quota_of(std::span<const Replica> replicas) {
+    std::int64_t quota = 0;
+    for (const Replica& replica : replicas) quota += replica.left;
+    return quota;
+  }
 };
+
+// Divides `quota` among sources in proportion to their rows, of which there are more: rounded down, then one more row
+// each to the sources with the largest shares carried over. Updates the carries.
+void divide(std::int64_t quota, std::span<const std::int64_t> rows, std::span<std::int64_t> carry,
+            std::span<std::int64_t> share) {
+  const std::int64_t total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  std::vector<std::pair<std::int64_t, std::size_t>> candidates;
+  for (std::size_t s = 0; s < rows.size(); ++s) {
+    const auto [whole, remainder] = divided(quota, rows[s], total);
+    share[s] = whole;
+    if (remainder == 0) continue;
+    carry[s] += divided(remainder, std::int64_t{1} << 32, total).whole;
+    candidates.emplace_back(-carry[s], s);
+  }
+  std::int64_t rest = quota - std::accumulate(share.begin(), share.end(), std::int64_t{0});
+  std::ranges::sort(candidates);
+  for (const auto& [_, s] : candidates) {
+    if (rest-- == 0) break;
+    ++share[s];
+    carry[s] -= std::int64_t{1} << 32;
+  }
+}
+
+// The sweeps of Rows::kToken.
+void route_expert_by_token(const Sweeper& sweeper, std::span<Replica> replicas, const Topology& topology,
+                           RouteWorkspace& ws) {
+  for (Replica& own : replicas) sweeper.sweep(own.rank.value, own.rank.value + 1, {&own, 1});
+  for (auto first = replicas.begin(); first != replicas.end();) {
+    const NodeId node = topology.node_of(first->rank);
+    const auto last =
+        std::find_if(first, replicas.end(), [&](const Replica& r) { return topology.node_of(r.rank) != node; });
+    const RankRange sources = topology.ranks_of(node);
+    const std::span left = sweeper.rows_left.subspan(sources.first, sources.size());
+    const std::span share = std::span(ws.share).subspan(sources.first, sources.size());
+    const std::int64_t quota = Sweeper::quota_of({first, last});
+    if (std::accumulate(left.begin(), left.end(), std::int64_t{0}) <= quota) {
+      std::ranges::copy(left, share.begin());
+    } else {
+      divide(quota, left, std::span(ws.carry).subspan(sources.first, sources.size()), share);
+    }
+    sweeper.deal(sources.first, sources.last, ws.share, {first, last});
+    first = last;
+  }
+  std::ranges::copy(sweeper.rows_left, ws.share.begin());
+  sweeper.deal(0, topology.num_ranks, ws.share, replicas);
+}
 
 void route_expert(const Sweeper& sweeper, std::span<Replica> replicas, const Topology& topology) {
   for (Replica& own : replicas) sweeper.sweep(own.rank.value, own.rank.value + 1, {&own, 1});
@@ -113,12 +207,19 @@ void route_tokens(const RoutingProblem& problem, RouteWorkspace& ws, RoutedLayer
 
   ws.by_expert.clear();
   ws.rows_left.resize(num_ranks);
+  ws.share.resize(num_ranks);
+  ws.carry.assign(num_ranks, 0);
   for (std::size_t e = 0; e < num_experts; ++e) {
     for (std::size_t s = 0; s < num_ranks; ++s) ws.rows_left[s] = problem.load(s, e).value;
     const std::span replicas =
         std::span(ws.replicas).subspan(ws.first_replica[e], ws.first_replica[e + 1] - ws.first_replica[e]);
     expect_quotas(replicas, ExpertId{e}, std::accumulate(ws.rows_left.begin(), ws.rows_left.end(), std::int64_t{0}));
-    route_expert({ExpertId{e}, ws.rows_left, ws.by_expert}, replicas, problem.topology);
+    const Sweeper sweeper{ExpertId{e}, ws.rows_left, ws.by_expert};
+    if (problem.rows == Rows::kToken) {
+      route_expert_by_token(sweeper, replicas, problem.topology, ws);
+    } else {
+      route_expert(sweeper, replicas, problem.topology);
+    }
     assert(std::ranges::all_of(ws.rows_left, [](std::int64_t left) { return left == 0; }));
     assert(std::ranges::all_of(replicas, [](const Replica& r) { return r.left == 0; }));
   }
@@ -266,15 +367,27 @@ TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProbl
   TokenDispatch table{.to_rank = Array<Tokens, 2>({num_ranks, num_ranks}),
                       .to_node = Array<Tokens, 2>({num_ranks, num_nodes})};
 
-  RouteWorkspace workspace;
-  std::vector<ExpertId> routes;  // [token][k]
-  std::vector<RankId> replica;   // [token][k]
-  std::vector<RankId> ranks;     // of one token
-  std::vector<NodeId> nodes;     // of one token
+  RowChoiceWorkspace workspace;
+  std::vector<ExpertId> routes;        // [token][k]
+  std::vector<std::int32_t> shipment;  // [token][k]
+  std::vector<RankId> replica;         // [token][k]
+  std::vector<RankId> ranks;           // of one token
+  std::vector<NodeId> nodes;           // of one token
   for (int s = 0; s < topology.num_ranks; ++s) {
     problem.tokens.gather(problem.micro_step, RankId{s}, problem.layer, routes);
     replica.resize(routes.size());
-    assign_rows(routed, {RankId{s}, routes}, workspace, replica);
+    if (problem.rows == Rows::kToken) {
+      const std::span<const Shipment> sent = routed.of_source(RankId{s});
+      shipment.resize(routes.size());
+      [[maybe_unused]] const bool counted =
+          choose_rows({sent, routes, problem.tokens.top_k(), RankId{s}, topology}, workspace, shipment);
+      assert(counted);
+      std::ranges::transform(shipment, replica.begin(), [&](std::int32_t i) {
+        return i < 0 ? kNoReplica : sent[static_cast<std::size_t>(i)].replica;
+      });
+    } else {
+      assign_rows(routed, {RankId{s}, routes}, workspace.route, replica);
+    }
     for (std::size_t token = 0; token < replica.size(); token += top_k) {
       ranks.clear();
       nodes.clear();

@@ -5,19 +5,27 @@
 // Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. For each expert both
 //   have the same sum. Decide which rows go to which replica, so that all ranks reach the same answer without
 //   communication.
-// Method. Three sweeps per expert, sources in ascending order: to the replica on the source's own rank, then to those
-//   on its node, then to all others. Within a sweep a source sends its rows in row order to replicas in ascending rank
-//   order, and exhausts each replica before the next.
+// Method. Three sweeps per expert: to the replica on the source's own rank, then to those on its node, then to all
+// others.
+//   Rows::kOrder   Sources send in ascending order. A source exhausts each replica, in ascending rank order, before the
+//                  next.
+//   Rows::kToken   If the sources of a node have more rows left than its replicas, each source keeps its share of their
+//                  quota, in proportion to its rows. A source divides the rows of a sweep among the replicas in
+//                  proportion to their remaining quotas, so that it can choose which of its tokens go where
+//                  (row_choice.h). Remainders of the shares are carried from expert to expert, in ascending order.
 // Invariant. After a sweep, no source with rows left can reach quota that is left within the scope of that sweep.
 // Guarantee. All rows are placed and all quotas are met. For these quotas, as many rows as possible stay on their rank,
-//   and as many as possible on their node. A sweep forms at most sources + replicas − 1 pairs per expert.
+//   and as many as possible on their node. With Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per
+//   expert. With Rows::kToken a source keeps the floor or the ceiling of its share of each expert on its node.
 // Complexity. O(ranks · experts + slots + shipments).
 //
 // Two results need no exchange of counts: the replica that serves each row (assign_shipments, the only function that
 // divides an expert's rows among its replicas), and the rows that each rank sends to each other rank, which are the
 // split sizes of the all-to-all (dispatch_table, token_dispatch).
 
+#include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "foremoe/cluster/topology.h"
@@ -78,15 +86,23 @@ struct RouteWorkspace {
   std::vector<std::size_t> first_replica;  // [experts + 1]
   std::vector<std::int64_t> rows_left;     // [rank], of the current expert; [expert] in assign_shipments()
   std::vector<std::int64_t> total;         // [expert], rows of all sources
+  std::vector<std::int64_t> carry;  // [rank], share of the experts so far not yet kept on the node, in 2⁻³² rows
+  std::vector<std::int64_t> share;  // [rank], rows to send in the current sweep
   std::vector<Shipment> by_expert;
   std::vector<std::size_t> cursor;
   std::vector<std::int32_t> shipment;  // [row]
 };
 
+// How rows are assigned: in the order of ranks and rows, or such that each token's rows lie on few nodes.
+enum class Rows : std::uint8_t { kOrder, kToken };
+
+constexpr std::string_view to_string(Rows rows) { return rows == Rows::kToken ? "token" : "order"; }
+
 struct RoutingProblem {
   ArrayView<const Tokens, 2> load;  // [source rank][expert], rows
   LayerQuotas quotas;               // an expert's quotas sum to its load
   Topology topology;
+  Rows rows = Rows::kOrder;
 };
 
 // Throws InputError, field `slot_tokens`, if an expert's quotas do not sum to its load.
@@ -152,6 +168,7 @@ struct TokenDispatchProblem {
   MicroStepId micro_step;
   LayerId layer;
   Topology topology;
+  Rows rows = Rows::kOrder;  // as in routing
 };
 
 TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProblem& problem);

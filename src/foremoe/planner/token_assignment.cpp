@@ -9,12 +9,12 @@ namespace foremoe::planner {
 
 static std::int64_t ceil_div(std::int64_t tokens, std::int64_t ranks) { return (tokens + ranks - 1) / ranks; }
 
-static void reset(const ReplicaGraph& graph, Assignment& a) {
+static void clear_assignment(const ReplicaGraph& graph, Assignment& a) {
   a.quota.assign(graph.num_slots(), 0);
   a.rank_load.assign(graph.num_ranks(), 0);
 }
 
-static void give(const ReplicaGraph& graph, Assignment& a, int slot, std::int64_t tokens) {
+static void move_tokens(const ReplicaGraph& graph, Assignment& a, int slot, std::int64_t tokens) {
   a.quota[slot] += tokens;
   a.rank_load[graph.rank_of(slot)] += tokens;
 }
@@ -54,16 +54,16 @@ static void fill_holders(const ReplicaGraph& graph, int expert, std::int64_t tok
   for (int s = graph.first_holder(expert); s >= 0; s = graph.next_holder(s)) {
     const std::int64_t load = a.rank_load[graph.rank_of(s)];
     if (load > level) continue;
-    give(graph, a, s, level - load + (remainder > 0 ? 1 : 0));
+    move_tokens(graph, a, s, level - load + (remainder > 0 ? 1 : 0));
     --remainder;
   }
 }
 
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& a) {
-  reset(graph, a);
+  clear_assignment(graph, a);
   for (int e = 0; e < graph.num_experts(); ++e) {
     assert(graph.num_holders(e) > 0 || expert_load[e] == 0);
-    if (graph.num_holders(e) == 1) give(graph, a, graph.first_holder(e), expert_load[e]);
+    if (graph.num_holders(e) == 1) move_tokens(graph, a, graph.first_holder(e), expert_load[e]);
   }
   const std::int64_t total = std::accumulate(expert_load.begin(), expert_load.end(), std::int64_t{0});
   const std::int64_t large = 4 * total / std::max(1, graph.num_experts());

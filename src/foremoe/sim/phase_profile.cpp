@@ -25,6 +25,12 @@ void expect_fit(const SimulationInput& input) {
   const LoadTable& load = input.load;
   const ModelShape& model = input.cost.model();
   const int micro_steps = plan.num_micro_steps();
+  if (input.rows == Rows::kToken && input.tokens == nullptr) {
+    refuse("rows", fmt::format("token needs the routes of a trace; {} is a load or a part of a trace", load.name));
+  }
+  if (input.rows == Rows::kToken && input.cost.options().dispatch == Dispatch::kRow) {
+    refuse("rows", "token has no effect with `dispatch` row");
+  }
   if (input.repeat_load ? load.num_micro_steps() < 1 : micro_steps != load.num_micro_steps()) {
     refuse("micro_steps", fmt::format("the plan has {}, the load has {}", micro_steps, load.num_micro_steps()));
   }
@@ -123,7 +129,8 @@ class Profiler {
     const LayerQuotas quotas = layer_quotas(plan, event_[m.index()], l);
     const RoutingProblem problem{.load = load.load[of_load][l],
                                  .quotas = online_.plans_after_dispatch ? quotas_of_homes(l, quotas, scratch) : quotas,
-                                 .topology = {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}};
+                                 .topology = {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node},
+                                 .rows = input_.rows};
     count_rows_of(problem, of_load, l, scratch);
     LayerProfile& layer = result_.layers[m.index() * static_cast<std::size_t>(plan.num_layers()) + l.index()];
     if (online_.plans_after_dispatch) pass_on(l, quotas, layer);
@@ -145,15 +152,13 @@ class Profiler {
       return;
     }
     const RoutedLayer routed = route_tokens(problem);
-    count_token_rows(
-        problem,
-        tokens_
-            ? token_dispatch(routed, {.tokens = *tokens_, .micro_step = m, .layer = l, .topology = problem.topology})
-            : expected_token_dispatch(routed, {.load = problem.load,
-                                               .top_k = input_.load.top_k,
-                                               .groups = input_.cost.model().groups,
-                                               .topology = problem.topology}),
-        scratch.rows);
+    count_token_rows(problem,
+                     tokens_ ? token_dispatch(routed, {*tokens_, m, l, problem.topology, problem.rows})
+                             : expected_token_dispatch(routed, {.load = problem.load,
+                                                                .top_k = input_.load.top_k,
+                                                                .groups = input_.cost.model().groups,
+                                                                .topology = problem.topology}),
+                     scratch.rows);
   }
 
   // Quotas for an exchange without guests: all rows of an expert go to its home.

@@ -56,6 +56,7 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
   const Dispatch dispatch = input.cost.options().dispatch;
   SimulatedPhase phase{.dispatch = dispatch,
                        .dispatch_estimated = dispatch == Dispatch::kToken && input.tokens == nullptr,
+                       .rows = input.rows,
                        .phase = options.phase,
                        .path = options.path,
                        .parts = replay.parts};
@@ -165,6 +166,7 @@ SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recomp
                                   .plan = one_plan ? input.plan : *recompute_plan,
                                   .cost = input.cost,
                                   .tokens = input.tokens,
+                                  .rows = input.rows,
                                   .repeat_load = input.repeat_load};
   SimulationOptions phase = options.phase;
   Pool pool(phase);

@@ -35,6 +35,7 @@
 #include "foremoe/core/array.h"
 #include "foremoe/core/parallel.h"
 #include "foremoe/core/timeline.h"
+#include "foremoe/plan/route_tokens.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/policy/online_work.h"
 #include "foremoe/rollout/batching.h"
@@ -65,6 +66,7 @@ struct SimulationInput {
   const CostModel& cost;
   // The tokens behind the load. Null: unknown; dispatch by token is then an expectation (plan/expected_dispatch.h).
   const BatchedTrace* tokens = nullptr;
+  Rows rows = Rows::kOrder;  // kToken needs known tokens and dispatch by token
   bool repeat_load = false;  // the plan has more micro-steps than the load, which repeats
 };
 
@@ -115,6 +117,7 @@ struct LinkTraffic {
 struct SimulatedPhase {
   Dispatch dispatch = Dispatch::kToken;
   bool dispatch_estimated = false;  // true if the tokens behind the load are unknown
+  Rows rows = Rows::kOrder;
   Phase phase = Phase::kRecompute;
   PathChoice path = PathChoice::kAuto;  // of its schedule; with this choice the engine runs the same one
   double seconds = 0;

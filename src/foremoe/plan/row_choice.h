@@ -1,0 +1,48 @@
+#pragma once
+
+// Chooses which of a source's tokens go to which replica, so that each token's rows lie on few nodes.
+//
+// Problem. The shipments of a source are fixed (plan/route_tokens.h): how many rows of each expert go to each replica.
+//   Dispatch by token sends a token once to each other node that serves any of its rows. Assign rows to shipments such
+//   that the number of (token, other node) pairs is small.
+// Method. Start in row order. Given the assignment of all other experts, a node is free for a row if it is the source's
+//   own or already serves another row of the row's token. The rows of one expert then form a transportation problem:
+//   as many rows as possible at free nodes, with the shipments as capacities. Rows with equal free nodes are one type,
+//   so it is a maximum flow from types to nodes, solved by augmenting paths. Sweep over the experts, in ascending
+//   order, until a sweep changes no number of pairs, at most kMostSweeps times.
+// Guarantees. Every shipment keeps its rows. A step never increases the number of pairs and is optimal for its expert
+// given
+//   the others; the whole is a local optimum of such steps. Deterministic. The result depends only on the source's own
+//   routes and shipments.
+// Complexity. Per sweep and expert with shipments to n > 1 nodes: O(rows + t·n · augmentations) for t types.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "foremoe/plan/route_tokens.h"
+
+namespace foremoe {
+
+struct RowChoiceProblem {
+  std::span<const Shipment> sent;    // of one source, by expert
+  std::span<const ExpertId> routes;  // [token][k], negative: no route
+  int top_k = 1;
+  RankId source;
+  Topology topology;
+};
+
+// Scratch memory, reused so that a warm call allocates little.
+struct RowChoiceWorkspace {
+  RouteWorkspace route;
+  std::vector<std::uint16_t> rows_at;  // [token][node], rows of the token that the node serves
+  std::vector<std::int32_t> rows_of;   // row numbers by expert
+  std::vector<std::size_t> first_row;  // [experts + 1], into rows_of
+  std::vector<std::vector<std::int32_t>> rows_of_type;
+};
+
+// Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 without a route. Returns
+// false, with `of_row` unspecified, if the shipments count other rows.
+bool choose_rows(const RowChoiceProblem& problem, RowChoiceWorkspace& workspace, std::span<std::int32_t> of_row);
+
+}  // namespace foremoe
