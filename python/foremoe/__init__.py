@@ -31,10 +31,10 @@ from ._core import (
     policies,
 )
 from ._errors import InputError, PolicySkipped
-from .evaluation import compare, evaluate, evaluate_plan, simulate
-from .files import Violation, check, figures, read_load, read_plan, read_trace
-from .loads import collect, import_files, synthesize_load, synthesize_trace
-from .planning import plan, start_plan
+from ._evaluation import compare, evaluate, evaluate_plan, simulate
+from ._files import Violation, check, figures, read_load, read_plan, read_trace
+from ._loads import collect, import_files, synthesize_load, synthesize_trace
+from ._planning import plan, start_plan
 
 __all__ = [
     "Collector",

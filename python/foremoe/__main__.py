@@ -9,7 +9,7 @@ import pathlib
 import signal
 import sys
 
-COMMANDS = {"_report": "foremoe.report.command", "_import": "foremoe.importing"}
+COMMANDS = {"_report": "foremoe.report.command", "_import": "foremoe._importing"}
 """Commands that the program runs in this Python after it has parsed the command line."""
 
 

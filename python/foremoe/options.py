@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._core import Load, Plan
-from .files import expect
+from ._files import expect
 
 Homes = npt.NDArray[np.int32] | Plan | None
 """None for contiguous ones, ranks as int32 [layers, experts], or those of a plan."""

@@ -8,7 +8,7 @@
     load = foremoe.collect(recorder.trace(), ranks=8)
 
 from_vllm() and from_sglang() extract routes, tokens and weight versions from a response. A Recorder checks them, joins
-the segments of a sequence, and counts. foremoe.importing decodes the routes, as for foremoe.import_files(). No server
+the segments of a sequence, and counts. Routes are decoded as for foremoe.import_files(). No server
 package is imported.
 
 Written from the sources of vLLM 0.33 and SGLang 0.5.23. Neither was run.
@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from . import _core
 from ._core import Collector, Trace
-from .importing import SourcePlace, decode_routes, refuse
-from .segments import Segment, from_sglang, from_vllm
+from ._importing import SourcePlace, decode_routes, refuse
+from ._segments import Segment, from_sglang, from_vllm
 
 __all__ = ["Recorder", "Report", "Segment", "from_sglang", "from_vllm"]
 

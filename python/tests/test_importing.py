@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import foremoe
-from foremoe.importing import decoder
+from foremoe._importing import decoder
 
 Rows = list[list[list[int]]]
 A: Rows = [[[4, 1]]]

@@ -16,7 +16,7 @@ import pytest
 from conftest import draw_load, expect_refused
 
 import foremoe
-from foremoe.balance import imbalance, planned_rows
+from foremoe._balance import imbalance, planned_rows
 
 PROGRAM = pathlib.Path(foremoe.__file__).with_name("bin") / "foremoe"
 TIMES = {"plan_seconds", "plan_us_per_layer_micro_step", "threads", "placement"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import foremoe
-from foremoe.balance import planned_rows, rows_at_homes, spread
+from foremoe._balance import planned_rows, rows_at_homes, spread
 
 from .capacity import Buffers, home_slots, planned_slots
 

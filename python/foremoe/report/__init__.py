@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from .._core import Load
-from ..files import expect
+from .._files import expect
 from ..options import ReportOptions, expect_options
 from .facts import Report
 from .gather import Request, gather_report

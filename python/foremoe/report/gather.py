@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from .._balance import imbalance, planned_rows
 from .._core import Evaluation, Load
 from .._errors import InputError
-from ..balance import imbalance, planned_rows
-from ..evaluation import evaluate
+from .._evaluation import evaluate
 from .facts import LayerLoads, LinkBytes, MemoryPoint, PhaseTime, PolicyResult, Report, Skipped, speedup
 from .numbers import counted
 from .window import choose_window, window_of

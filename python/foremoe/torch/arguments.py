@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine import arguments
-from foremoe.files import expect
+from foremoe._files import expect
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

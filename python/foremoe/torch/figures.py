@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._balance import planned_rows, rows_at_homes, spread
 from foremoe._engine.communication import gathered
 from foremoe._engine.guests import Guests
 from foremoe._engine.ranks import Ranks
-from foremoe.balance import planned_rows, rows_at_homes, spread
 
 from .misplaced import Sample, judge
 from .routes import Counts, Routes

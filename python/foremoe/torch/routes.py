@@ -21,7 +21,7 @@ from foremoe import _core
 from foremoe._engine.arguments import expect_phase
 from foremoe._engine.communication import gathered_rows
 from foremoe._engine.together import Given, digest_of, facts_of, refused_together
-from foremoe.files import expect
+from foremoe._files import expect
 
 from .dispatch import ON_MISMATCH
 from .spread import SpreadExperts, expect_no_hooks

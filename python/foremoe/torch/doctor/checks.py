@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from foremoe.balance import planned_rows
+from foremoe._balance import planned_rows
 
 from .hardware import SHARED, Hardware, staged
 from .layers import Net, Sizes, draw_inputs, draw_routes

@@ -7,7 +7,7 @@ from typing import Any, Literal, Unpack
 
 from . import _core
 from ._core import Evaluation, Load, Plan
-from .files import expect
+from ._files import expect
 from .options import (
     CompareOptions,
     EvaluateOptions,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .importing import SourcePlace, parse_json, refuse
+from ._importing import SourcePlace, parse_json, refuse
 
 
 @dataclass(frozen=True, eq=False)

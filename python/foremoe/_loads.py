@@ -10,8 +10,8 @@ from typing import Any, Unpack
 
 from . import _core
 from ._core import Load, Trace
-from .files import Path, expect
-from .importing import decoder
+from ._files import Path, expect
+from ._importing import decoder
 from .options import ImportOptions, SynthesisOptions, expect_options
 
 

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from . import _core
 from ._core import Load, Plan, RunningPlan
-from .files import expect
+from ._files import expect
 from .options import PlanOptions, expect_options, split
 
 
