@@ -16,6 +16,13 @@ class WrongUsage(CommandTest):
             with self.subTest(name):
                 self.refuse(name, "--no-such-option", saying=[f"foremoe {name}"])
 
+    def test_a_misspelt_option_or_subcommand_is_named_with_the_nearest_one(self):
+        self.refuse("plan", "--guest-slot", 2, "x", saying=["'--guest-slot' is not an option; did you mean --guest-slots?"])
+        self.refuse("plan", "x", "--polcy=vanilla", saying=["'--polcy' is not an option; did you mean --policy?"])
+        self.refuse("simulat", "x", saying=["'simulat' is not a subcommand; did you mean simulate?"])
+        self.refuse("verify", "a", "b", "c", saying=["unexpected argument 'c'"])
+        self.assertNotIn("mean", self.foremoe("plan", "x", "--frobnicate").stderr)
+
     def test_missing_arguments(self):
         for arguments, missing in (
             (["synth"], "--out"),

@@ -7,10 +7,12 @@
 #include <array>
 #include <cstdio>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 #include "command.h"
 #include "console.h"
@@ -180,6 +182,42 @@ std::optional<Command> named_command(std::string_view name) {
   return entry == command_entries().end() ? std::nullopt : std::optional(entry->make());
 }
 
+// Insertions, deletions and replacements of one character that turn one word into the other.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> distance(b.size() + 1);
+  std::iota(distance.begin(), distance.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(distance[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = distance[j + 1];
+      distance[j + 1] = std::min({replaced, diagonal + 1, distance[j] + 1});
+    }
+  }
+  return distance.back();
+}
+
+// "; did you mean --guest-slots?" if one of the names is similar to the word, else empty.
+std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
+  const auto distance = [&](const std::string& name) { return edit_distance(word, name); };
+  const auto nearest = std::ranges::min_element(names, {}, distance);
+  if (nearest == names.end() || distance(*nearest) > std::max<std::size_t>(1, word.size() / 4)) return "";
+  return fmt::format("; did you mean {}?", *nearest);
+}
+
+// Names the first unknown option, or else the first superfluous argument.
+std::string describe_unexpected(const Command& command, const std::vector<std::string>& arguments) {
+  const auto is_option = [](const std::string& argument) { return argument.size() > 1 && argument.front() == '-'; };
+  const auto unknown = std::ranges::find_if(arguments, is_option);
+  if (unknown == arguments.end()) return fmt::format("unexpected argument '{}'", arguments.front());
+  const std::string option = unknown->substr(0, unknown->find('='));
+  std::vector<std::string> names{"--help", "--help-all"};
+  for (const Option& known : command.options) {
+    if (!known.positional) names.push_back(command_line_name(known.name));
+  }
+  return fmt::format("'{}' is not an option{}", option, suggestion(option, names));
+}
+
 int fail(const std::string& command, const std::string& message, bool usage, int code = kBadInput) {
   std::string line = fmt::format("{}: {}", command, message);
   std::ranges::replace(line, '\n', ' ');
@@ -269,9 +307,16 @@ int run_command_line(int argc, char** argv) {
     expect_one_process(*called(), given);
     return finish(name, called()->run(given));
   } catch (const CLI::ParseError& error) {
-    if (called() != nullptr) return fail("foremoe " + called()->name, error.what(), usage);
-    const bool names_none = argc > 1 && *argv[1] != '-';
-    return fail(name, names_none ? fmt::format("'{}' is not a subcommand", argv[1]) : error.what(), usage);
+    if (called() != nullptr) {
+      const std::vector<std::string> unexpected = parser->remaining();
+      const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !unexpected.empty();
+      return fail("foremoe " + called()->name, is_extra ? describe_unexpected(*called(), unexpected) : error.what(),
+                  usage);
+    }
+    if (argc < 2 || *argv[1] == '-') return fail(name, error.what(), usage);
+    std::vector<std::string> names;
+    for (const CommandEntry& entry : command_entries()) names.emplace_back(entry.name);
+    return fail(name, fmt::format("'{}' is not a subcommand{}", argv[1], suggestion(argv[1], names)), usage);
   } catch (const InputError& error) {
     if (called() == nullptr) return fail(name, error.what(), usage);
     return fail("foremoe " + called()->name, message_for_user(*called(), error), usage);
