@@ -180,7 +180,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             self.expert_parallel.expect_warm_starts()
         self._warm_start = warm_start
         self._updated: foremoe.Plan | None = None  # plan of the last policy update, where planning starts from it
-        self._begin_alike()
+        self._check_resume()
         self.expert_parallel.wrap(self.model)
 
         self._routes: Tensor | None = None  # of the batch that is being scored, [batch, tokens, layers, top_k]
@@ -224,7 +224,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             self.optimizer = None
 
     @torch.no_grad()
-    def _begin_alike(self) -> None:
+    def _check_resume(self) -> None:
         """Broadcasts rank 0's weights, as DDP does. Each rank keeps its own experts."""
         experts = {id(weight) for weight in self.expert_parallel.expert_parameters()}
         for tensor in _tensors(self.model):
@@ -268,7 +268,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             return
         has_state = os.path.isfile(os.path.join(checkpoint, OPTIMIZER_NAME))
         with refused_together() as given:
-            given.expect_alike({f"resume_from_checkpoint[{OPTIMIZER_NAME}]": "a file" if has_state else "no file"})
+            given.expect_equal({f"resume_from_checkpoint[{OPTIMIZER_NAME}]": "a file" if has_state else "no file"})
         if not has_state:
             return
         whole, of_scheduler = (

@@ -1,6 +1,6 @@
 """Checks of arguments that all executors share: options that a rank can execute, and layers.
 
-The planner checks the values of its options (plan_nothing).
+The planner checks the values of its options (plan_empty_load).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def expect_phase(phase: str) -> None:
         raise foremoe.InputError(f"phase: '{phase}', expected {' or '.join(PHASES)}", field="phase")
 
 
-def plan_nothing(
+def plan_empty_load(
     nothing: foremoe.Load,
     arguments: PlanningArguments,
     *,

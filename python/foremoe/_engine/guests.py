@@ -27,7 +27,7 @@ from .waits import Waits
 # Transfers of failed steps. torch cancels transfers without references, but other ranks wait for this rank's sends
 # until their own step ends. Receives are kept too: after a cancelled receive, gloo reads nothing more from that peer,
 # not even that it is ready for this rank's sends, and both would wait until a timeout.
-_under_way: list[Any] = []
+_orphaned_transfers: list[Any] = []
 
 
 class Guests:
@@ -277,7 +277,7 @@ class Guests:
         """Stops background work after a failure. Transfers in progress last until the process ends or their channel is
         closed."""
         if not self._channel.ends_exchanges:
-            _under_way.append((self._sent, self._returns, self._arriving, self._buffers))
+            _orphaned_transfers.append((self._sent, self._returns, self._arriving, self._buffers))
         self._sent, self._returns, self._arriving = (
             collections.deque(),
             collections.deque(),

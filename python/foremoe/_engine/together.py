@@ -165,7 +165,7 @@ class Given:
         self.told: Any = None
         self.of_all: list[Any] = []  # when it has ended: what each rank told, by rank of the group that compared
 
-    def expect_alike(self, values: Mapping[str, str], among: str = "", hint: str = "") -> None:
+    def expect_equal(self, values: Mapping[str, str], among: str = "", hint: str = "") -> None:
         """Requires each value, as printed, to be equal on all ranks that pass the same `among`.
 
         hint: Sentence for the error.
@@ -201,13 +201,13 @@ def refused_together(group: Any = None) -> Iterator[Given]:
     said = _gathered((words, given.ranks, digests, given.told), group)
     if own is not None:
         raise own
-    expect_none_refused({rank: words for rank, (words, *_) in said.items()})
+    expect_no_errors({rank: words for rank, (words, *_) in said.items()})
     _expect_same_groups({rank: ranks for rank, (_, ranks, *_) in said.items()})
     found = {of for _, _, digests, _ in said.values() for of in digests.items()}
     if len(found) > len({among for among, _ in found}):
         of_ranks = _gathered(given.alike, group)
         for among in dict.fromkeys(among for of in of_ranks.values() for among in of):
-            expect_values_alike({rank: of[among] for rank, of in of_ranks.items() if among in of}, given.hints)
+            expect_equal_values({rank: of[among] for rank, of in of_ranks.items() if among in of}, given.hints)
     given.of_all = [told for *_, told in said.values()]
 
 
@@ -232,14 +232,14 @@ def words_of(error: Exception) -> tuple[str, str]:
     return f"{type(error).__name__}: {error}", ""
 
 
-def expect_none_refused(words: Mapping[int, Sequence[str] | None]) -> None:
+def expect_no_errors(words: Mapping[int, Sequence[str] | None]) -> None:
     """Raises InputError for the first rank that refuses. words: message and field by rank; None: it does not refuse."""
     for rank, of in words.items():
         if of is not None:
             raise foremoe.InputError(f"rank {rank} refused: {of[0]}", field=of[1])
 
 
-def expect_values_alike(values: Mapping[int, Mapping[str, str]], hints: Mapping[str, str] | None = None) -> None:
+def expect_equal_values(values: Mapping[int, Mapping[str, str]], hints: Mapping[str, str] | None = None) -> None:
     """Raises InputError for the first value that differs. values: by rank, then by name. hints: by name."""
     for name in dict.fromkeys(name for of in values.values() for name in of):
         of_ranks = {rank: of.get(name, "not given") for rank, of in values.items()}
@@ -339,7 +339,7 @@ class Agreement:
         """Returns whether the flag is set on any rank. Collective. Raises RuntimeError if a rank has left."""
         return self._most(int(flag), 0)[0] == _REFUSES
 
-    def expect_alike(self, values: Mapping[str, str], refused: Exception | None = None) -> None:
+    def expect_equal(self, values: Mapping[str, str], refused: Exception | None = None) -> None:
         """Requires equal values, by name, on all ranks, and that no rank refuses. Collective.
 
         Raises InputError with the rank that refuses and its reason, or with the value that differs; on the rank that
@@ -353,8 +353,8 @@ class Agreement:
         said = self._said(own.encode())
         if refused is not None:
             raise refused
-        expect_none_refused({rank: words for rank, (words, _) in said.items()})
-        expect_values_alike({rank: values for rank, (_, values) in said.items()})
+        expect_no_errors({rank: words for rank, (words, _) in said.items()})
+        expect_equal_values({rank: values for rank, (_, values) in said.items()})
 
     def _said(self, own: bytes) -> dict[int, Any]:
         """Returns the JSON value of each rank. Collective."""

@@ -55,9 +55,9 @@ def attach(
     )  # fmt: skip
     with refused_together() as given:
         version = expect_version()
-        given.expect_alike(versions() | {"megatron-core": version} | arguments.compared())
+        given.expect_equal(versions() | {"megatron-core": version} | arguments.compared())
         chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
         replicas = Replicas(chunks, arguments.executed())
-        replicas.expect_alike_in(given)
+        replicas.check_agreement(given)
     replicas.make_groups()
     return replicas

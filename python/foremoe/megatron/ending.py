@@ -34,11 +34,11 @@ def end(step: Step | None, agreement: Agreement) -> str:
 def explain(step: Step, error: BaseException) -> None:
     """Adds a note to the error that names a layer whose routes differ from the plan, a possible cause of it."""
     with contextlib.suppress(RuntimeError):  # the device may be what failed
-        # The device may be blocked in an exchange that other ranks never join; reading `others` would then hang.
-        device = step.others.device
+        # The device may be blocked in an exchange that other ranks never join; reading `deviates` would then hang.
+        device = step.deviates.device
         if device.type == "cuda" and not torch.cuda.current_stream(device).query():
             return
-        places = torch.nonzero(step.others).tolist()
+        places = torch.nonzero(step.deviates).tolist()
         if places:
             error.add_note(_named(places, step))
 

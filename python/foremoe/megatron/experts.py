@@ -26,7 +26,7 @@ _OF_A_TRAINER = (
 )  # fmt: skip
 
 
-def own_weights(experts: Any, name: str) -> dict[str, list[torch.nn.Parameter]]:
+def expert_parameters(experts: Any, name: str) -> dict[str, list[torch.nn.Parameter]]:
     """Returns the parameters of a module of experts, by name, [expert]."""
     kind = type(experts).__name__
     if kind == SEQUENTIAL:
@@ -87,7 +87,7 @@ class MoE:
         self.num_experts = int(layer.config.num_moe_experts)
         self.top_k = int(layer.config.moe_router_topk)
         self.hidden_size = int(layer.config.hidden_size)
-        self.own = own_weights(layer.experts, name)
+        self.own = expert_parameters(layer.experts, name)
         self._stacks = {of: Stack(parameters) for of, parameters in self.own.items()}
 
     def weights(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class GuestExperts:
     def __init__(self, of: MoE, slots: int, groups: Any) -> None:
         self.module = _build(of.layer, slots, groups)
         self._own = of
-        self._parameters = own_weights(self.module, of.name)
+        self._parameters = expert_parameters(self.module, of.name)
         if _shapes(self._parameters) != _shapes(of.own):
             raise foremoe.InputError(
                 f"model_chunks: the experts of {of.name} have other parameters than their submodules make, such as "
@@ -223,7 +223,7 @@ def _build(layer: Any, slots: int, groups: Any) -> torch.nn.Module:
     for name in _OF_A_TRAINER:  # set by a trainer; SequentialMLP deep-copies its config, and so their owners
         if hasattr(config, name):
             setattr(config, name, None)
-    config.init_method = config.output_layer_init_method = _leave
+    config.init_method = config.output_layer_init_method = _keep_uninitialized
     builder = layer.submodules.experts
     if isinstance(builder, (ModuleSpec, type)):  # megatron-core 0.16
         built: torch.nn.Module = build_module(builder, slots, config, pg_collection=groups)
@@ -232,5 +232,5 @@ def _build(layer: Any, slots: int, groups: Any) -> torch.nn.Module:
     return built
 
 
-def _leave(tensor: Tensor) -> Tensor:
+def _keep_uninitialized(tensor: Tensor) -> Tensor:
     return tensor

@@ -86,7 +86,7 @@ class Plan:
         return self._buffers.factor(self.load, planned_slots(self.finish()))
 
 
-class NoPlan(Plan):
+class EmptyPlan(Plan):
     """Placeholder for the plan of a pipeline stage without MoE layers."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe._engine.arguments import expect_executable, expect_phase, plan_nothing
+from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
 from foremoe._engine.groups import groups_made, make_groups
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
@@ -25,11 +25,11 @@ from .counts import checked_counts, gathered_counts
 from .ending import end, explain
 from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
-from .plan import NoPlan, PipelineStage, Plan
+from .plan import EmptyPlan, PipelineStage, Plan
 from .seconds import Modelled
 from .shadow import Shadow
 from .step import Step
-from .supported import expect_alike, expect_lendable, expect_supported, facts_of, moe_layers
+from .supported import expect_equal, expect_lendable, expect_supported, facts_of, moe_layers
 
 _log = logging.getLogger("foremoe")
 
@@ -68,7 +68,7 @@ class Replicas:
         self._guest_slots = 0
         if not named:
             return
-        expect_alike(named)
+        expect_equal(named)
         config, group = self._layers[0].config, self._layers[0].ep_group
         num_experts = int(config.num_moe_experts)
         # On this pipeline stage, so many forwards have run when the first backward begins.
@@ -83,7 +83,7 @@ class Replicas:
             buffers=Buffers.of(config),
         )
         nothing = self._stage.nothing()
-        plan = plan_nothing(nothing, arguments, in_flight=in_flight, executes=self.mode == "active")
+        plan = plan_empty_load(nothing, arguments, in_flight=in_flight, executes=self.mode == "active")
         self._guest_slots, self._residency = plan.guest_slots, plan.residency  # some policies choose their own
         if self.mode == "active":
             self._prepare([name for name, _ in named])
@@ -95,14 +95,14 @@ class Replicas:
     def _ranks(self) -> Ranks:
         return self._stage.ranks
 
-    def expect_alike_in(self, given: Given) -> None:
+    def check_agreement(self, given: Given) -> None:
         """Registers the facts that must be equal on all ranks of this pipeline stage."""
         from megatron.core import parallel_state
 
         if self._layers:
             given.expect_same_group(dist.get_process_group_ranks(self._ranks.group))
         facts = facts_of(self._chunks, weights=self.mode == "active")
-        given.expect_alike(facts, f"pipeline stage {parallel_state.get_pipeline_model_parallel_rank()}")
+        given.expect_equal(facts, f"pipeline stage {parallel_state.get_pipeline_model_parallel_rank()}")
 
     def make_groups(self) -> None:
         """Creates process groups and the objects that use them. Collective over the default group. Call once, first."""
@@ -200,11 +200,11 @@ class Replicas:
         except Exception as error:
             refused = error
         given = "not given" if begun is None else "given"
-        self._agreement.expect_alike({"phase": phase, "begun": given, "counts": f"{len(own)} micro-steps"}, refused)
+        self._agreement.expect_equal({"phase": phase, "begun": given, "counts": f"{len(own)} micro-steps"}, refused)
         if begun is not None and not self._agreement.any(is_other):
             return begun
         if not self._layers:
-            return NoPlan()
+            return EmptyPlan()
         counts_of_all = gathered_counts(torch.from_numpy(own).to(self._device), self._ranks.group)
         return self._stage.start(counts_of_all, self._shares, phase)
 
@@ -279,7 +279,7 @@ class Replicas:
         decides: list[Any] = []
         slots: np.ndarray[Any, Any] = np.zeros(0)
         try:
-            if not isinstance(plan, Plan) or isinstance(plan, NoPlan) == bool(self._layers):
+            if not isinstance(plan, Plan) or isinstance(plan, EmptyPlan) == bool(self._layers):
                 raise foremoe.InputError(f"plan: is {type(plan).__name__}; expected what plan() returns", field="plan")
             if self._layers:
                 made = self._executable(plan)

@@ -36,7 +36,7 @@ from foremoe._engine.ranks import Ranks
 from .experts import GuestExperts, MoE, gradient_type
 from .metrics import named_spread
 from .plan import Plan, slot_table
-from .supported import replayed, unreplayed
+from .supported import replay_problem, replayed
 
 _OUT_OF_ORDER = (
     "ran out of order; a planned step runs the micro-batches of a pipeline stage in the order of Megatron-LM's "
@@ -89,7 +89,7 @@ class MicroBatchRows:
         others = (routing_map.sum(0, dtype=torch.int32) != self.planned).any()
         if self.turn.micro_step == 0 and (target := replayed(self._step.moes[self.turn.layer].layer)) is not None:
             others |= ~routing_map.gather(1, target.to(routing_map.device).long()).all()
-        self._step.others[self.turn.micro_step, self.turn.layer] |= others
+        self._step.deviates[self.turn.micro_step, self.turn.layer] |= others
         place = (routing_map.cumsum(0, dtype=torch.int32) - 1)[:, expert]  # index among the expert's rows
         mine = routing_map[:, expert] & (place >= first) & (place < end)
         return mine, probs[:, expert] * mine
@@ -208,29 +208,29 @@ class Step:
         self._in_flight: collections.deque[list[MicroBatchRows]] = collections.deque()
         self.computed = np.zeros((self.engine.num_micro_steps, len(self.moes)), np.int64)  # rows
         # [micro-step, layer], on the device: whether this rank's rows differed from the plan.
-        self.others = torch.zeros(*self.computed.shape, dtype=torch.bool, device=ranks.device)
+        self.deviates = torch.zeros(*self.computed.shape, dtype=torch.bool, device=ranks.device)
         self._trained = [self.engine.guests.trained(i) if self.engine.has_backward else set() for i in range(len(moes))]
         self._sums: list[dict[str, Tensor]] = []  # guests' gradients, by layer or one for all: by name [slots, …]
         for layer in range(len(self.guests)):
             self._make_sums(layer, gradients)
-        self._consulted = [0] * len(self.moes)  # router calls before each layer's first forward
+        self._router_calls = [0] * len(self.moes)  # router calls before each layer's first forward
         self._hooks = [moe.layer.router.register_forward_hook(self._count(i)) for i, moe in enumerate(self.moes)]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-megatron")
         self._prepared: Future[_Prepared] | None = self._pool.submit(self._prepare, 0)
 
     def _count(self, layer: int) -> Callable[..., None]:
         def count(*_: Any) -> None:
-            self._consulted[layer] += 1
+            self._router_calls[layer] += 1
 
         return count
 
     def _expect_replayed(self, layer: int) -> None:
         """Raises RuntimeError unless the router ran exactly once in micro-step 0 and replays given routes."""
-        moe, times = self.moes[layer], self._consulted[layer]
+        moe, times = self.moes[layer], self._router_calls[layer]
         self._hooks[layer].remove()
         if times != 1:
             raise RuntimeError(f"{moe.name}: its router was consulted {times} times in micro-step 0; expected once")
-        if refusal := unreplayed(moe.layer):
+        if refusal := replay_problem(moe.layer):
             raise RuntimeError(f"{moe.name}: {refusal}")
 
     def _make_sums(self, layer: int, gradients: torch.dtype) -> None:
@@ -334,7 +334,7 @@ class Step:
 
         Call it before metrics().
         """
-        own = torch.stack([torch.from_numpy(self.computed).to(self._ranks.device), self.others.long()])
+        own = torch.stack([torch.from_numpy(self.computed).to(self._ranks.device), self.deviates.long()])
         computed, others = gathered(own, self._ranks.group, -1).cpu().unbind()
         self._of_ranks = computed.numpy()
         places: list[list[int]] = torch.nonzero(others.any(-1)).tolist()

@@ -138,7 +138,7 @@ def replayed(layer: Any) -> Any:
     return own.target_topk_idx if own is not None and action == "replay_forward" else None
 
 
-def unreplayed(layer: Any) -> str:
+def replay_problem(layer: Any) -> str:
     """Returns why the router replays nothing although it or another was given routes; "" if there is no problem."""
     own = getattr(layer.router, "router_replay", None)
     if own is None or own.router_replay_action is not None:
@@ -172,7 +172,7 @@ def _expect_config(config: Any, name: str, mode: str) -> None:
             raise foremoe.InputError(f"{field}: {value!r} of {name}; expected {expected}, since {reason}", field=field)
 
 
-def expect_alike(layers: list[tuple[str, Any]]) -> None:
+def expect_equal(layers: list[tuple[str, Any]]) -> None:
     """Raises InputError unless layers have equal numbers of experts, top-k and ranks, and there are several ranks."""
     for i, (name, layer) in enumerate(layers):
         first = layers[0][1]

@@ -89,9 +89,9 @@ class Dense:
         """See ExpertParallel.wrap(). Collective over all replicas."""
         experts, group = self._experts.parameters(), self._experts.ranks.trainers
         with refused_together(group) as given:
-            given.expect_alike({"wrapper": repr(wrapper)})
-            given.expect_alike({f"model[{name}]": fact_of(p) for name, p in model.named_parameters()})
-            given.expect_alike({"order of the model's parameters": shortened(" ".join(dict(model.named_parameters())))})
+            given.expect_equal({"wrapper": repr(wrapper)})
+            given.expect_equal({f"model[{name}]": fact_of(p) for name, p in model.named_parameters()})
+            given.expect_equal({"order of the model's parameters": shortened(" ".join(dict(model.named_parameters())))})
             if wrapper not in WRAPPERS:
                 raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp, fsdp2 or own", field="wrapper")
             expect_not_compiled(model, experts)
@@ -108,7 +108,7 @@ class Dense:
                     f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
                 )
             if wrapper in (None, "fsdp2"):  # DistributedDataParallel broadcasts rank 0's instead
-                given.expect_alike(digests_of(_unsharded(self._dense_of(model), named)), hint=_AT_FIRST)
+                given.expect_equal(digests_of(_unsharded(self._dense_of(model), named)), hint=_AT_FIRST)
         self.model, self.sharded = model, named
         self.is_sharded = is_sharded or wrapper == "fsdp2"
         self._wrapper, self._wrapped = wrapper, model
@@ -178,10 +178,10 @@ class Dense:
         others = [(f"optimizer's parameter {i}", p) for i, p in enumerate(held) if id(p) not in known]
         self._beside = {} if self.model is None else _unsharded(others, set())
 
-    def tell(self, given: Given) -> None:
+    def add_facts(self, given: Given) -> None:
         """Requires some elements of each parameter to be equal on all ranks. Waits for the device."""
         self._compared = _unsharded(self._all(), self.sharded) | self._beside
-        given.expect_alike(samples_of(self._compared), hint=_DRIFT if self._has_drained else _AT_FIRST)
+        given.expect_equal(samples_of(self._compared), hint=_DRIFT if self._has_drained else _AT_FIRST)
 
     def note_forward(self) -> None:
         """Called in each forward of a layer. A recomputation runs outside of its wrapper and is ignored."""
@@ -253,7 +253,7 @@ class Dense:
     def _refuse_drift(self) -> None:
         """Raises InputError with the first weight that differs. Collective."""
         with refused_together(self._experts.ranks.group) as given:
-            given.expect_alike(samples_of(self._compared), hint=_DRIFT)
+            given.expect_equal(samples_of(self._compared), hint=_DRIFT)
 
     def averaged(self) -> dict[str, str]:
         """Returns how each parameter takes part in average(), by name. Ranks with different values would wait for each

@@ -20,7 +20,7 @@ from .routes import Counts, Routes
 from .spread import SpreadExperts
 
 
-class BesidePlan:
+class PlanDeviations:
     """Deviations of a phase from its plan. Arrays are int64 [micro_steps, layers, ranks]; until share() is called, they
     contain only this rank's rows.
 
@@ -66,7 +66,7 @@ class BesidePlan:
 
 
 def figures_of(
-    plan: foremoe.Plan, guests: Guests, routes: Routes, beside: BesidePlan, experts: SpreadExperts
+    plan: foremoe.Plan, guests: Guests, routes: Routes, beside: PlanDeviations, experts: SpreadExperts
 ) -> dict[str, Any]:
     """Returns the figures documented at Phase.figures()."""
     at_homes = rows_at_homes(routes.counts)

@@ -24,7 +24,7 @@ from foremoe._engine.sharded import local_weights
 
 from .dispatch import Dispatch, chosen_slots, dispatch_to
 from .exchange import computed_in_slots, exchanged
-from .figures import BesidePlan
+from .figures import PlanDeviations
 from .routes import Routes
 from .spread import SpreadExperts
 from .tables import to_device
@@ -53,7 +53,7 @@ class MicroStep:
         planned: PlannedPhase,
         experts: SpreadExperts,
         routes: Routes,
-        beside: BesidePlan,
+        beside: PlanDeviations,
         number: int,
         at_homes: set[int],
         note_forward: Callable[[], None],

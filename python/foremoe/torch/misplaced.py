@@ -49,7 +49,7 @@ class Sample:
         """recorded: Per micro-step, integers [rows, layers, top_k], negative in rows without a route."""
         self._recorded = [of.numpy() for of in recorded]
         self._num_experts = num_experts
-        self.rows = [torch.from_numpy(_drawn(of, m)) for m, of in enumerate(self._recorded)]
+        self.rows = [torch.from_numpy(_sample_rows(of, m)) for m, of in enumerate(self._recorded)]
         _, layers, top_k = recorded[0].shape
         self._chosen = torch.full((len(recorded), layers, SAMPLE, top_k), -1, dtype=torch.int32, device=device)
 
@@ -120,7 +120,7 @@ def _agreement(moments: Numbers) -> tuple[float, float]:
     return (found - mean) / (most - mean), min(max(error, FOREIGN), STALE - error)
 
 
-def _drawn(recorded: Ids, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _sample_rows(recorded: Ids, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Draws up to SAMPLE rows with a route, ascending."""
     rows = np.flatnonzero((recorded[:, :, 0] >= 0).any(1))
     if len(rows) > SAMPLE:

@@ -14,7 +14,7 @@ from foremoe._engine.sharded import is_dtensor
 from foremoe._engine.together import refused_together
 
 from .saving import distributed, entries_of, expect_shape, unwrapped, whole_copy
-from .shards import ExpertShards, follow
+from .shards import ExpertShards, hook_optimizer
 
 _BY_PARAMETER = {"params", "param_names"}  # keys of a parameter group that are no options
 
@@ -73,14 +73,14 @@ def whole_optimizer_state(
     rank0_only: bool = False,
 ) -> dict[str, Any]:
     with refused_together(shards.everyone) as given:
-        given.expect_alike({"rank0_only": repr(rank0_only)})
+        given.expect_equal({"rank0_only": repr(rank0_only)})
         named = _named(model, optimizer)
-        follow(optimizer)
+        hook_optimizer(optimizer)
         saved = optimizer.state_dict()
         numbers = itertools.chain.from_iterable(group["params"] for group in saved["param_groups"])
         names = dict(zip(numbers, (name for of in named for name, _ in of), strict=True))
         state = {name: saved["state"][number] for number, name in names.items() if number in saved["state"]}
-        given.expect_alike({f"optimizer[{what}]": of for what, of in _description(optimizer, named, state).items()})
+        given.expect_equal({f"optimizer[{what}]": of for what, of in _description(optimizer, named, state).items()})
     found: dict[str, dict[str, Any]] = {}
     for name, of_one in state.items():
         for key, value in sorted(of_one.items()):  # the same order on all ranks
@@ -100,7 +100,7 @@ def load_whole_optimizer_state(
     shards: ExpertShards, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
     named = _named(model, optimizer)
-    follow(optimizer)
+    hook_optimizer(optimizer)
     entries = entries_of(shards, model)
     groups = _saved_groups(state)
     names = dict.fromkeys(name for of in named for name, _ in of)

@@ -76,7 +76,7 @@ def _scaler_of_one_rank() -> bool:
     return False
 
 
-class OwnExperts:
+class ExpertGuards:
     """The experts of a rank while a model is spread."""
 
     def __init__(self, experts: list[torch.nn.Parameter], ranks: Ranks) -> None:
@@ -154,12 +154,12 @@ class OwnExperts:
                         f"do if they come before ep.wrap(). {_INSTEAD}"
                     )
 
-    def tell(self, given: Given) -> None:
+    def add_facts(self, given: Given) -> None:
         """Requires equal samples on all ranks that hold these experts."""
         if self._ranks.replicas is not None:
             replicas = dist.get_process_group_ranks(self._ranks.replicas.group)
             samples = {f"experts[{i}]": digest_of(of.numpy())[:8] for i, of in enumerate(self._fingerprint().cpu())}
-            given.expect_alike(samples, f"replicas {replicas}", _APART)
+            given.expect_equal(samples, f"replicas {replicas}", _APART)
 
     @torch.no_grad()
     def _fingerprint(self) -> Tensor:
@@ -168,7 +168,7 @@ class OwnExperts:
 
 
 # All instances. A hook that referred to its instance could not be copied and pickled with the model.
-_SPREAD: weakref.WeakSet[OwnExperts] = weakref.WeakSet()
+_SPREAD: weakref.WeakSet[ExpertGuards] = weakref.WeakSet()
 
 
 def _accept_loaded(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:

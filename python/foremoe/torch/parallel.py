@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_nothing
+from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_empty_load
 from foremoe._engine.compiled import expect_not_compiling
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
@@ -34,7 +34,7 @@ from .channels import replicas_of, with_channels
 from .dense import Dense
 from .evaluation import Evaluation
 from .gradients import clip
-from .own_experts import OwnExperts, refuse_optimizers_of
+from .own_experts import ExpertGuards, refuse_optimizers_of
 from .phase import Phase
 from .routes import Counts, RoutesOfMicroStep, gather_routes
 from .shards import ExpertShards
@@ -97,9 +97,9 @@ class ExpertParallel:
             copy_group=copy_group, replicate_group=replicate_group, options=options,
         )  # fmt: skip
         with refused_together() as given:
-            given.expect_alike(versions())
+            given.expect_equal(versions())
             among = given.expect_same_group(ranks_of(self.group, "group"))
-            given.expect_alike(self.arguments.compared(), among)
+            given.expect_equal(self.arguments.compared(), among)
             self.arguments.expect_executable()
             replicas = self.arguments.replicas
             self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -107,16 +107,16 @@ class ExpertParallel:
             expect_layers(self.layers, self.group)
             expect_no_hooks(self.layers)
             facts = facts_of(self.layers)
-            given.expect_alike(facts, among)
+            given.expect_equal(facts, among)
             if replicas is not None:
                 of_replica = self.arguments.compared_between_replicas() | facts
-                given.expect_alike(of_replica, f"replicas {replicas}")
+                given.expect_equal(of_replica, f"replicas {replicas}")
             given.told = ranks_of(self.group, "group"), replicas
             num_experts = self.layers[0].num_experts
             device = next(iter(self.layers[0].weights().values())).device
             self.ranks = Ranks.of(self.group, num_experts, ranks_per_node, device)
             nothing = self._load(np.zeros((1, 1, self.num_ranks, num_experts), np.int64))
-            if plan_nothing(nothing, self.arguments, path=path).residency == "shared":
+            if plan_empty_load(nothing, self.arguments, path=path).residency == "shared":
                 try_lending_layers(self.layers)
         self._nothing = nothing
         grid = replicas_of(ranks_of(self.group, "group"), given.of_all)
@@ -126,7 +126,7 @@ class ExpertParallel:
         self._shares = Shares(self.ranks.plans, self.arguments.planning())
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
-        self._own_experts = OwnExperts(self.experts.parameters(), self.ranks)
+        self._own_experts = ExpertGuards(self.experts.parameters(), self.ranks)
         if not self.experts.is_sharded:
             refuse_optimizers_of(replaced)
         del replaced
@@ -137,7 +137,7 @@ class ExpertParallel:
         self._own_experts.note_step = self._dense.trained_with
         self._shards = ExpertShards(self.expert_parameters(), self.ranks)
         if (model := getattr(self.layers[0], "model", None)) is not None:
-            self._know(model)
+            self._register_hooks(model)
         self._is_evaluating = False
 
     def _load(self, counts: Counts) -> foremoe.Load:
@@ -215,10 +215,10 @@ class ExpertParallel:
         """
         self.ranks.expect_call("wrap()")
         wrapped = self._dense.wrap(model, wrapper, sharded)
-        self._know(model)
+        self._register_hooks(model)
         return wrapped
 
-    def _know(self, model: torch.nn.Module) -> None:
+    def _register_hooks(self, model: torch.nn.Module) -> None:
         """Registers hooks on a model that contains the experts: it saves and loads all experts, and records loads."""
         self._shards.add(model)
         self._own_experts.accept_loads_of(model)
@@ -267,7 +267,7 @@ class ExpertParallel:
         self._own_experts.expect_not_overwritten()
         gathered = gather_routes(
             self.experts, routes, phase, unrouted, on_mismatch, previous, as_many=self._dense.needs_all_ranks,
-            tell=(self._dense.tell, self._own_experts.tell),
+            add_facts=(self._dense.add_facts, self._own_experts.add_facts),
         )  # fmt: skip
         load = self._load(gathered.counts)
         if previous is not None:

@@ -24,7 +24,7 @@ from foremoe._engine.together import digest_of, number_of, others_than, refused_
 
 from .arguments import ExecutorArguments
 from .dense import Dense
-from .figures import BesidePlan, figures_of
+from .figures import PlanDeviations, figures_of
 from .gradients import PhaseGradients
 from .micro_step import MicroStep
 from .routes import Routes
@@ -59,7 +59,7 @@ class Phase:
         """memory: Node memory of the host path."""
         self.routes = routes
         self.phase = phase
-        self.beside = BesidePlan(routes, experts)
+        self.beside = PlanDeviations(routes, experts)
         self._experts = experts
         self._dense = dense
         self._arguments = arguments
@@ -335,7 +335,7 @@ class Phase:
                 )
             if most != -least:
                 with refused_together(group) as given:
-                    given.expect_alike(alike)
+                    given.expect_equal(alike)
         if refusal := self.beside.refusal(ranks):
             raise foremoe.InputError(
                 f"routes: {refusal}. Give each micro-step the routes of its own rows, of this rank and of these "

@@ -73,21 +73,21 @@ def gather_routes(
     previous: foremoe.Plan | None,
     *,
     as_many: bool,
-    tell: Sequence[Callable[[Given], None]] = (),
+    add_facts: Sequence[Callable[[Given], None]] = (),
 ) -> Routes:
     """Checks and counts the arguments of ExpertParallel.plan(). Collective over all replicas. Raises InputError, on all
     ranks.
 
-    as_many: All ranks must have the same number of micro-steps. tell: Functions that add facts that must be equal.
+    as_many: All ranks must have the same number of micro-steps. add_facts: Functions that add facts that must be equal.
     """
     own_group = dist.get_process_group_ranks(experts.ranks.group)
     with refused_together(experts.ranks.trainers) as given:
         expect(foremoe.Plan | None, previous=previous)
-        given.expect_alike({"phase": repr(phase), "unrouted": repr(unrouted), "on_mismatch": repr(on_mismatch)})
-        given.expect_alike({"previous": _facts_of(previous)}, f"ranks {own_group}")
-        for of in tell:
+        given.expect_equal({"phase": repr(phase), "unrouted": repr(unrouted), "on_mismatch": repr(on_mismatch)})
+        given.expect_equal({"previous": _facts_of(previous)}, f"ranks {own_group}")
+        for of in add_facts:
             of(given)
-        given.expect_alike(facts_of(experts.layers))  # weights may have been frozen since
+        given.expect_equal(facts_of(experts.layers))  # weights may have been frozen since
         if on_mismatch not in ON_MISMATCH:
             raise foremoe.InputError(
                 f"on_mismatch: '{on_mismatch}', expected refuse, replay or home", field="on_mismatch"
@@ -100,7 +100,7 @@ def gather_routes(
         dropped = sum(int((of.routes[:, 0, 0] < 0).sum()) for of in own) if unrouted == "drop" else 0
         given.told = own_group[0], len(own), rows, dropped
         if as_many:
-            given.expect_alike({"routes": f"{len(own)} micro-steps"})
+            given.expect_equal({"routes": f"{len(own)} micro-steps"})
     by_group: dict[int, int] = {}  # per replica, the largest number of micro-steps of a rank
     for first, micro_steps, _, _ in given.of_all:
         by_group[first] = max(micro_steps, by_group.get(first, 0))

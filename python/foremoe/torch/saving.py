@@ -45,11 +45,11 @@ def entries_of(shards: ExpertShards, model: torch.nn.Module) -> dict[str, Any]:
 def _agreed_entries(shards: ExpertShards, model: torch.nn.Module, **alike: bool) -> Iterator[tuple[list[str], Any]]:
     """Returns entries in one order on all ranks, with their names. alike: Options, equal on all ranks. Collective."""
     with refused_together(shards.everyone) as given:
-        given.expect_alike({name: repr(value) for name, value in alike.items()})
+        given.expect_equal({name: repr(value) for name, value in alike.items()})
         if not isinstance(model, torch.nn.Module):
             raise foremoe.InputError(f"model: is a {type(model).__name__}, expected a torch.nn.Module", field="model")
         entries = entries_of(shards, model)
-        given.expect_alike({"order of the model's entries": shortened(" ".join(entries))})
+        given.expect_equal({"order of the model's entries": shortened(" ".join(entries))})
     names: dict[int, list[str]] = {}
     for name, value in entries.items():
         names.setdefault(id(value), []).append(name)

@@ -160,11 +160,11 @@ def _save_whole_only(module: Any, experts: list[str], save_directory: Any, *argu
 @functools.cache
 def _watch_optimizers() -> None:
     """Registers global hooks. torch steps an optimizer without state before it saves or loads its state by names."""
-    register_optimizer_step_pre_hook(lambda optimizer, *_: follow(optimizer))
+    register_optimizer_step_pre_hook(lambda optimizer, *_: hook_optimizer(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: _expect_state_of_experts(optimizer))
 
 
-def follow(optimizer: torch.optim.Optimizer) -> None:
+def hook_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Hooks an optimizer: its state_dict() has DTensors for spread experts, and load_state_dict() accepts them."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner  # accelerate wraps optimizers

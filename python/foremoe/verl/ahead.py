@@ -22,18 +22,18 @@ Counts = npt.NDArray[np.int64]  # [micro_steps, layers, experts], rows of this r
 
 
 @dataclass(frozen=True)
-class Cut:
+class MiniBatchSplit:
     """Division of an update's sequences into mini-batches."""
 
     sequences: int  # of this rank, per mini-batch
     options: dict[str, Any]  # for prepare_micro_batches
 
 
-class Ahead:
+class UpdatePlanner:
     """Updates predicted after the computation of old log-probabilities."""
 
     def __init__(self) -> None:
-        self._cut: Cut | None = None
+        self._cut: MiniBatchSplit | None = None
         self._is_wrong = False  # an update differed from its prediction
         self._updates = 0  # since old log-probabilities were computed
         self._of_a_step = 0  # number of updates of the previous step
@@ -62,7 +62,7 @@ class Ahead:
 
         self._begun = replicas.plan(first)
 
-    def update(self, replicas: Replicas, count: Callable[[], Counts], cut: Cut) -> Plan:
+    def update(self, replicas: Replicas, count: Callable[[], Counts], cut: MiniBatchSplit) -> Plan:
         """Returns the plan of the current update. Collective. count: Returns its rows."""
         self._cut = cut
         self._updates += 1

@@ -20,8 +20,8 @@ from verl.workers.engine.utils import prepare_micro_batches
 from foremoe.megatron import Plan, Replicas, attach
 from foremoe.megatron.supported import moe_layers
 
-from .ahead import Ahead, Counts, Cut
-from .routes import Place, counts_of, filled, refuse
+from .ahead import Counts, MiniBatchSplit, UpdatePlanner
+from .routes import Place, counts_of, refuse, with_filler_routes
 
 __all__ = ["Engine", "arguments"]
 
@@ -62,12 +62,12 @@ class Engine(MegatronEngineWithLMHead):
 
     replicas: Replicas | None = None
     _arguments: dict[str, Any]
-    _ahead: Ahead
+    _ahead: UpdatePlanner
 
     def initialize(self) -> None:
         """Overrides verl's method. Raises InputError for an unsupported configuration."""
         self._arguments = arguments(os.environ.get(_VARIABLE, ""))
-        self._ahead = Ahead()
+        self._ahead = UpdatePlanner()
         if not self.engine_config.forward_only:
             _expect_supported(self.engine_config, self.model_config, self._is_active)
         super().initialize()
@@ -102,7 +102,7 @@ class Engine(MegatronEngineWithLMHead):
             return
         layers = _Layers(self.module, self.tf_config)
         plan = self._plan(self.replicas, layers, data, forward_only)
-        with self.replicas.step(plan), layers.filled():
+        with self.replicas.step(plan), layers.with_filler_routes():
             yield
 
     def _is_planned(self, data: Any, forward_only: bool) -> bool:
@@ -132,7 +132,7 @@ class Engine(MegatronEngineWithLMHead):
             return [layers.counts(data, of) for of in micro_batches]
 
         if not forward_only:
-            return self._ahead.update(replicas, counts, Cut(len(data), _options(data)))
+            return self._ahead.update(replicas, counts, MiniBatchSplit(len(data), _options(data)))
         plan = replicas.plan(counts, "recompute")
         self._ahead.recompute(replicas, len(data), counts_of_parts)
         return plan
@@ -240,7 +240,7 @@ class _Layers:
         return [sum(is_moe_layer(self._tf_config, i) for i in range(number)) for number in self._numbers]
 
     @contextlib.contextmanager
-    def filled(self) -> Iterator[None]:
+    def with_filler_routes(self) -> Iterator[None]:
         """Gives routes to rows that verl does not replay, until exit."""
         with contextlib.ExitStack() as stack:
             for router in self._routers:
@@ -253,7 +253,7 @@ class _Layers:
 
         def set_target_indices(routes: Any, replay_mask: Any = None) -> None:
             if replay_mask is not None:
-                routes = filled(routes, replay_mask.bool(), num_experts=experts, first=self._first)
+                routes = with_filler_routes(routes, replay_mask.bool(), num_experts=experts, first=self._first)
             own(routes)
 
         return set_target_indices

@@ -65,7 +65,7 @@ def replayed_tokens(lengths: Sequence[int], responses: Sequence[int]) -> npt.NDA
     return replayed
 
 
-def filled(routes: Tensor, replayed: Tensor, *, num_experts: int, first: int) -> Tensor:
+def with_filler_routes(routes: Tensor, replayed: Tensor, *, num_experts: int, first: int) -> Tensor:
     """Returns int64 [rows, top_k]: replayed routes, and for other rows all experts in turn, starting at `first`.
 
     routes: Integers [rows, top_k]. replayed: bool [rows]. first: An expert of this rank; the first rows stay local.
@@ -92,7 +92,7 @@ def counts_of(
 
     routes: Per sequence, integers [tokens, recorded layers, top_k], with or without the last token.
     responses, lengths: Generated tokens, and all tokens, of each sequence. layers: Recorded layers to count.
-    first: See filled(). names: Indices of the sequences, for messages.
+    first: See with_filler_routes(). names: Indices of the sequences, for messages.
 
     Raises InputError for other shapes, and for expert ids out of range among replayed routes.
     """
@@ -118,7 +118,9 @@ def counts_of(
     packed = torch.cat(parts)
     rows = packed.cpu().int().numpy()[np.maximum(tokens, 0)[:, None], np.asarray(layers)]  # [rows, layers, top_k]
     others = torch.full((int((~replayed).sum()), top_k), -1)
-    in_turn = filled(others, torch.zeros(len(others), dtype=torch.bool), num_experts=num_experts, first=first)
+    in_turn = with_filler_routes(
+        others, torch.zeros(len(others), dtype=torch.bool), num_experts=num_experts, first=first
+    )
     rows[~replayed] = in_turn[:, None]
     counts: npt.NDArray[np.int64] = _core._count_routes(rows, num_experts, distinct=True)[1]
     return counts

@@ -127,7 +127,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
             plan.finish()
         for guests, moe in zip(replicas._guests, replicas._moes, strict=True):
             move(guests.module, cuda)
-            guests._parameters = experts.own_weights(guests.module, moe.name)
+            guests._parameters = experts.expert_parameters(guests.module, moe.name)
         patch.setattr(replicas, "_expect_same", lambda _: None)  # it compares digests, on the device
         cuda.waits.clear()
         with contextlib.suppress(Left), replicas.step(plan):

@@ -230,4 +230,4 @@ def test_one_process_without_groups_raises_its_own_error() -> None:
     with pytest.raises(KeyError), refused_together():
         raise KeyError("own")
     with refused_together() as given:
-        given.expect_alike({"depth": "2"})
+        given.expect_equal({"depth": "2"})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import foremoe
-from foremoe.verl.routes import Place, counts_of, filled, local_tokens, replayed_tokens
+from foremoe.verl.routes import Place, counts_of, local_tokens, replayed_tokens, with_filler_routes
 
 EXPERTS, TOP_K, RECORDED = 10, 3, 4
 LENGTHS, RESPONSES = [7, 1, 13, 24, 5], [3, 0, 12, 0, 5]
@@ -98,10 +98,10 @@ def test_rows_that_are_not_replayed_get_all_experts_in_turn() -> None:
     replayed = replayed_tokens(LENGTHS, RESPONSES)
     assert replayed.sum() == 6 + 12 + 4
     routes = torch.full((50, TOP_K), -1)
-    found = filled(routes, torch.from_numpy(replayed), num_experts=EXPERTS, first=8)
+    found = with_filler_routes(routes, torch.from_numpy(replayed), num_experts=EXPERTS, first=8)
     assert (found[replayed] == -1).all()
     assert found[~replayed].flatten().tolist() == [(8 + i) % EXPERTS for i in range(TOP_K * (50 - 22))]
-    assert not found.equal(filled(routes, torch.from_numpy(replayed), num_experts=EXPERTS, first=0))
+    assert not found.equal(with_filler_routes(routes, torch.from_numpy(replayed), num_experts=EXPERTS, first=0))
 
 
 def test_routes_that_cannot_be_replayed_are_refused_by_name() -> None:
