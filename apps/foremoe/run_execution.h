@@ -1,7 +1,7 @@
 #pragma once
 
 // The work of `foremoe run`: prepares input and plans, executes every phase under every policy, and compares the
-// results with the reference. Every process of the group does the same; rows are complete in the process of rank 0.
+// results with the reference. All processes of the group run this; only rank 0's has complete result rows.
 
 #include <memory>
 #include <optional>

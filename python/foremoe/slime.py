@@ -86,7 +86,7 @@ class Hooks:
         arguments: Arguments of foremoe.megatron.attach(), which runs at the first step. Default mode: "shadow".
 
     Attributes:
-        replicas: Result of attach(), None before; its metrics() are of the last step.
+        replicas: Result of attach(); None until it has run. Its metrics() return those of the last step.
     """
 
     def __init__(self, **arguments: Any) -> None:

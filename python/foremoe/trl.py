@@ -285,7 +285,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             ) from error
         self.lr_scheduler.load_state_dict(of_scheduler)
 
-    # Routes: recorded in generation, laid out as trl lays out its tokens.
+    # Routes are recorded during generation, in the layout of trl's tokens.
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **keywords: Any) -> Any:
         self._publish()

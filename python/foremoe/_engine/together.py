@@ -134,7 +134,7 @@ class Failures:
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _wait_for_reason(self) -> str:
-        """Waits until a rank has stored its reason, or all surviving ranks have reported that they live."""
+        """Waits until a reason is stored, all other ranks have reported, or PATIENCE_SECONDS have passed."""
         self._store.set(_LOST, "")
         self._store.set(f"{_LIVES}/{self._own}", "")
         silent = [rank for rank in self._ranks if rank != self._own]

@@ -78,7 +78,7 @@ class Plan:
         return self._running.finish()
 
     def suggested_rank_capacity_factor(self) -> float:
-        """Returns the smallest moe_expert_rank_capacity_factor, a multiple of 0.001, with which the buffers of HybridEP
+        """Returns the smallest moe_expert_rank_capacity_factor, at least 1 and a multiple of 0.001, with which the buffers of HybridEP
         and NCCL-EP hold all rows of the plan, in all layers and micro-steps. Waits until the plan is final.
 
         Infinity if a rank without rows of its own in a micro-step computes rows of other ranks.

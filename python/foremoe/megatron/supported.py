@@ -14,7 +14,7 @@ FIRST, LAST = (0, 16), (0, 19)
 DISPATCHERS = ("allgather", "alltoall", "flex")
 FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # tested with stand-ins for their kernels, never on a GPU
 
-# Fields of TransformerConfig: allowed values, and the reason. A field that a version lacks passes.
+# Fields of TransformerConfig: allowed values, and the reason. Fields that the Megatron version lacks are not checked.
 _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "virtual_pipeline_model_parallel_size": ((None, 1), "chunks run by turns; mode='shadow' serves it"),
     "expert_tensor_parallel_size": ((None, 1), "an expert must lie on one rank"),

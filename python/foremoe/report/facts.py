@@ -1,6 +1,6 @@
 """The data of a page. to_html() needs nothing else.
 
-Times are in seconds, memory and traffic in bytes, all of one training step of the whole model.
+All values are per training step of the whole model: seconds and bytes.
 """
 
 from __future__ import annotations

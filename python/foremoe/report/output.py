@@ -10,7 +10,7 @@ from .._errors import InputError
 
 
 def expect_output(path: str, inputs: Iterable[str], option: str = "out") -> None:
-    """Raises InputError for a path that is also an input or cannot be written, and for "-": a page is a whole file."""
+    """Raises InputError for a path that is also an input or cannot be written, and for "-", since a page is a file."""
     if not path:
         raise InputError(f"{option}: is an empty name", field=option)
     if path == "-":

@@ -66,7 +66,7 @@ def _add_reference(figure: go.Figure, x: float) -> None:
 
 
 def ablation_section(report: Report) -> Section | None:
-    """What each stage of the planner adds."""
+    """Return the section that shows the gain from each planner stage; None without an ablation."""
     if not report.ablation:
         return None
     last = len(report.ablation) - 1

@@ -58,7 +58,7 @@ def _link_bars(report: Report, link: str) -> tuple[Plot, Table]:
 
 
 def _byte_bounds(most: int) -> list[float]:
-    """Return 1 and four bounds that divide the range up to a round number, not below `most`, in five equal steps."""
+    """Return five bounds: 1, then 20, 40, 60 and 80 % of a round number ≥ `most`, at least 2."""
     power = 10.0 ** math.floor(math.log10(max(most, 1) / 5))
     step = next(f * power for f in (1, 2, 5, 10) if f * power >= most / 5 * (1 - 1e-9))
     top = math.ceil(most / step - 1e-9) * step if most else 1

@@ -30,7 +30,7 @@ class WindowChoice:
 
 
 def choose_window(loads: npt.NDArray[np.int64], rho: npt.NDArray[np.float64]) -> WindowChoice:
-    """Choose the least balanced of the first layers and micro-steps, and ranks from the most to the least loaded.
+    """Choose the least balanced of the first layers and micro-steps, and up to 8 ranks spread over the order of load.
 
     Args:
         loads: Rows of each rank, [micro_steps, layers, ranks].

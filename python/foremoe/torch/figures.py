@@ -57,7 +57,7 @@ class PlanDeviations:
         return judge(numbers[:, 1:]) if self.sample is not None else ""
 
     def share(self, ranks: Ranks) -> None:
-        """Sums the deviations over ranks. Collective."""
+        """Sums unplanned and mismatched rows over ranks, if any are possible. Collective."""
         if self._shares:
             mine = np.stack([self.unplanned, self.mismatched, self.mismatched_tokens])
             of_all = torch.from_numpy(mine).to(ranks.device)

@@ -112,7 +112,7 @@ def judge(numbers: Numbers) -> str:
 
 
 def _agreement(moments: Numbers) -> tuple[float, float]:
-    """Returns the agreement and its limit; the limit is below LEAST if there are too few rows to judge."""
+    """Returns the agreement and its limit; the limit is below LEAST if rows are too few or too alike to judge."""
     found, mean, most, variance = moments.tolist()
     if most - mean <= 0.05 * most:
         return 0.0, 0.0

@@ -158,7 +158,7 @@ class Phase:
         self._unchanged = Unchanged(self._experts.parameters, dense, steps=self.phase == "recompute")
 
     def _give_up(self) -> None:
-        """Restores gradients and releases what has begun."""
+        """Restores gradients and closes the planned phase if it has begun."""
         if self._gradients is not None:
             self._gradients.give_back()
         if self._planned is not None:

@@ -19,7 +19,7 @@ struct NeededMemory {
   Bytes bytes;      // of the rank with the most
 };
 
-// One sentence if some need more than a rank of the cluster has, and one if some need more than the budget.
+// Up to two sentences: about the policies that need more memory than a rank has, and about those that exceed `budget`.
 std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
                                         std::optional<Bytes> budget);
 

@@ -105,8 +105,8 @@ struct Sweeper {
   }
 };
 
-// Divides `quota` among sources in proportion to their rows, of which there are more: rounded down, then one more row
-// each to the sources with the largest shares carried over. Updates the carries.
+// Divides `quota`, which is less than the sum of `rows`, among the sources in proportion to `rows`. Rounds each share
+// down, then gives the remaining rows, one each, to the sources with the largest carries. Updates the carries.
 void divide(std::int64_t quota, std::span<const std::int64_t> rows, std::span<std::int64_t> carry,
             std::span<std::int64_t> share) {
   const std::int64_t total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});

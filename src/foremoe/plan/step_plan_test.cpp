@@ -122,7 +122,8 @@ TEST(PlanPart, HasNoBoundsIfThePlanRecordsNone) {
   EXPECT_TRUE(first.lower_bound.empty());
 }
 
-// Two ranks with one expert and one guest each. Two in flight, so each micro-step has two events: F0 F1 B0 B1.
+// Two ranks with one expert and one guest each. Two micro-steps are in flight, so each micro-step has two events: F0 F1
+// B0 B1.
 TEST(PlannedLoads, AreSumsOfARanksQuotasCountedOnceForBothPasses) {
   const LoadTable load{.load = Array<Tokens, 4>({2, 1, 2, 2}), .ranks_per_node = 2};
   StepPlan plan = test::random_plan(load, {.in_flight = 2}, 1);

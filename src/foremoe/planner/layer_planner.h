@@ -23,8 +23,8 @@ namespace foremoe::planner {
 
 class Replication;
 
-// Returns whether stage B chooses guests. It does not under `shared` and `free`, where no guest stays. If copy budgets
-// forbid filling all guest slots at the start, P starts from homes.
+// Returns whether stage B chooses guests. It does not under `shared`, where no guest stays, nor under `free`. If copy
+// budgets forbid filling all guest slots at the start, P starts from homes.
 bool uses_base_guests(const PlannerOptions& options);
 
 class LayerPlanner {

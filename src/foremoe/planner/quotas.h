@@ -7,8 +7,8 @@
 // only the tokens needed for balance leave their node. NodeLocality improves the result. Prefer::kLinks allows the
 // target instead of the level.
 //
-// While a guest has fewer than min_tokens_per_guest tokens, the smallest is removed and the rest solved again. The
-// result is then no longer exact.
+// While a guest has tokens, but fewer than min_tokens_per_guest, the smallest such guest is removed and the rest solved
+// again. The result is then no longer exact.
 //
 // Anchors. The tokens of an expert start in one of its slots, its anchor: its home if homes are pinned, otherwise the
 // slot that the caller passes.

@@ -7,10 +7,10 @@
 //
 // Method. Evaluate the best candidates of GuestSearch exactly, on a scratch copy, and apply the best, then the rest of
 // the short list while each retains most of its own gain. Once the target is reached, undo each copy that the others,
-// possibly with other experts in their slots, make unnecessary. If no candidate helps, raise the target by a fraction
-// of the remaining excess: balance is best effort, limited by the guest slots. Under residency `shared`, where every
-// guest is a copy, repeat the search with perturbed scores. Of the results with the lowest target, keep the one with
-// the fewest copies.
+// possibly with other experts in their slots, make unnecessary. If no candidate helps, raise the target by a
+// quarter of the gap to the largest load reached: balance is best effort, limited by the guest slots. Under residency
+// `shared`, where every guest is a copy, repeat the search with perturbed scores. Of the results with the lowest
+// target, keep the one with the fewest copies.
 //
 // Every accepted change lowers the excess, so the search ends; variants and levels are bounded. Cost: one scoring per
 // round, and one or two calls of `relieve` per trial.

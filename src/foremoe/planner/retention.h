@@ -28,7 +28,7 @@ using WantedGuests = std::vector<std::vector<int>>;  // [rank][…]
 // Expert in every guest slot at every event, −1 if empty.
 using GuestSlots = Array<int, 3>;  // [event][rank][guest slot]
 
-// Minimizes copies of guests that stay until replaced (residency `resident`, `free`).
+// Minimizes copies of guests that stay until replaced (residency `resident`).
 GuestSlots retain_guests(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
                          const std::vector<WantedGuests>& wanted);
 

@@ -2,8 +2,9 @@
 
 // Guests that `static` would choose for a layer, computed only as far as needed to keep `resident` from being worse.
 //
-// Problem. Every `static` plan is also a `resident` plan, but the search of `resident` goes micro-step by micro-step
-// and may get stuck where guests chosen from all of them do not. Choosing these takes longer than the whole search.
+// Problem. Every `static` plan is also a `resident` plan, but the search for `resident` handles one micro-step at a
+// time, so it may miss loads that guests chosen for all micro-steps together reach. Choosing these takes longer than
+// the whole search.
 //
 // Method. Static guests are chosen in parts: growth, then up to three sweeps, each of which lowers the loads by less
 // than the part before. After each part, a micro-step is skipped if the rival's load is too high for later parts to

@@ -44,7 +44,7 @@ class RolloutFollower {
   // one. Throws InputError if there is no file, or if files recorded different ranks.
   RoutingTrace sequences() const;
 
-  // `batching` must be for sequences().
+  // `batching` must be a batching of sequences().
   LoadTable to_load_table(const Batching& batching) const;
 
  private:

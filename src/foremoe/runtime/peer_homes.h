@@ -39,7 +39,8 @@ class PeerHomes {
 
   // Publishes the version of this rank's homes (release: pairs with published()).
   void publish(std::uint64_t version);
-  // The version that the owner published; this rank's own if it is not reachable: messages carry the owner's.
+  // The version published by `owner`. If this rank cannot map the owner's memory, returns its own version, since
+  // messages carry the owner's.
   std::uint64_t published(RankId owner) const;
 
   // Publishes that all copies arriving before this turn are in their slots (release: pairs with in_place()).

@@ -29,8 +29,8 @@ class TransferQueues {
   template <class Rate>
   void pass(double now, double duration, const Rate& rate);
 
-  // When the link last completed its work for that deadline; the initial `now` if it never had any. Kept until
-  // forget(deadline).
+  // When the link last completed its work for that deadline; 0 if it never had any. Needs keep_times(). Kept until
+  // forget() of a later deadline.
   double done_at(LinkId link, int deadline) const;
   void forget(int before_deadline);
 

@@ -32,7 +32,8 @@ struct PathProblem {
   PathChoice choice = PathChoice::kAuto;
 };
 
-// Links of the cluster or, if it is null, uniform links, which differ only in the bytes that they carry.
+// Links of the cluster or, if it is null, uniform links, which differ only in the bytes that they carry (switches are
+// unlimited).
 ClusterLinks links_between(const Cluster* cluster, const Topology& topology, bool shares_uplink);
 
 // Sets path and source of each copy. Copies are ordered by deadline.

@@ -1,7 +1,7 @@
 #pragma once
 
-// Host arena: one per node, in shared memory, with exactly the experts that the node's ranks fetch in this phase. Each
-// entry has a version and checksums, so that readers detect stale or damaged copies.
+// Host arena: one per node, in shared memory, with exactly the experts that the node's ranks fetch by the host path in
+// this phase. Each entry has a version and checksums, so that readers detect stale or damaged copies.
 
 #include <cstdint>
 #include <span>
@@ -18,7 +18,7 @@ class HostArena {
  public:
   // `experts` are ascending, as in TransferSchedule::arena; `layout` is the phase's.
   static HostArena create(std::span<const ArenaExpert> experts, const ExpertLayout& layout);
-  // Throws InputError if the arena does not exist, or has other experts or another layout.
+  // Throws InputError if the arena does not exist, or has other experts, another number of segments or another size.
   static HostArena open(const std::string& name, std::span<const ArenaExpert> experts, const ExpertLayout& layout);
 
   const std::string& name() const { return memory_.name(); }

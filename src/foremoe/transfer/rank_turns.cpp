@@ -161,7 +161,7 @@ SlotId RankTurns::slot_of_forward(TurnId t, SlotId slot) const {
   return SlotId{found - slots.begin()};
 }
 
-// Whether the plan gave the guest backward rows since it was copied.
+// Returns whether the plan has given the guest rows of a backward pass since its copy.
 bool RankTurns::holds_gradient(EventId event, LayerId layer, RankId rank, SlotId slot) const {
   const ExpertId expert = plan_.slot_expert(event, layer, rank, slot);
   for (int t = event.value; t >= 0 && plan_.slot_expert(t, layer, rank, slot) == expert; --t) {

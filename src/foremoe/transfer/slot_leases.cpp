@@ -64,7 +64,7 @@ class Slots {
   struct Slot {
     ExpertId home = kNoExpert;
     ExpertId holds = kNoExpert;                  // at the previous event
-    ExpertId contents = kNoExpert;               // turn after its last reader
+    ExpertId contents = kNoExpert;               // expert last copied into the buffer
     TurnId free_from;                            // the turn after its last reader
     std::vector<ScheduledCopy>* list = nullptr;  // contains its lease; null: never leased
     std::size_t at = 0;

@@ -8,12 +8,12 @@
 //   slots that they replace, and each rank moves its copies from staging to these slots. Engines that place experts
 //   freely do the same with one buffer per slot of one layer. Here there are `depth` + 1 sets, each with as many
 //   buffers as a rank has copies at any turn, so that copies may start `depth` turns ahead. Turn t uses set t mod
-//   (depth + 1). After the order's last turn, homes return layer by layer, those of layer l at the l-th turn after it,
+//   (depth + 1). After the order's last turn, homes return layer by layer, those of layer l at turn order.size() + l,
 //   and reuse the same buffers.
 // Sources. Among the ranks with the expert: the rank itself, then one on its node, then the one that sends the fewest
 //   copies of the turn, then the lowest. A copy opens once its set is free, after the turn at which its source got the
 //   expert.
-// Complexity. O(events · layers · ranks · slots).
+// Complexity. O(events · layers · ranks · slots + copies · holders of their experts).
 
 #include "foremoe/transfer/slot_leases.h"
 

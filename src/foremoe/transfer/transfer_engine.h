@@ -16,10 +16,11 @@
 // Agreement. Ranks vote at each turn at which copies arrive, and at each turn of a layer with an earlier failure, once
 // their own copies have ended. The outcome is the same on all. A missing guest is fetched again for the next turn that
 // reads it.
-// Staging. Under `free` from peers, wait(t) moves copies into place once all ranks have theirs. A peer is read only
-// after it has put in place what arrived before the new copy opens.
+// Staging. Under `free` from peers, wait(t) moves copies into place once all ranks have theirs. Before a
+// copy reads from a peer, that peer must have moved into place all copies that arrive before the copy opens.
 // Guarantee. No buffer is read between release(t) of its last reader and the next lease, or written before that
-// release. Waits end with PhaseFailed after `timeout` × attempts for own copies and `ballot_timeout` for others' votes.
+// release. After `timeout` × attempts an own copy is missing (wait() returns false; PhaseFailed if it must arrive), and
+// after `ballot_timeout` without the others' votes waits throw PhaseFailed.
 
 #include <chrono>
 #include <cstdint>

@@ -7,9 +7,9 @@
 // Spill. A rank serves its home experts, smallest first, up to the mean ⌊total / R⌋. The excess, from its largest
 // experts, spills. A rank's room is the mean minus the tokens that it serves of its own experts.
 // Packing. Ranks, in descending order of room, take one expert each: the one with the most tokens left to spill, as far
-// as the room permits. The maximum is approximate: spills wait in eight buckets of width mean/7. Buckets are served
-// largest first, and within a bucket first in, first out. The rest of an expert joins the end of the bucket for its
-// remaining tokens. The pull request's other algorithm, one shot, is omitted.
+// as the room permits. The maximum is approximate: spills wait in eight buckets: one for at least the mean, seven of
+// width about mean/7. Buckets are served largest first, and within a bucket first in, first out. An expert with tokens
+// left is appended to the bucket for that number of tokens. The pull request's other algorithm, one shot, is omitted.
 //
 // Our reading. `echo` packs with one slot per rank for any number of guest slots, as the pull request does, and does
 // nothing without guest slots. Spilled tokens without a slot stay home. Ties go to the lowest id (the sort of the

@@ -120,8 +120,9 @@ TEST(EplbEma, PlacesEveryPeriodByTheMovingAverage) {
   EXPECT_THAT(experts(plan, 4, 1), ElementsAre(1, 2));
 }
 
-// The previous step's mean 0 0 8 8 starts the average and places {3 1} {2 0}. After two micro-steps, 6, 4.5, 2.75, 2.75
-// place {0 2} {1 3}. Starting from its sum, 0 0 16 16, 6, 4.5, 4.75, 4.75 would place {0 1} {3 2}.
+// The previous step's mean 0 0 8 8 starts the average and places {3 1} {2 0}. After two micro-steps the averages
+// 6, 4.5, 2.75, 2.75 give {0 2} {1 3}. Started from the sum, 0 0 16 16, the averages 6, 4.5, 4.75, 4.75 would give
+// {0 1} {3 2}.
 TEST(EplbEma, StartsFromThePreviousStepsMean) {
   const LoadTable load = load_of(2, {{8, 6, 1, 1}, {8, 6, 1, 1}, {8, 6, 1, 1}});
   const LoadTable former = load_of(2, {{0, 0, 12, 4}, {0, 0, 4, 12}});

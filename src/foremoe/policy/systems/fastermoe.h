@@ -42,8 +42,8 @@
 // The simulator broadcasts shadows after dispatch while ranks compute their own experts, keeps them for the backward,
 // and reduces their gradients (laekov/fastmoe, cuda/fastermoe/smart_schedule.h, fmoe/fastermoe/schedule.py).
 //
-// Not part of a plan: a shadow on a rank without tokens for it (FasterMoE broadcasts it there too; here it is no
-// guest), pipelined exchange and computation ("smart schedule"), and topology-aware gating, which changes the model.
+// Not part of a plan: shadows on ranks that have no tokens for the expert (FasterMoE broadcasts to all ranks),
+// pipelined exchange and computation ("smart schedule"), and topology-aware gating, which changes the model.
 
 #include <optional>
 

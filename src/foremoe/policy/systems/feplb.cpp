@@ -13,7 +13,7 @@ namespace {
 // Published: "Runtime: ~50 µs on single CPU core". Every device plans for itself.
 constexpr double kPublishedPlanningSeconds = 50e-6;
 
-// The greedy of one layer. Scratch memory is reused between micro-steps.
+// Greedy search for one layer. Scratch memory is reused between micro-steps.
 class NodeGreedy {
  public:
   explicit NodeGreedy(const FeplbOptions& options) : options_(options) {}

@@ -32,8 +32,8 @@ namespace foremoe::lplb {
 
 // LPLB's topologies: which ranks share an expert.
 //
-// A topology has `columns` and repeats in groups of consecutive ranks. In each column, every rank holds a copy of an
-// expert of its `source`, another rank of its group, and exactly one other rank holds a copy of its own expert. So a
+// A topology has `columns` and repeats in groups of consecutive ranks. In each column, every rank copies an expert
+// from its `source`, another rank of its group, and every rank is the source of exactly one rank. So a
 // copy is an edge between two ranks along which tokens can flow. With G guest slots, a rank holds ⌊G / columns⌋ copies
 // per column: in column c, experts c, c + columns, … of its source, most loaded first. Other slots stay empty.
 //

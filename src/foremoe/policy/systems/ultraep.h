@@ -45,10 +45,10 @@ struct UltraEpOptions {
   double planning_us = 72;  // published: 67 to 78 over three loads, for EP64, 256 experts and 2 guest slots on the GPU
 };
 
-// UltraEP's default weight_sync (csrc/kernels/task_build.cu). The home sends only ⌊√n⌋ ≤ 8 of an expert's n ≥ 6 copies,
-// to the ranks that send least so far, with experts in order of home. These relays send the other copies: one each in
-// turn, then always the relay that sends least. A relay forwards chunks as they arrive. With fewer copies, and for
-// gradients, each crosses the home's link.
+// UltraEP's default weight_sync (csrc/kernels/task_build.cu). The home sends only min(⌊√n⌋, 8) of an expert's n ≥ 6
+// copies, to the ranks that send least so far, with experts in order of home. These relays send the other copies: one
+// each in turn, then always the relay that sends least. A relay forwards chunks as they arrive. With fewer copies, and
+// for gradients, each crosses the home's link.
 void send_by_relays(const CopiesOfExpert& copies, std::span<int> sent);
 
 // Named `ultraep` without a minimum, else `ultraep-minimum`.

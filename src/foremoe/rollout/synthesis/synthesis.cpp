@@ -107,7 +107,8 @@ std::vector<SyntheticSequence> draw_sequences(const SynthesisOptions& options, c
   return sequences;
 }
 
-// Draws one sequence in one layer, reusing its memory. Sequences must be in the order of the step.
+// Draws one sequence in one layer at a time; scratch memory is reused between draws. Sequences must be in the order of
+// the step.
 class SequenceDraw {
  public:
   SequenceDraw(const SynthesisOptions& options, const TokenRouter& router)

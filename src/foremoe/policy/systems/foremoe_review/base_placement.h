@@ -11,8 +11,8 @@
 // Our reading. A rank's load is the sum over its experts (the review divides by R, which is right only for the ideal).
 // The order of experts is fixed before the first relocation, the order of ranks before the first replica, as in the
 // review. Among the ranks that may take a replica, the least loaded does (the review gives no order). Hosts and
-// replicas share E/R + G slots. No line of the review uses its budget ΔC. Each overloaded rank gets relief from one
-// replica, so an expert has at most one, as in the review, even if the rank stays overloaded.
+// replicas share E/R + G slots. No line of the review uses its budget ΔC. As in the review, each overloaded rank
+// replicates one expert once, even if it stays overloaded, so no expert gets a second replica.
 //
 // Complexity. O(E·(log E + R) + R²).
 
