@@ -13,17 +13,17 @@ class BundledData(CommandTest):
         self.assertEqual(planned["rho"], figures["rho"])
         self.assertLess(planned["rho"]["mean"], vanilla["rho"]["mean"])
 
-    def test_the_first_micro_steps_of_every_load_table(self):
+    def test_every_load_table_is_planned_and_verified(self):
         tables = sorted(DATA.glob("load-*.safetensors"))
         self.assertTrue(tables)
         for path in tables:
             with self.subTest(path.name):
                 self.plan_verify_compare(path, "--layers", 1, "--micro-steps", 3)
 
-    def test_the_rollout_whose_batching_was_recorded(self):
+    def test_a_rollout_with_recorded_batching(self):
         self.plan_verify_compare(DATA / "rollout-math-full.safetensors")
 
-    def test_the_rollout_that_is_batched_here(self):
+    def test_a_rollout_without_recorded_batching(self):
         self.refuse("plan", DATA / "rollout-mixed.safetensors", saying=["rollout-mixed", "--ranks"])
         self.plan_verify_compare(DATA / "rollout-mixed.safetensors", "--ranks", 8)
 

@@ -15,7 +15,7 @@ class CalibrateTest(CommandTest):
     def model_load(self):
         return self.synthesise(layers=1, experts=128, top_k=8, ranks=4, micro_steps=2)
 
-    def test_it_prints_a_cluster_each_number_of_which_says_where_it_is_from(self):
+    def test_prints_a_cluster_with_a_source_for_each_number(self):
         text = self.succeed("calibrate", "--ranks", "2", "--name", "two ranks", *QUICK)
         cluster = tomllib.loads(text)
         self.assertEqual(cluster["name"], "two ranks")
@@ -27,7 +27,7 @@ class CalibrateTest(CommandTest):
                 self.assertRegex(line, r"# .{3,}", line)
         self.assertEqual(self.files(), {})
 
-    def test_what_it_writes_is_a_cluster_to_plan_for(self):
+    def test_output_is_accepted_as_a_cluster(self):
         said = self.succeed("calibrate", "--ranks", "1", "--out", "machine.toml", *QUICK)
         self.assertIn("machine.toml", said)
         load = self.model_load()
@@ -41,7 +41,7 @@ class CalibrateTest(CommandTest):
         self.succeed("verify", load, "plan.safetensors")
         return json.loads(metadata["options"])["max-copies-per-rank"]
 
-    def test_the_budget_of_hidden_copies_follows_the_cluster(self):
+    def test_the_number_of_hidden_copies_depends_on_the_cluster(self):
         load = self.model_load()
         slow = self.succeed("calibrate", "--ranks", "1", *QUICK)
         # Independent of this machine: fast matrix products and slow links.
@@ -52,7 +52,7 @@ class CalibrateTest(CommandTest):
         self.assertGreater(self.budget(load, "H100"), 0)
         self.assertGreater(self.budget(load, "gb200"), self.budget(load, "a100"))
 
-    def test_a_model_may_be_its_config_json(self):
+    def test_a_model_can_be_a_config_json(self):
         shape = {"hidden_size": 2048, "num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8,
                  "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
                  "vocab_size": 151936, "model_type": "qwen3_moe"}
@@ -64,11 +64,11 @@ class CalibrateTest(CommandTest):
         (self.folder / "config.json").write_text("{}")
         self.refuse("plan", load, "--cluster", "h100", "--model", "config.json", saying=("config.json", "missing"))
 
-    def test_more_ranks_than_processors_are_measured_too(self):
+    def test_measures_more_ranks_than_processors(self):
         cluster = tomllib.loads(self.succeed("calibrate", "--ranks", "9", *QUICK))
         self.assertEqual(cluster["node"]["ranks_per_switch"], 9)
 
-    def test_wrong_clusters_and_models_are_refused(self):
+    def test_rejects_invalid_clusters_and_models(self):
         load = self.model_load()
         plan = lambda *options: self.refuse("plan", load, *options[:-1], saying=options[-1])
         plan("--cluster", "h100", ("--model", "needed"))
@@ -89,7 +89,7 @@ class CalibrateTest(CommandTest):
             (self.folder / "wrong.toml").write_text(text)
             plan("--cluster", "wrong.toml", "--model", "Mixtral-8x7B", ("wrong.toml", *saying))
 
-    def test_what_cannot_be_written_is_said_before_anything_is_measured(self):
+    def test_rejects_an_unwritable_output_before_measuring(self):
         self.refuse("calibrate", "--out", "no/such/folder/machine.toml", saying=("no/such/folder",))
         self.refuse("calibrate", "--ranks", "0", saying=("--ranks",))
         self.refuse("calibrate", "--name", "", saying=("--name",))

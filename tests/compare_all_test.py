@@ -25,7 +25,7 @@ class CompareAll(CommandTest):
         planned = {system["policy"] for system in compared if "skipped" not in system}
         self.assertLessEqual({"vanilla", "eplb", "laer", "llep", "moonep", "echo", "foremoe"}, planned)
 
-    def test_options_of_one_policy_change_it_alone(self):
+    def test_options_of_a_policy_do_not_affect_other_policies(self):
         load = self.synthesise()
         arguments = ("compare", load, "--guest-slots", 1, "--policy", "eplb,eplb-ema")
         plain = self.json_of(*arguments)

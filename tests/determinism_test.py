@@ -28,7 +28,7 @@ class Determinism(CommandTest):
             self.succeed("collect", BUNDLED, "--ranks", 16, "--threads", threads, "--out", f"load-{threads}")
         self.assert_all_equal(["load-1", "load-2", "load-7"])
 
-    def test_synthesis_depends_on_the_seed_alone(self):
+    def test_synthesis_depends_only_on_the_seed(self):
         for name, seed in (("a", 1), ("b", 1), ("c", 2)):
             self.synthesise(name, seed=seed)
         self.assert_all_equal(["a", "b"])

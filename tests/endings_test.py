@@ -18,7 +18,7 @@ class Endings(CommandTest):
     def segments_of(self, pid):
         return [p.name for p in SHARED_MEMORY.glob("foremoe-*") if f"-{pid}-" in p.name]
 
-    def test_signals_that_end_it_leave_no_shared_memory(self):
+    def test_signals_leave_no_shared_memory(self):
         load = self.synthesise()
         for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
             with self.subTest(number), subprocess.Popen(
@@ -35,7 +35,7 @@ class Endings(CommandTest):
                 self.assertEqual(running.wait(60), -number)
                 self.assertEqual(self.segments_of(running.pid), [])
 
-    def test_a_file_beyond_the_limit_of_the_system_is_an_error_and_leaves_nothing(self):
+    def test_a_file_above_the_size_limit_fails_and_leaves_no_file(self):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
@@ -45,7 +45,7 @@ class Endings(CommandTest):
         self.assertEqual(done.stderr, "foremoe synth: load.safetensors: cannot be written: File too large\n")
         self.assertEqual(self.files(), {})
 
-    def test_without_standard_output_files_are_right_and_the_exit_code_is_2(self):
+    def test_a_closed_stdout_causes_exit_code_2_and_complete_files(self):
         load = self.synthesise()
         self.succeed("plan", load, "--out", "expected.safetensors")
         for arguments in (["plan", load, "--out", "plan.safetensors"], ["inspect", load], ["--help"], ["--version"]):
@@ -57,7 +57,7 @@ class Endings(CommandTest):
         files = self.files()
         self.assertEqual(files["plan.safetensors"], files["expected.safetensors"])
 
-    def test_an_output_that_is_a_link_is_written_where_the_link_leads(self):
+    def test_writes_through_a_symbolic_link(self):
         (self.folder / "there").write_text("old")
         for link, target in (("link", "there"), ("dangling", "not-yet-there")):
             with self.subTest(link):
@@ -79,7 +79,7 @@ class HostileNames(CommandTest):
         self.assertRegex(text.replace("\n", ""), r"\A[^\x00-\x1f\x7f-\x9f]*\Z", arguments)
         return text
 
-    def test_control_characters_of_a_plan_and_of_names_are_shown_as_escapes(self):
+    def test_escapes_control_characters_of_plans_and_names(self):
         load = self.synthesise()
         self.succeed("plan", load, "--guest-slots", 1, "--out", "plan.safetensors")
         clean = self.shown("inspect", "plan.safetensors")
@@ -101,7 +101,7 @@ class HostileNames(CommandTest):
             with self.subTest(arguments):
                 self.assertIn(r"\x1b[2Jgood", self.shown(*arguments))
 
-    def test_metadata_of_a_hundred_kilobytes_is_not_repeated(self):
+    def test_errors_do_not_repeat_long_metadata(self):
         load = self.synthesise()
         self.succeed("plan", load, "--out", "plan.safetensors")
 

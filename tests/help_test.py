@@ -7,7 +7,7 @@ from foremoe_command import SUBCOMMANDS, CommandTest
 
 
 class Help(CommandTest):
-    def test_the_command_tells_all_its_subcommands_and_exit_codes(self):
+    def test_help_lists_all_subcommands_and_exit_codes(self):
         text = self.succeed("--help")
         for name in SUBCOMMANDS:
             self.assertIn(name, text)
@@ -22,13 +22,13 @@ class Help(CommandTest):
                 self.assertIn(f"foremoe {name} ", done.stdout)
                 self.assertLessEqual(max(map(len, done.stdout.splitlines())), 125)
 
-    def test_plan_tells_its_defaults(self):
+    def test_help_of_plan_lists_defaults(self):
         text = " ".join(self.succeed("plan", "--help-all").split())
         for words in ("(default resident)", "(default contiguous)", "(default BLPT)", "(default foremoe)", "(default 128)",
                       "(default 0.006; 0.01 where residency is shared)"):
             self.assertIn(words, text)
 
-    def test_short_help_has_the_options_that_matter_and_says_where_the_others_are(self):
+    def test_short_help_lists_main_options_and_refers_to_help_all(self):
         for name in SUBCOMMANDS:
             with self.subTest(name):
                 short, full = self.succeed(name, "--help"), self.succeed(name, "--help-all")
@@ -38,7 +38,7 @@ class Help(CommandTest):
                 if len(short) < len(full):
                     self.assertIn("--help-all", short)
 
-    def test_options_lists_what_commands_take(self):
+    def test_options_lists_the_options_of_all_commands(self):
         listed = json.loads(self.succeed("options", "--json"))
         self.assertEqual(set(listed), set(SUBCOMMANDS) - {"options"})
         for command, options in listed.items():
@@ -52,12 +52,12 @@ class Help(CommandTest):
         slots = next(option for option in listed["plan"] if option["name"] == "guest_slots")
         self.assertEqual((slots["type"], slots["range"], slots["default"]), ("integer", "0 … 65536", "1"))
 
-    def test_commands_of_the_python_package_are_listed_and_say_how_to_get_them(self):
+    def test_commands_of_the_python_package_name_the_installation_command(self):
         text = self.succeed("--help")
         self.assertRegex(text, r"\n  report [^\n]*\n? *[^\n]*\(Python package\)")
         self.refuse("report", "x", "--cluster", "h100", "--out", "y", saying=["Python package", "pip install '.[report]'"])
 
-    def test_the_version_is_told(self):
+    def test_prints_the_version(self):
         self.assertRegex(self.succeed("--version"), r"^foremoe \d+\.\d+\.\d+\n$")
 
 

@@ -26,7 +26,7 @@ class Pipeline(CommandTest):
             if key in figures:
                 self.assertLessEqual(parts, figures[key].keys(), key)
 
-    def test_a_synthetic_trace_is_collected_planned_verified_compared_and_inspected(self):
+    def test_collects_plans_verifies_compares_and_inspects_a_synthetic_trace(self):
         self.synthesise("step.trace.safetensors", kind="trace")
         counted = self.json_of("collect", "step.trace.safetensors", "--out", "step.load.safetensors")
         self.assertEqual((counted["micro_steps"], counted["ranks"], counted["assignments"]), (3, 4, 3 * 2 * 4 * 64 * 2))
@@ -56,14 +56,14 @@ class Pipeline(CommandTest):
         self.assertLess(planned["rho"]["mean"], 1.02)
         self.assertGreaterEqual(planned["rho"]["mean"], planned["rho_lower_bound"]["mean"])
 
-    def test_figures_do_not_depend_on_who_asks(self):
+    def test_all_commands_report_the_same_figures(self):
         alone = self.json_of("plan", BUNDLED, "--policy", "vanilla")
         (beside,) = self.json_of("compare", BUNDLED, "--policy", "vanilla")
         timings = ("plan_seconds", "plan_us_per_layer_micro_step", "ok")
         self.assertEqual({k: v for k, v in alone.items() if k not in timings},
                          {k: v for k, v in beside.items() if k not in timings})
 
-    def test_every_way_of_planning_yields_a_plan_that_verifies(self):
+    def test_plans_with_all_options_verify(self):
         step = self.synthesise()
         ways = [["--residency", r] for r in ("static", "resident", "shared", "free")]
         ways += [["--in-flight", k] for k in (2, 4, 100)]
@@ -94,7 +94,7 @@ class Pipeline(CommandTest):
         self.succeed("verify", step, "second.safetensors", "--homes", "first.safetensors")
         self.assertEqual(self.foremoe("verify", step, "second.safetensors", "--homes", "contiguous").returncode, 1)
 
-    def test_a_policy_that_cannot_plan_an_input_is_told_with_the_reason(self):
+    def test_reports_why_a_policy_cannot_plan_an_input(self):
         step = self.synthesise()
         rows = self.json_of("compare", step, "--policy", "all", "--in-flight", 2)
         self.assertIn("skipped", {key for row in rows for key in row})
@@ -106,7 +106,7 @@ class Pipeline(CommandTest):
             else:
                 self.assert_has_all_figures(row, of_trace=False)
 
-    def test_every_policy_makes_plans_that_verify(self):
+    def test_plans_of_every_policy_verify(self):
         step = self.synthesise()
         slots = ("--guest-slots", 4)  # the number of home slots, which some policies require
         rows = self.json_of("compare", step, "--policy", "all", *slots)
@@ -117,14 +117,14 @@ class Pipeline(CommandTest):
                 self.assertEqual(self.json_of("plan", step, "--policy", row["policy"], *slots, "--out", "plan")["rho"], row["rho"])
                 self.succeed("verify", step, "plan")
 
-    def test_a_policy_may_predict_from_the_former_step(self):
+    def test_a_policy_can_predict_from_the_previous_step(self):
         step, former = self.synthesise(), self.synthesise("former", seed=2)
         (knows,) = self.json_of("compare", step, "--policy", "eplb")
         (predicts,) = self.json_of("compare", step, "--policy", "eplb", "--previous-load", former)
         self.assertTrue(predicts["ok"])
         self.assertNotEqual(predicts["rho"], knows["rho"])
 
-    def test_a_step_without_load_is_not_called_perfect(self):
+    def test_a_step_without_load_is_reported_as_no_load(self):
         def emptied(metadata, tensors):
             dtype, shape, data = tensors["load"]
             tensors["load"] = (dtype, shape, bytes(len(data)))
@@ -144,21 +144,21 @@ class Pipeline(CommandTest):
         for word in ("vanilla", "foremoe", "ρ mean", "copies", "1 is perfect", "residency resident", "1 micro-step in flight"):
             self.assertIn(word, text)
 
-    def test_recorded_batching_is_used_for_the_same_number_of_ranks_and_rebatching_is_told(self):
+    def test_uses_recorded_batching_for_the_same_ranks_and_notes_rebatching(self):
         asked = self.foremoe("plan", BUNDLED, "--ranks", 8, "--json")
         self.assertEqual((asked.returncode, asked.stderr), (0, ""))
         other = self.foremoe("plan", BUNDLED, "--ranks", 16, "--json")
         self.assertEqual(other.returncode, 0)
         self.assertIn("batched again", other.stderr)
 
-    def test_folding_is_told_and_the_verifier_folds_alike(self):
+    def test_notes_folding_and_the_verifier_folds_equally(self):
         step = self.synthesise()
         done = self.foremoe("plan", step, "--ranks", 2, "--out", "plan.safetensors")
         self.assertEqual(done.returncode, 0)
         self.assertIn("folded to 2", done.stderr)
         self.succeed("verify", step, "plan.safetensors")
 
-    def test_the_verifier_batches_as_the_plan_was_batched(self):
+    def test_the_verifier_uses_the_batching_of_the_plan(self):
         self.succeed("plan", BUNDLED, "--ranks", 4, "--tokens-per-rank", 3000, "--out", "plan.safetensors")
         self.succeed("verify", BUNDLED, "plan.safetensors")
 
@@ -170,7 +170,7 @@ class Tables(CommandTest):
         end = next(i for i, line in enumerate(lines) if line.startswith("Columns"))
         return [line for line in lines[begin:end] if line.strip()]
 
-    def test_a_table_fits_a_narrow_terminal_and_loses_no_column(self):
+    def test_a_table_fits_a_narrow_terminal_without_losing_columns(self):
         step = self.synthesise()
         arguments = ["compare", step, "--policy", "vanilla,foremoe"]
         wide = self.table_of(self.succeed(*arguments))
@@ -180,13 +180,13 @@ class Tables(CommandTest):
         heads = lambda rows: [word for row in rows if row.startswith("  policy") for word in row.split() if word != "policy"]
         self.assertEqual(heads(narrow), heads(wide))
 
-    def test_policies_may_be_listed_or_given_one_by_one(self):
+    def test_policies_can_be_a_list_or_repeated_options(self):
         step = self.synthesise()
         listed = self.succeed("compare", step, "--policy", "vanilla,static")
         names = lambda text: [row.split()[0] for row in self.table_of(text)]
         self.assertEqual(names(listed), names(self.succeed("compare", step, "--policy", "vanilla", "--policy", "static")))
 
-    def test_compare_says_where_copies_live_and_which_plans_cannot_train(self):
+    def test_compare_shows_residency_and_marks_plans_that_cannot_train(self):
         rows = self.table_of(self.succeed("compare", self.synthesise(), "--policy", "vanilla,eplb,static,foremoe"))
         self.assertEqual([row.split()[:2] for row in rows],
                          [["policy", "residency"], ["vanilla", "static"], ["eplb", "free*"], ["static", "static"],

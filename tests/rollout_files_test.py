@@ -24,11 +24,11 @@ class Synth(CommandTest):
                                     "--out", "x")  # fmt: skip
                 self.assertEqual((made["layers"], made["experts"], made["top_k"]), numbers)
 
-    def test_what_is_given_beside_a_shape_replaces_its_number(self):
+    def test_options_override_the_numbers_of_a_shape(self):
         made = self.json_of("synth", "--shape", "Mixtral-8x7B", "--layers", 4, "--micro-steps", 1, "--ranks", 4, "--out", "x")
         self.assertEqual((made["layers"], made["experts"]), (4, 8))
 
-    def test_every_routing_model_makes_a_load_and_a_trace_with_all_tokens(self):
+    def test_every_routing_model_generates_all_tokens(self):
         for routing in ("grpo", "zipf", "dirichlet", "w0", "w1", "w2", "w3", "w5", "w6", "w7"):
             with self.subTest(routing):
                 step = self.synthesise(routing=routing)
@@ -38,7 +38,7 @@ class Synth(CommandTest):
 
 
 class Import(CommandTest):
-    def test_arrays_become_a_trace_that_counts_what_went_missing(self):
+    def test_imports_arrays_and_counts_missing_rows(self):
         (self.folder / "a.npy").write_bytes(npy((2, 1, 2), [0, 1, 2, 2]))
         (self.folder / "b.npy").write_bytes(npy((2, 1, 2), [3, 0, 255, 255]))
         report = self.json_of("import", "a.npy", "b.npy", "--experts", 4, "--model", "tiny", "--out", "step")
@@ -49,28 +49,28 @@ class Import(CommandTest):
         self.assertEqual((counted["assignments"], counted["rows_missing"]), (4, 2))
         self.assertEqual(self.json_of("inspect", "step")["model"], "tiny")
 
-    def test_the_missing_rows_are_told_in_words(self):
+    def test_reports_missing_rows_as_text(self):
         (self.folder / "a.npy").write_bytes(npy((2, 1, 2), [0, 1, 2, 2]))
         self.assertIn("1 of 2 rows have no route", self.succeed("import", "a.npy", "--out", "step"))
 
-    def test_formats_of_python_programs_are_detected_and_left_to_the_python_package(self):
+    def test_detects_formats_that_require_the_python_package(self):
         (self.folder / "a").write_bytes(base64.b64encode(npy((1, 1, 2), [0, 1])))
         self.refuse("import", "a", "--out", "new", saying=["a: is a npy-base64 file, which foremoe of the Python package"])
         self.refuse("import", "a", "--format", "npz", "--out", "new", saying=["a: is a npz file"])
 
-    def test_a_known_model_tells_the_number_of_experts(self):
+    def test_a_known_model_sets_the_number_of_experts(self):
         (self.folder / "a.npy").write_bytes(npy((1, 1, 2), [0, 1]))
         report = self.json_of("import", "a.npy", "--model", "Qwen3-30B-A3B", "--out", "step")
         self.assertEqual((report["experts"], report["experts_inferred"]), (128, False))
 
-    def test_what_cannot_be_imported_says_why(self):
+    def test_rejects_invalid_imports_with_a_reason(self):
         (self.folder / "a.npy").write_bytes(npy((1, 1, 2), [0, 1]))
         (self.folder / "empty.npy").write_bytes(npy((0, 1, 2), []))
         self.succeed("import", "a.npy", "--out", "step")
         self.refuse("import", "step", "--out", "new", saying=["step", "foremoe.trace/1", "already"])
         self.refuse("import", "empty.npy", "--out", "new", saying=["empty.npy", "no tokens"])
 
-    def test_a_pipe_without_a_writer_is_refused_at_once(self):
+    def test_rejects_a_pipe_without_a_writer_immediately(self):
         os.mkfifo(self.folder / "pipe")
         done = self.foremoe("import", "pipe", "--out", "new")
         self.assertEqual(done.returncode, 2)
@@ -78,7 +78,7 @@ class Import(CommandTest):
 
 
 class Collect(CommandTest):
-    def test_the_counts_are_those_of_the_routes(self):
+    def test_counts_match_the_routes(self):
         routes = [0, 1, 1, 2, 3, 0, 255, 255]  # four tokens, one layer, top-2; the last token has no route
         tensors = {
             "routed_experts": st.tensor("U8", [4, 1, 2], routes),
@@ -94,7 +94,7 @@ class Collect(CommandTest):
         self.assertEqual(list(st.values(tensors["load"])), [1, 2, 1, 0, 1, 0, 0, 1])
         self.assertEqual((metadata["format"], metadata["num_experts"]), ("foremoe.load/1", "4"))
 
-    def test_a_rollout_is_counted_while_it_writes_its_traces(self):
+    def test_counts_a_rollout_while_it_writes_traces(self):
         for i in range(3):
             self.synthesise(f"{i}.safetensors", kind="trace", seed=i)
         (self.folder / "rollout").mkdir()
@@ -112,7 +112,7 @@ class Collect(CommandTest):
         self.succeed("collect", "rollout", "--follow", "--ranks", 2, "--out", "again")  # the rollout has already ended
         self.assertEqual((self.folder / "again").read_bytes(), (self.folder / "load").read_bytes())
 
-    def test_following_needs_a_folder_and_as_many_sequences_as_are_expected(self):
+    def test_follow_requires_a_folder_and_the_expected_sequences(self):
         self.synthesise("0.safetensors", kind="trace")
         self.refuse("collect", "0.safetensors", "--follow", "--out", "new", saying=["0.safetensors", "folder"])
         self.refuse("collect", "absent", "--follow", "--out", "new", saying=["absent"])
@@ -121,7 +121,7 @@ class Collect(CommandTest):
 
 
 class Inspect(CommandTest):
-    def test_the_memory_of_routes_is_told_for_a_trace_and_for_its_load(self):
+    def test_reports_the_memory_of_routes_for_a_trace_and_its_load(self):
         trace = self.synthesise("x.trace", kind="trace")  # 3 micro-steps of 4 × 64 tokens, 2 layers, top-2, one byte per id
         self.succeed("collect", trace, "--out", "x.load")
         for name in (trace, "x.load"):
@@ -149,13 +149,13 @@ class Inspect(CommandTest):
             self.assertRegex(row, "[▁▂▃▄▅▆▇█]{4}$")
         self.assertRegex(text, r"whole step +[▁▂▃▄▅▆▇█]{4}  ρ \d\.\d\d")
 
-    def test_a_terminal_is_shown_colours_unless_it_cannot_or_must_not(self):
+    def test_colours_a_terminal_unless_disabled(self):
         step = self.synthesise()
         self.assertIn("\x1b[38;5;", self.on_a_terminal(["inspect", step]))
         self.assertNotIn("\x1b", self.on_a_terminal(["inspect", step], NO_COLOR="1"))
         self.assertNotIn("\x1b", self.on_a_terminal(["inspect", step], TERM="dumb"))
 
-    def test_a_trace_without_batching_can_still_be_seen(self):
+    def test_shows_a_trace_without_batching(self):
         tensors = {"routed_experts": st.tensor("U8", [2, 1, 2], [0, 1, 2, 3]), "cu_seqlens": st.tensor("I64", [2], [0, 2])}
         st.write(self.folder / "step", {"format": "foremoe.trace/1", "num_experts": "4", "top_k": "2"}, tensors)
         done = self.foremoe("inspect", "step", "--json")
@@ -163,7 +163,7 @@ class Inspect(CommandTest):
         self.assertIn("no batching recorded", done.stderr)
         self.assertEqual(json.loads(done.stdout)["sequences"], 1)
 
-    def test_a_plan_tells_what_planning_changed(self):
+    def test_shows_the_loads_of_a_plan(self):
         before = self.json_of("inspect", BUNDLED)["layer_statistics"]
         self.succeed("plan", BUNDLED, "--guest-slots", 2, "--out", "plan")
         seen = self.json_of("inspect", "plan")

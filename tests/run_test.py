@@ -60,7 +60,7 @@ class Run(CommandTest):
 
 
 class Results(Run):
-    def test_the_bundled_rollout_is_executed_with_equal_results_and_less_imbalance(self):
+    def test_executes_the_bundled_rollout_with_equal_results_and_less_imbalance(self):
         rows = self.run_json(BUNDLED, "--guest-slots", 1, "--policy", "vanilla,foremoe", "--micro-steps", 1, "--layers", 1)
         self.assertEqual(
             [(r["policy"], r["phase"]) for r in rows],
@@ -74,12 +74,12 @@ class Results(Run):
         self.assertGreater(planned["copies"], 0)
         self.assertAlmostEqual(vanilla["losses"][0], planned["losses"][0], delta=1e-5 * vanilla["losses"][0])
 
-    def test_what_runs_is_what_was_planned(self):
+    def test_computed_rows_equal_the_plan(self):
         for row in self.run_json(self.trace(), "--policy", "vanilla,static,foremoe"):
             self.assert_right(row)
             self.assertEqual(row["rho_computed"], row["rho_planned"])
 
-    def test_every_residency_path_and_order_is_equal_to_the_reference(self):
+    def test_every_residency_path_and_order_equals_the_reference(self):
         step = self.trace()
         for residency in ("static", "resident", "shared", "free"):
             for path in ("auto", "host", "peer"):
@@ -97,7 +97,7 @@ class Results(Run):
                         if other:
                             self.assertEqual(update["copy_bytes"][other], 0)
 
-    def test_a_policy_that_places_freely_runs_recompute_and_tells_why_no_policy_update(self):
+    def test_a_free_policy_runs_recompute_and_skips_the_policy_update(self):
         for in_flight in (1, 2):
             recompute, update = self.run_json(self.trace(), "--policy", "eplb", "--in-flight", in_flight)
             self.assert_right(recompute)
@@ -106,12 +106,12 @@ class Results(Run):
             self.assertEqual(update["phase"], "policy_update")
             self.assertTrue(update["skipped"])
 
-    def test_a_load_is_executed_without_its_tokens(self):
+    def test_executes_a_load_without_tokens(self):
         for row in self.run_json(self.synthesise(tokens_per_rank=48)):
             self.assert_right(row)
             self.assertEqual(row["rho_computed"], row["rho_planned"])
 
-    def test_rows_without_a_route_go_where_the_router_sends_them(self):
+    def test_the_router_chooses_experts_for_rows_without_a_route(self):
         step = self.trace_with_missing_rows()
         for residency in ("resident", "shared", "free"):
             for row in self.run_json(step, "--residency", residency, "--steps", 2):
@@ -119,13 +119,13 @@ class Results(Run):
                 self.assertNotEqual(row["rho_computed"], row["rho_planned"])
         self.assertIn("without a route", self.succeed("run", step, *SMALL))
 
-    def test_homes_that_a_plan_moves_travel_first(self):
+    def test_home_moves_precede_the_phase(self):
         kept, moved = (self.run_json(self.trace(), "--policy", "foremoe", *rehome)[1] for rehome in ((), ("--rehome", "free")))
         self.assert_right(moved)
         self.assertEqual(kept["home_move_bytes"], 0)
         self.assertGreater(moved["home_move_bytes"], 0)
 
-    def test_steps_learn_and_balancing_does_not_change_what_they_learn(self):
+    def test_losses_decrease_and_do_not_depend_on_balancing(self):
         for optimizer in ("sgd", "adam"):
             rows = self.run_json(self.trace(), "--optimizer", optimizer, "--steps", 4, "--learning-rate", 0.05)
             vanilla, planned = (r["losses"] for r in rows if r["phase"] == "policy_update")
@@ -135,7 +135,7 @@ class Results(Run):
                 self.assertAlmostEqual(a, b, delta=1e-4 * a)
             self.assertEqual([r["losses"] for r in rows if r["phase"] == "recompute"], [[], []])
 
-    def test_bitwise_makes_outputs_of_all_policies_the_same_bits(self):
+    def test_bitwise_makes_outputs_of_all_policies_identical(self):
         step = self.trace_with_missing_rows()
         rows = self.run_json(step, "--bitwise", "--policy", "vanilla,static,foremoe,eplb")
         digests = {row["output_digest"] for row in rows if "skipped" not in row}
@@ -145,7 +145,7 @@ class Results(Run):
                 self.assertTrue(row["outputs_identical"])
                 self.assertGreater(row["bitwise_cost"], 0)
 
-    def test_a_result_that_is_not_the_reference_ends_with_1(self):
+    def test_a_result_that_differs_from_the_reference_causes_exit_code_1(self):
         rows = self.run_json(self.trace(), "--policy", "vanilla", "--learning-rate", 1e4, "--steps", 4, code=1)  # too inaccurate in float32
         self.assertTrue(rows[0]["equal_to_reference"])
         self.assertFalse(rows[1]["equal_to_reference"])
@@ -161,10 +161,10 @@ class Results(Run):
         self.succeed("plan", step, "--in-flight", 2, "--out", "plan")
         self.refuse("run", step, "--plan", "plan", "--phase", "recompute", saying=["policy update"])
 
-    def test_the_former_name_of_an_option_is_refused_with_the_new_one(self):
+    def test_rejects_a_renamed_option_with_its_new_name(self):
         self.refuse("run", self.trace(), "--stage", "recompute", saying=["--stage is now called --phase"])
 
-    def test_without_a_reference_nothing_is_said_of_it(self):
+    def test_without_a_reference_equality_is_null(self):
         for row in self.run_json(self.trace(), "--no-reference"):
             self.assertLessEqual(KEYS, row.keys())
             self.assertIsNone(row["equal_to_reference"])
@@ -177,7 +177,7 @@ class Repeatable(Run):
     def told(self, rows):
         return [{key: row.get(key) for key in self.DIGESTS} for row in rows]
 
-    def test_a_run_repeats_to_the_bit(self):
+    def test_a_run_is_bitwise_repeatable(self):
         step = self.trace_with_missing_rows()
         first = self.told(self.run_json(step, "--steps", 2))
         again = ("--steps", 2, "--threads", 1, "--repeats", 3, "--work-ms", 0.2, "--link-throttle", 1e8)
@@ -200,7 +200,7 @@ class Repeatable(Run):
         self.assertEqual({e["pid"] for e in self.events("run.json")}, {0, 1, 2, 3})
 
     @unittest.skipUnless(shutil.which("mpirun"), "no mpirun here")
-    def test_of_several_processes_one_tells_what_is_wrong(self):
+    def test_only_one_of_several_processes_reports_an_error(self):
         for arguments, saying in ((["step.load.safetensors"], "4 ranks"), (["absent"], "absent")):
             self.synthesise()
             done = self.mpirun(3, "run", *arguments, "--comm", "mpi")
@@ -211,7 +211,7 @@ class Repeatable(Run):
             self.assertIn(saying, told[0])
 
     @unittest.skipUnless(shutil.which("mpirun"), "no mpirun here")
-    def test_processes_that_differ_in_an_argument_or_in_what_they_read_refuse_together(self):
+    def test_processes_with_different_arguments_or_inputs_fail_together(self):
         step, other = self.synthesise(), self.synthesise("other.load.safetensors", seed=9)
         for different, saying in (
             ([step, "--prefetch-depth", 3], "--prefetch-depth: 3 on rank 3, 2 on ranks 0, 1, 2"),
@@ -257,7 +257,7 @@ class Repeatable(Run):
 
 
 class GivenPlan(Run):
-    def test_a_plan_file_is_executed_alone(self):
+    def test_executes_a_plan_file(self):
         step = self.trace()
         self.succeed("plan", step, "--guest-slots", 2, "--out", "plan")
         planned = self.run_json(step, "--guest-slots", 2, "--policy", "foremoe")
@@ -266,7 +266,7 @@ class GivenPlan(Run):
             self.assert_right(row)
         self.assertEqual([r["result_digest"] for r in planned], [r["result_digest"] for r in given])
 
-    def test_a_plan_for_other_routes_is_refused_or_homes_serve_what_it_does_not_know(self):
+    def test_a_plan_for_other_routes_is_rejected_or_homes_serve_unplanned_rows(self):
         step = self.trace()
         other = self.synthesise("other.trace.safetensors", kind="trace", tokens_per_rank=48, seed=9)
         loads = []
@@ -300,14 +300,14 @@ class GivenPlan(Run):
         self.succeed("plan", step, "--out", "plan")
         self.refuse("run", wide, "--plan", "plan", "--on-mismatch", "home", saying=["16 experts, the load has 32"])
 
-    def test_with_micro_steps_in_flight_it_is_the_policy_updates_alone(self):
+    def test_a_plan_with_micro_steps_in_flight_runs_the_policy_update_only(self):
         step = self.trace()
         self.succeed("plan", step, "--in-flight", 2, "--out", "plan")
         (update,) = self.run_json(step, "--plan", "plan")
         self.assert_right(update)
         self.assertEqual((update["phase"], update["in_flight"]), ("policy_update", 2))
 
-    def test_the_first_part_of_the_input_takes_the_same_part_of_the_plan(self):
+    def test_a_truncated_input_uses_the_same_part_of_the_plan(self):
         step = self.trace()
         for way in (["--in-flight", 2], ["--rehome", 1], ["--residency", "free"], ["--micro-steps", 2]):
             with self.subTest(way):
@@ -318,7 +318,7 @@ class GivenPlan(Run):
         self.succeed("plan", step, "--layers", 1, "--out", "plan")
         self.refuse("run", step, "--plan", "plan", "--path", "peer", "--residency", "shared", saying=["--plan"])
 
-    def test_a_plan_for_something_else_is_refused_before_anything_starts(self):
+    def test_rejects_a_plan_for_another_input_before_running(self):
         step = self.trace()
         other = self.synthesise("other.load.safetensors", seed=2)
         eight = self.synthesise("eight.load.safetensors", ranks=8)
@@ -331,7 +331,7 @@ class GivenPlan(Run):
         self.refuse("run", step, "--plan", step, saying=["plan"])
         self.refuse("run", step, "--plan", "absent", saying=["absent"])
 
-    def test_a_plan_that_is_not_right_is_refused(self):
+    def test_rejects_an_invalid_plan(self):
         step = self.trace()
         self.succeed("plan", step, "--out", "plan")
 
@@ -347,7 +347,7 @@ class GivenPlan(Run):
 
 
 class WrongUsage(Run):
-    def test_what_cannot_be_run_is_refused_in_one_line(self):
+    def test_rejects_invalid_arguments_in_one_line(self):
         step = self.trace()
         self.succeed("plan", step, "--out", "plan")
         for arguments, saying in (
@@ -373,7 +373,7 @@ class WrongUsage(Run):
             with self.subTest(arguments):
                 self.refuse("run", *arguments, saying=[saying])
 
-    def test_the_table_says_what_a_newcomer_must_know(self):
+    def test_the_table_explains_its_columns(self):
         text = self.succeed("run", self.trace(), *SMALL, "--policy", "vanilla,eplb,foremoe")
         for words in ("vanilla", "foremoe", "recompute", "policy update", "critical path", "of first", "exposed", "guest memory",
                       "equal", "1 is perfect", "reference", "skipped: "):  # fmt: skip

@@ -22,7 +22,7 @@ class Simulate(CommandTest):
     def simulate(self, *arguments):
         return self.json_of("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--guest-slots", 1, *arguments)
 
-    def test_one_object_per_policy_with_the_keys_of_compare_and_its_own(self):
+    def test_json_has_one_object_per_policy_with_the_keys_of_compare(self):
         rows = self.simulate("--policy", "foremoe,eplb,vanilla")
         compared = self.json_of("compare", self.step, "--guest-slots", 1, "--policy", "foremoe,eplb,vanilla")
         self.assertEqual([row["policy"] for row in rows], ["foremoe", "eplb", "vanilla"])
@@ -39,7 +39,7 @@ class Simulate(CommandTest):
         for row in rows:
             self.assertAlmostEqual(row["speedup_over_vanilla"], vanilla["step_seconds"] / row["step_seconds"])
 
-    def test_a_load_tells_what_its_trace_does_by_row_exactly_and_by_token_nearly(self):
+    def test_a_load_matches_its_trace_exactly_by_row_and_approximately_by_token(self):
         self.succeed("synth", "--kind", "trace", "--out", "two.trace.safetensors", "--layers", 2, "--experts", 16, "--top-k", 2, "--ranks", 4,
                      "--micro-steps", 3, "--tokens-per-rank", 512, "--group-spread", 1)  # fmt: skip
         self.succeed("collect", "two.trace.safetensors", "--out", "two.load.safetensors")
@@ -58,23 +58,23 @@ class Simulate(CommandTest):
             self.assertLess(counted, by_row)
             self.assertAlmostEqual(expected / counted, 1, delta=0.03)
 
-    def test_the_table_says_which_dispatch_is_modelled(self):
+    def test_the_table_names_the_modelled_dispatch(self):
         self.assertIn("dispatch token: sends a token once to each node, and from there once to each rank; estimated", self.on_small()[0])
         self.assertIn("dispatch row: sends every token–expert assignment directly to its rank\n", self.on_small("--dispatch", "row")[0])
         self.refuse("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--dispatch", "packet",
                     saying=("--dispatch", "packet", "token", "row"))  # fmt: skip
 
-    def test_vanilla_is_simulated_for_the_speedup_even_where_it_is_not_asked_for(self):
+    def test_vanilla_is_always_simulated_for_the_speedup(self):
         (alone,) = self.simulate("--policy", "foremoe")
         beside = self.simulate("--policy", "vanilla,foremoe")[1]
         self.assertEqual(alone["speedup_over_vanilla"], beside["speedup_over_vanilla"])
 
-    def test_a_rollout_dilutes_the_speedup(self):
+    def test_rollout_time_reduces_the_speedup(self):
         (row,) = self.simulate("--policy", "foremoe", "--rollout-seconds", 5)
         step = row["step_seconds"]
         self.assertAlmostEqual(row["rl_step_speedup"], (step * row["speedup_over_vanilla"] + 5) / (step + 5))
 
-    def test_placement_is_charged_beside_the_step_unless_the_rollouts_tail_hides_it(self):
+    def test_placement_is_added_to_the_step_unless_the_rollouts_tail_hides_it(self):
         for tail in (0, 1e6):
             vanilla, ours = self.simulate("--policy", "vanilla,foremoe", "--rollout-tail-seconds", tail)
             placement = ours["placement"]
@@ -84,13 +84,13 @@ class Simulate(CommandTest):
             self.assertAlmostEqual(placement["speedup_over_vanilla"], vanilla["step_seconds"] / placement["step_seconds"])
             self.assertEqual(vanilla["placement"]["seconds"], 0)
 
-    def test_a_budget_tells_the_largest_micro_batch_and_residency_auto_keeps_within_it(self):
+    def test_a_budget_reports_the_largest_micro_batch_and_bounds_residency_auto(self):
         (row,) = self.simulate("--policy", "foremoe", "--memory-budget", 80, "--residency", "auto")
         self.assertGreater(row["largest_micro_batch_tokens"], 0)
         quickest = min(self.simulate("--policy", "foremoe", "--residency", r)[0]["step_seconds"] for r in ("static", "resident", "shared"))
         self.assertLessEqual(row["step_seconds"], quickest)
 
-    def test_residency_auto_gives_up_the_quickest_where_it_exceeds_the_budget(self):
+    def test_residency_auto_chooses_the_fastest_within_the_budget(self):
         given = ("--policy", "foremoe", "--dispatch", "row", "--residency")  # with dispatch token, the residency with the least memory is the fastest here
         rows = [self.simulate(*given, r)[0] for r in ("static", "resident", "shared")]
         quickest = min(rows, key=lambda row: row["step_seconds"])
@@ -105,7 +105,7 @@ class Simulate(CommandTest):
         self.assertEqual(row["residency"], min(fitting, key=lambda other: other["step_seconds"])["residency"])
         self.assertNotEqual(row["residency"], quickest["residency"])
 
-    def test_a_timeline_is_a_trace_of_every_rank(self):
+    def test_the_timeline_contains_every_rank(self):
         self.simulate("--policy", "foremoe", "--timeline", "step.json")
         events = json.loads((self.folder / "step.json").read_text())["traceEvents"]
         self.assertEqual({e["pid"] for e in events}, {0, 1, 2, 3})
@@ -116,14 +116,14 @@ class Simulate(CommandTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout, done.stderr
 
-    def test_a_timeline_is_of_the_last_policy_that_is_not_skipped(self):
+    def test_the_timeline_shows_the_last_policy_that_is_not_skipped(self):
         self.simulate("--policy", "foremoe,eplb", "--in-flight", 2, "--timeline", "skipped.json")
         self.simulate("--policy", "foremoe", "--in-flight", 2, "--timeline", "alone.json")
         self.assertEqual(*((self.folder / name).read_text() for name in ("skipped.json", "alone.json")))
         self.refuse("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--policy", "eplb", "--in-flight", 2,
                     "--timeline", "none.json", saying=("--timeline", "eplb"))  # fmt: skip
 
-    def test_a_step_that_no_device_holds_is_told_below_the_table(self):
+    def test_notes_a_step_that_exceeds_device_memory(self):
         self.assertNotIn("80 GB", self.on_small("--policy", "vanilla,foremoe")[0])
         self.succeed("synth", "--out", "large.safetensors", "--layers", 1, "--experts", 128, "--top-k", 8, "--micro-steps", 1,
                      "--ranks", 2, "--tokens-per-rank", 64)  # fmt: skip
@@ -133,7 +133,7 @@ class Simulate(CommandTest):
         self.assertIn(least.lower(), self.succeed(*given).lower())
         self.assertIn(least.lower(), self.foremoe(*given, "--json").stderr.lower())
 
-    def test_a_budget_that_cannot_be_met_is_told_with_the_least_and_one_that_some_meet_with_those_that_do_not(self):
+    def test_notes_policies_that_exceed_the_memory_budget(self):
         auto = ("--policy", "foremoe", "--residency", "auto", "--memory-budget")
         self.assertIn("nothing fits the budget of 0.001 GB; the least is", self.on_small(*auto, 0.001)[0])
         self.assertNotIn("the budget of", self.on_small(*auto, 80)[0])
@@ -145,7 +145,7 @@ class Simulate(CommandTest):
         said = self.on_small("--policy", "vanilla,foremoe", "--memory-budget", sum(needs) / 2e9)[0]
         self.assertRegex(said, rf"more than the budget of \S+ GB: {needs[max(needs)]}; the most is")
 
-    def test_the_table_tells_its_columns_and_what_residency_auto_chose(self):
+    def test_the_table_explains_its_columns_and_the_choice_of_residency_auto(self):
         said = self.on_small("--policy", "foremoe")[0]
         self.assertIn("Columns:\n  step s ", said)
         for word in ("  residency ", "  RL ", "  largest "):
@@ -157,7 +157,7 @@ class Simulate(CommandTest):
         for word in ("  residency ", "  RL ", "  largest "):
             self.assertIn("\n" + word, said)
 
-    def test_several_micro_steps_in_flight_are_simulated_too(self):
+    def test_simulates_several_micro_steps_in_flight(self):
         rows = self.simulate("--policy", "vanilla,foremoe", "--in-flight", 2)
         self.assertTrue(all(row["step_seconds"] > 0 for row in rows))
 
@@ -165,7 +165,7 @@ class Simulate(CommandTest):
         rows = self.simulate("--policy", "vanilla,eplb", "--in-flight", 2)
         self.assertIn("skipped", rows[1])
 
-    def test_without_a_model_there_must_be_one_that_fits(self):
+    def test_without_a_model_a_known_model_must_fit(self):
         self.refuse("simulate", self.step, "--cluster", "h100", saying=("--model", "Mixtral-16x2B", "all fit"))
         of_24 = self.synthesise("other.safetensors", experts=24)
         self.refuse("simulate", of_24, "--cluster", "h100", saying=("--model", "24 experts"))

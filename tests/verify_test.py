@@ -41,21 +41,21 @@ class Verify(CommandTest):
         self.step = self.synthesise("other.safetensors", experts=32)
         self.assertIn("shape", self.violations())
 
-    def test_a_token_too_many_breaks_the_quotas(self):
+    def test_detects_an_extra_token(self):
         def one_more(values, shape):
             values[0] += 1
 
         self.edit_tensor("slot_tokens", one_more)
         self.assertIn("quota", self.violations())
 
-    def test_swapped_home_slots_are_seen(self):
+    def test_detects_swapped_home_slots(self):
         def swap(values, shape):
             values[0], values[1] = values[1], values[0]
 
         self.edit_tensor("slot_expert", swap)
         self.assertIn("home-slots", self.violations())
 
-    def test_a_dropped_replica_that_serves_is_seen(self):
+    def test_detects_a_dropped_replica(self):
         tokens = st.values(st.read(self.folder / "plan.safetensors")[1]["slot_tokens"])
         slots = 16 // 4 + 2
         guest = next(i for i, n in enumerate(tokens) if i % slots >= 4 and n > 0)
@@ -66,14 +66,14 @@ class Verify(CommandTest):
         self.edit_tensor("slot_expert", drop)
         self.assertIn("quota", self.violations())
 
-    def test_a_budget_in_the_options_is_held(self):
+    def test_detects_an_exceeded_budget(self):
         def forbid_copies(metadata, tensors):
             metadata["options"] = json.dumps({**json.loads(metadata["options"]), "max-copies-per-rank": 0})
 
         self.change("plan.safetensors", forbid_copies)
         self.assertIn("copies-per-rank", self.violations())
 
-    def test_options_that_no_command_line_takes_and_options_that_are_missing_are_named(self):
+    def test_names_unknown_and_missing_options(self):
         def too_many(metadata, tensors):
             metadata["options"] = json.dumps({**json.loads(metadata["options"]), "max-copies-per-rank": 2**31})
 
@@ -89,14 +89,14 @@ class Verify(CommandTest):
         for option in ("guest-slots", "residency", "in-flight"):
             self.assertIn(f"options: option {option} is not recorded", done.stdout)
 
-    def test_a_recorded_max_load_is_recomputed(self):
+    def test_recomputes_the_recorded_max_load(self):
         def better(values, shape):
             values[0] -= 1
 
         self.edit_tensor("max_load", better)
         self.assertIn("max-load", self.violations())
 
-    def test_violations_are_told_in_words_and_the_rest_counted(self):
+    def test_lists_violations_and_counts_the_rest(self):
         def one_more_everywhere(values, shape):
             for i in range(len(values)):
                 values[i] += 1

@@ -9,7 +9,7 @@ from foremoe_command import FOREMOE, SUBCOMMANDS, CommandTest, npy
 
 
 class WrongUsage(CommandTest):
-    def test_no_subcommand_an_unknown_one_and_unknown_options(self):
+    def test_rejects_missing_and_unknown_subcommands_and_unknown_options(self):
         self.refuse(saying=["subcommand"])
         self.refuse("balance", saying=["balance"])
         for name in SUBCOMMANDS:
@@ -38,7 +38,7 @@ class WrongUsage(CommandTest):
             with self.subTest(arguments):
                 self.refuse(*arguments, saying=[missing])
 
-    def test_values_that_cannot_be(self):
+    def test_rejects_invalid_values(self):
         step = self.synthesise()
         for option, value in (
             ("--guest-slots", "-1"), ("--guest-slots", "two"), ("--guest-slots", "1.5"), ("--guest-slots", "99999999999"),
@@ -53,7 +53,7 @@ class WrongUsage(CommandTest):
                 self.refuse("plan", step, "--out", "plan.safetensors", option, value, saying=[option])
         self.refuse("compare", step, "--policy", "vanilla,magic", saying=["--policy", "magic", "vanilla"])
 
-    def test_options_of_one_policy_that_cannot_be(self):
+    def test_rejects_invalid_policy_options(self):
         step = self.synthesise()
         for policy, given, why in (
             ("eplb-ema", "alpha", "--policy-option: alpha: expected NAME=VALUE"),
@@ -68,7 +68,7 @@ class WrongUsage(CommandTest):
         several = [f"--policy-option={given}" for given in ("solver=exact", "alpha_ranks=1", "foo=1")]
         self.refuse("plan", step, "--policy", "finemoe", *several, saying=["--policy-option: foo: policy finemoe has"])
 
-    def test_a_number_is_one_that_can_be_counted_and_what_it_may_be_is_said_briefly(self):
+    def test_rejects_numbers_that_are_not_finite_or_out_of_range(self):
         on = ("--cluster", "h100", "--model", "qwen3-30b-a3b")
         for command in ("simulate", "plan"):
             for value, why in (("-5", "-5 is not above 0"), ("0", "0 is not above 0"), ("nan", "'nan' is not a number"),
@@ -83,7 +83,7 @@ class WrongUsage(CommandTest):
         for command in ("simulate", "plan", "verify"):
             self.assertNotRegex(self.succeed(command, "--help"), "POSITIVE|NONNEGATIVE")
 
-    def test_a_number_out_of_range_is_repeated_as_it_was_given_with_the_range(self):
+    def test_repeats_an_out_of_range_number_with_the_range(self):
         step = self.synthesise()
         for option, value, why in (
             ("--guest-slots", "-1", "-1 is not in 0 … 65536"),
@@ -97,20 +97,20 @@ class WrongUsage(CommandTest):
                 self.refuse("plan", step, option, value, saying=[f"{option}: {why}"])
         self.succeed("plan", step, "--seed", 2**64 - 1)
 
-    def test_an_option_that_batches_a_trace_is_refused_for_a_load(self):
+    def test_rejects_batching_options_for_a_load(self):
         load, trace = self.synthesise(), self.synthesise("step.trace.safetensors", kind="trace")
         for command in ("plan", "compare"):
             self.refuse(command, load, "--tokens-per-rank", 32, saying=[f"--tokens-per-rank: applies only to traces, but {load}"])
             self.succeed(command, trace, "--ranks", 2, "--tokens-per-rank", 64, "--previous-load", trace)
 
-    def test_an_empty_name_is_refused(self):
+    def test_rejects_an_empty_name(self):
         step = self.synthesise()
         for command, option in (("plan", "--out"), ("plan", "--homes"), ("compare", "--previous"), ("run", "--timeline"),
                                 ("compare", "--policy"), ("run", "--policy")):
             with self.subTest(command, option=option):
                 self.refuse(command, step, option, "", saying=[f"{option}: is empty"])
 
-    def test_a_residency_that_a_policy_does_not_have_is_refused_where_it_alone_is_asked(self):
+    def test_rejects_an_unsupported_residency_of_a_single_policy(self):
         step = self.synthesise()
         for command in ("plan", "compare"):
             self.refuse(command, step, "--policy", "eplb", "--residency", "resident",
@@ -118,7 +118,7 @@ class WrongUsage(CommandTest):
         done = self.foremoe("compare", step, "--policy", "eplb,foremoe", "--residency", "resident")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
-    def test_each_of_several_processes_refuses_work_that_one_would_do(self):
+    def test_rejects_launches_of_several_processes(self):
         step = self.synthesise()
         mpirun = {"OMPI_COMM_WORLD_SIZE": "4"}
         srun = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "PMIX_RANK": "3"}
@@ -134,14 +134,14 @@ class WrongUsage(CommandTest):
                 self.assertIn("foremoe run --comm mpi", done.stderr)
         self.assertFalse(os.path.exists(os.path.join(self.folder, "p")))
 
-    def test_each_of_several_processes_may_read(self):
+    def test_several_processes_can_run_commands_that_only_read(self):
         step = self.synthesise()
         for command in (["inspect", step], ["options"], ["--version"], ["plan", "--help"]):
             with self.subTest(command):
                 done = self.launched({"OMPI_COMM_WORLD_SIZE": "4"}, *command)
                 self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_a_batch_script_of_slurm_is_one_process(self):
+    def test_a_slurm_batch_script_counts_as_one_process(self):
         done = self.launched({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "plan", self.synthesise(), "--out", "p")
         self.assertEqual(done.returncode, 0, done.stderr)
 
@@ -150,14 +150,14 @@ class WrongUsage(CommandTest):
         return subprocess.run([FOREMOE, *command], cwd=self.folder, capture_output=True, text=True,
                               env={**os.environ, **launcher})  # fmt: skip
 
-    def test_a_budget_without_a_residency_to_choose_is_of_no_use_to_plan(self):
+    def test_plan_rejects_a_budget_without_residency_auto(self):
         step = self.synthesise()
         self.refuse("plan", step, "--memory-budget", 30, "--out", "p", saying=["--memory-budget", "--residency auto"])
 
-    def test_residency_free_serves_forward_only_stages(self):
+    def test_residency_free_is_limited_to_forward_only_phases(self):
         self.refuse("plan", self.synthesise(), "--residency", "free", "--in-flight", 2, "--out", "p", saying=["free"])
 
-    def test_synthesis_names_the_option_that_cannot_be(self):
+    def test_synthesis_names_an_invalid_option(self):
         for option, value in (
             ("--top-k", 200), ("--ranks", 0), ("--experts", 0), ("--shape", "GPT-2"), ("--routing", "fair"),
             ("--kind", "plan"), ("--layout", "random"), ("--skew", -1), ("--micro-steps", 10**8),
@@ -185,29 +185,29 @@ class WrongFiles(CommandTest):
             with self.subTest(arguments):
                 self.refuse(*arguments, saying=[str(path), *saying])
 
-    def test_a_file_that_is_not_there(self):
+    def test_rejects_a_missing_file(self):
         self.for_every_reader("nowhere.safetensors", ["No such file"])
         self.refuse("verify", self.step, "nowhere.safetensors", saying=["nowhere.safetensors", "No such file"])
         self.refuse("import", "nowhere.npy", "--out", "new", saying=["nowhere.npy", "No such file"])
         for option in ("--homes", "--previous", "--previous-load"):
             self.refuse("plan", self.step, option, "nowhere.safetensors", "--out", "new", saying=["nowhere.safetensors"])
 
-    def test_a_folder(self):
+    def test_rejects_a_folder(self):
         self.for_every_reader(".", [])
 
-    def test_a_file_that_is_no_safetensors(self):
+    def test_rejects_a_file_that_is_not_safetensors(self):
         for name, data in (("empty", b""), ("short", b"\x01\x02"), ("text", b"routes? which routes?"), ("long", b"\xff" * 64)):
             (self.folder / name).write_bytes(data)
             with self.subTest(name):
                 self.for_every_reader(name, ["is not a safetensors file", "foremoe import"])
                 self.refuse("verify", self.step, name, saying=[name])
 
-    def test_a_truncated_file(self):
+    def test_rejects_a_truncated_file(self):
         data = (self.folder / self.step).read_bytes()
         (self.folder / "cut").write_bytes(data[:-1])
         self.for_every_reader("cut", ["load"])
 
-    def test_a_file_of_another_kind(self):
+    def test_rejects_a_file_of_another_kind(self):
         self.refuse("plan", "plan.safetensors", "--out", "new", saying=["plan.safetensors", "format"])
         self.refuse("compare", "plan.safetensors", saying=["plan.safetensors", "format"])
         self.refuse("collect", self.step, "--out", "new", saying=[self.step, "format", "foremoe.load/1"])
@@ -239,7 +239,7 @@ class WrongFiles(CommandTest):
         for arguments in (["collect", self.trace, "--out", "new"], ["plan", self.trace, "--out", "new"], ["inspect", self.trace]):
             self.refuse(*arguments, saying=[self.trace, "routed_experts[7, 1, 1]"])
 
-    def test_experts_that_ranks_do_not_divide(self):
+    def test_rejects_experts_that_ranks_do_not_divide(self):
         self.refuse("plan", self.trace, "--ranks", 3, "--out", "new", saying=[self.trace, "16 experts", "3 ranks"])
         self.synthesise("odd.safetensors", experts=15)
         self.refuse("plan", "odd.safetensors", "--out", "new", saying=["odd.safetensors", "15 experts", "4 ranks"])
@@ -247,32 +247,32 @@ class WrongFiles(CommandTest):
     def test_a_load_folds_only_to_a_divisor(self):
         self.refuse("plan", self.step, "--ranks", 3, "--out", "new", saying=[self.step, "3"])
 
-    def test_a_sequence_longer_than_a_rank_takes(self):
+    def test_rejects_a_sequence_above_tokens_per_rank(self):
         self.refuse("collect", self.trace, "--ranks", 2, "--tokens-per-rank", 5, "--out", "new",
                     saying=[self.trace, "cu_seqlens[0]", "--tokens-per-rank"])  # fmt: skip
 
-    def test_homes_and_former_plans_of_another_shape(self):
+    def test_rejects_homes_and_previous_plans_of_another_shape(self):
         other = self.synthesise("other.safetensors", experts=32)
         for option in ("--homes", "--previous"):
             self.refuse("plan", other, option, "plan.safetensors", "--out", "new", saying=["plan.safetensors", "16"])
         self.refuse("plan", self.step, "--previous-load", other, "--out", "new", saying=[other, "32"])
 
-    def test_a_layer_that_is_not_there(self):
+    def test_rejects_a_missing_layer(self):
         self.refuse("inspect", "plan.safetensors", "--layer", 2, "--json", saying=["--layer", "2"])
         self.refuse("inspect", self.step, "--layer", 9, "--json", saying=["--layer", "9"])
 
-    def test_counts_of_fewer_experts_than_a_token_chooses(self):
+    def test_rejects_counts_of_fewer_experts_than_top_k(self):
         (self.folder / "rank0.jsonl").write_text('{"iter": 0, "layer": 0, "tpe": [[1, 2]]}\n')
         self.refuse("import", "rank0.jsonl", "--top-k", 99, "--out", "new", saying=["rank0.jsonl", "2 experts", "99"])
 
-    def test_what_no_importer_knows(self):
+    def test_rejects_unknown_import_formats(self):
         (self.folder / "noise").write_bytes(bytes(range(256)))
         self.refuse("import", "noise", "--out", "new", saying=["noise"])
         self.refuse("import", "noise", "--out", "new", "--format", "telepathy", saying=["--format", "telepathy"])
 
 
 class WrongOutputs(CommandTest):
-    def test_an_output_that_cannot_be_made_leaves_nothing(self):
+    def test_an_unwritable_output_leaves_no_file(self):
         step = self.synthesise()
         trace = self.synthesise("step.trace.safetensors", kind="trace")
         (self.folder / "a.npy").write_bytes(npy((1, 1, 2), [0, 1]))
@@ -280,11 +280,11 @@ class WrongOutputs(CommandTest):
             with self.subTest(arguments):
                 self.refuse(*arguments, "--out", "no/such/folder/x", saying=["no/such/folder/x", "cannot be written"])
 
-    def test_an_output_that_cannot_be_made_is_found_before_the_input_is_read(self):
+    def test_rejects_an_unwritable_output_before_reading_the_input(self):
         for command in ("import", "collect", "plan"):
             self.refuse(command, "nowhere", "--out", "no/such/folder/x", saying=["no/such/folder/x", "cannot be written"])
 
-    def test_an_output_that_is_also_an_input_is_refused_by_whatever_name(self):
+    def test_rejects_an_output_that_is_also_an_input(self):
         step = self.synthesise()
         trace = self.synthesise("step.trace.safetensors", kind="trace")
         self.succeed("plan", step, "--out", "plan.safetensors")
@@ -303,14 +303,14 @@ class WrongOutputs(CommandTest):
                     self.refuse(*arguments, "--out", out, saying=["--out: is also an input"])
             (self.folder / "link").unlink()
 
-    def test_a_dash_is_no_output(self):
+    def test_rejects_a_dash_as_output(self):
         self.refuse("plan", self.synthesise(), "--out", "-", saying=["--out: '-', expected the name of a file"])
         self.assertFalse((self.folder / "-").exists())
 
-    def test_a_device_may_be_an_output(self):
+    def test_accepts_a_device_as_output(self):
         self.succeed("plan", self.synthesise(), "--out", "/dev/null")
 
-    def test_a_full_disk_behind_stdout_is_no_success(self):
+    def test_a_full_disk_behind_stdout_is_an_error(self):
         step = self.synthesise()
         for arguments in (["inspect", step], ["plan", step, "--json"], ["compare", step], ["--help"], ["plan", "--help"],
                           ["--version"]):
@@ -319,13 +319,13 @@ class WrongOutputs(CommandTest):
                 self.assertEqual(done.returncode, 2)
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
-    def test_a_failed_command_leaves_the_former_output_as_it_was(self):
+    def test_a_failed_command_keeps_the_existing_output(self):
         step = self.synthesise()
         (self.folder / "plan.safetensors").write_text("precious")
         self.refuse("plan", step, "--ranks", 3, "--out", "plan.safetensors")
         self.assertEqual(self.files()["plan.safetensors"], b"precious")
 
-    def test_a_successful_one_replaces_it_and_leaves_no_temporary_file(self):
+    def test_a_successful_command_replaces_the_output_and_leaves_no_temporary_file(self):
         step = self.synthesise()
         (self.folder / "plan.safetensors").write_text("old")
         self.succeed("plan", step, "--out", "plan.safetensors")

@@ -58,7 +58,7 @@ Scenario faulty_scenario(std::uint64_t seed) {
   return scenario;
 }
 
-TEST(FaultsOnThreads, NeverMakeAWrongResultNorAHang) {
+TEST(FaultsOnThreads, NeverCauseAWrongResultOrAHang) {
   int completed = 0;
   int failed = 0;
   std::int64_t fallbacks = 0;
@@ -86,7 +86,7 @@ TEST(FaultsOnThreads, NeverMakeAWrongResultNorAHang) {
   EXPECT_GT(fallbacks, 0) << "the faults were too few to mean anything";
 }
 
-TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
+TEST(FaultsOnThreads, ThatPersistMakeEveryLayerRunAtHomes) {
   Scenario scenario{.residency = Residency::kResident, .phase = Phase::kPolicyUpdate};
   scenario.engine.timeout = 20ms;
   scenario.engine.ballot_timeout = 20s;  // long, so that a busy machine causes no timeout
@@ -102,7 +102,7 @@ TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
 
 // Executors in other languages read the same plan, which does not contain fallbacks. So the plan alone determines which
 // gradients are returned; they are zeros if no backward pass ran in the guest.
-TEST(FaultsOnThreads, DoNotChangeWhichGradientsGoHome) {
+TEST(FaultsOnThreads, DoNotChangeWhichGradientsAreReturned) {
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
     Scenario scenario{.residency = residency, .phase = Phase::kPolicyUpdate};
     scenario.engine.timeout = 20ms;
@@ -124,7 +124,7 @@ TEST(FaultsOnThreads, DoNotChangeWhichGradientsGoHome) {
   }
 }
 
-TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
+TEST(FaultsOnThreads, OnOneRankCauseTheSameFallbacksOnAllRanks) {
   Scenario scenario{.residency = Residency::kShared, .phase = Phase::kRecompute};
   scenario.engine.timeout = 20ms;
   scenario.engine.ballot_timeout = 20s;  // long, so that a busy machine causes no timeout
@@ -140,7 +140,7 @@ TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
   EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kWrong);
 }
 
-TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
+TEST(FaultsOnThreads, UnderFreeAreHandledByRetries) {
   for (const PathChoice path : {PathChoice::kHost, PathChoice::kPeer}) {
     Scenario scenario{.residency = Residency::kFree, .phase = Phase::kRecompute, .path = path};
     scenario.engine.timeout = 2s;
@@ -155,7 +155,7 @@ TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
   }
 }
 
-TEST(FaultsOnThreads, ThatEndAPhaseLeaveNothingHalfApplied) {
+TEST(FaultsOnThreads, ThatEndAPhaseLeaveNoGradients) {
   // With two micro-steps in flight under `shared`, every backward pass fetches its guests again, and some copies fail.
   Scenario scenario{.residency = Residency::kShared, .phase = Phase::kPolicyUpdate, .in_flight = 2};
   scenario.engine.timeout = 20ms;

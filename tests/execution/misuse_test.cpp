@@ -39,7 +39,7 @@ struct Parts {
   std::vector<std::unique_ptr<Communicator>> communicators;
 };
 
-TEST(PhaseOnThreads, RefusesTheTurnsOfAnotherRank) {
+TEST(PhaseOnThreads, RejectsTurnsOfAnotherRank) {
   const Parts parts(Scenario{.phase = Phase::kRecompute});
   run_ranks(parts.plan.num_ranks(), [&](RankId rank) {
     Communicator& communicator = *parts.communicators[rank.index()];
@@ -70,7 +70,7 @@ class DyingLink final : public CopyLink {
   int left_;
 };
 
-TEST(PhaseOnThreads, SpoilsTheHomesThatPeersCannotBringBack) {
+TEST(PhaseOnThreads, SetsHomesThatPeersCannotRestoreToNaN) {
   Parts parts(Scenario{.micro_steps = 6, .residency = Residency::kFree, .phase = Phase::kRecompute});
   parts.plan = random_plan(parts.load, {.residency = Residency::kFree}, 3);  // every event exchanges homes
   parts.schedule.path = PathChoice::kPeer;
@@ -112,7 +112,7 @@ TEST(PhaseOnThreads, SpoilsTheHomesThatPeersCannotBringBack) {
 }
 
 #ifndef NDEBUG
-TEST(PhaseDeathTest, DrainsNoLayerBeforeItsLastBackward) {
+TEST(PhaseDeathTest, AssertsThatDrainFollowsTheLastBackward) {
   const Parts parts(Scenario{.topology = {.num_ranks = 1, .ranks_per_node = 1}, .policy = "vanilla"});
   Communicator& communicator = *parts.communicators[0];
   const MoeModel model(parts.size, parts.plan.home, communicator);

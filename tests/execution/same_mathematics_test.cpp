@@ -24,7 +24,7 @@ std::vector<Scenario> scenarios() {
   return all;
 }
 
-TEST(ExecutionOnThreads, IsTheReferenceInEveryResidencyPhasePathAndOrder) {
+TEST(ExecutionOnThreads, EqualsTheReferenceForEveryResidencyPhasePathAndOrder) {
   for (Scenario scenario : scenarios()) {
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
       scenario.seed = seed;
@@ -39,7 +39,7 @@ TEST(ExecutionOnThreads, IsTheReferenceInEveryResidencyPhasePathAndOrder) {
   }
 }
 
-TEST(ExecutionOnThreads, RowsWithoutARouteFindTheirExpertsWhereHomesHoldOthers) {
+TEST(ExecutionOnThreads, RowsWithoutARouteFindTheirExpertsUnderFree) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const Scenario scenario{
         .seed = seed, .missing = 0.5, .residency = Residency::kFree, .phase = Phase::kRecompute, .guest_slots = 1};
@@ -48,14 +48,14 @@ TEST(ExecutionOnThreads, RowsWithoutARouteFindTheirExpertsWhereHomesHoldOthers) 
   }
 }
 
-TEST(ExecutionOnThreads, CopiesSomethingInThisTestAtAll) {
+TEST(ExecutionOnThreads, PlansOfTheseTestsContainCopies) {
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
     const Execution execution = execute({.residency = residency});
     EXPECT_GT(execution.schedule->copies.size(), 0U) << to_string(residency);
   }
 }
 
-TEST(ExecutionOnThreads, GivesTheSameBitsWithOverlapOrWithout) {
+TEST(ExecutionOnThreads, ProducesTheSameBitsWithAndWithoutOverlap) {
   for (Scenario scenario : scenarios()) {
     const Execution with = execute(scenario);
     scenario.overlap = false;
@@ -66,7 +66,7 @@ TEST(ExecutionOnThreads, GivesTheSameBitsWithOverlapOrWithout) {
   }
 }
 
-TEST(ExecutionOnThreads, VanillaIsTheReferenceToo) {
+TEST(ExecutionOnThreads, VanillaEqualsTheReference) {
   for (const Phase phase : {Phase::kRecompute, Phase::kPolicyUpdate}) {
     const Scenario scenario{.policy = "vanilla", .phase = phase};
     const Execution execution = execute(scenario);
@@ -75,7 +75,7 @@ TEST(ExecutionOnThreads, VanillaIsTheReferenceToo) {
   }
 }
 
-TEST(ExecutionOnThreads, OutputsAreVanillasToTheBitWhereRowsDoNotDependOnTheirPosition) {
+TEST(ExecutionOnThreads, OutputsEqualVanillaBitwiseWithPositionIndependentRows) {
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
     Scenario scenario{.residency = residency, .phase = Phase::kRecompute, .position_independent = true};
     const Execution balanced = execute(scenario);
@@ -96,7 +96,7 @@ TEST(ExecutionOnThreads, RunsOnAnyNumberOfRanksAndNodes) {
   }
 }
 
-TEST(ExecutionOnThreads, RowsComputedAreThePlansQuotasAndTheRowsWithoutARoute) {
+TEST(ExecutionOnThreads, RowsComputedEqualThePlansQuotas) {
   const Scenario scenario{.missing = 0};
   const Execution execution = execute(scenario);
   for (int t = 0; t < execution.schedule->order.size(); ++t) {
@@ -109,7 +109,7 @@ TEST(ExecutionOnThreads, RowsComputedAreThePlansQuotasAndTheRowsWithoutARoute) {
   }
 }
 
-TEST(ExecutionOnThreads, GuestMemoryIsWhatWasPredicted) {
+TEST(ExecutionOnThreads, GuestMemoryEqualsThePrediction) {
   for (const Scenario& scenario : scenarios()) {
     const Execution execution = execute(scenario);
     const GuestMemory predicted =
