@@ -80,8 +80,8 @@ class Plan:
     def suggested_rank_capacity_factor(self) -> float:
         """Returns the smallest moe_expert_rank_capacity_factor for the plan. Waits until the plan is final.
 
-        With this factor, at least 1 and a multiple of 0.001, the buffers of HybridEP and NCCL-EP have room for all rows in
-        all layers and micro-steps.
+        With this factor, at least 1 and a multiple of 0.001, the buffers of HybridEP and NCCL-EP have room for all
+        rows in all layers and micro-steps.
 
         Infinity if a rank without rows of its own in a micro-step computes rows of other ranks.
         """
