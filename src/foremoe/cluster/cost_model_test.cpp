@@ -115,7 +115,7 @@ TEST(CostModel, ABackwardHasTwiceTheFlopsOrThriceWithRecomputation) {
 
 // FineMoE, C.1: repeats all of experts(), nothing else, and no exchange. Keeps rows as received and as returned, but
 // not gate, up and their product.
-TEST(CostModel, ExpertsAloneAreComputedAnewWhereTheRestIsKept) {
+TEST(CostModel, RecomputesOnlyExpertsIfOtherActivationsAreKept) {
   const CostModel kept = small({.recompute_activations = false});
   const CostModel anew = small({.recompute_activations = false, .recompute_experts = true});
   EXPECT_NEAR(experts(anew, {20}, Pass::kBackward), 3 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
@@ -270,7 +270,7 @@ TEST(CostModel, AFasterClusterIsNeverSlower) {
   EXPECT_GT(improved, 50);
 }
 
-TEST(CostModel, SmallReplicasAreNeverCheaperThanAWholeOne) {
+TEST(CostModel, SplittingAReplicaIsNeverCheaper) {
   Random random(7);
   const CostModel large(find_cluster("h100"), *find_model_shape("Qwen3-30B-A3B"));
   for (int trial = 0; trial < 2000; ++trial) {

@@ -207,7 +207,7 @@ TEST_P(ForEachResidency, AcceptsAPreviousPlanWithAnyNumberOfSlots) {
 }
 
 // Two steps with drifting popularity, compared in the same way as `resident` with `static`.
-TEST_P(ForEachResidency, IsNeverWorseWithAFormerPlanThanWithout) {
+TEST_P(ForEachResidency, IsNeverWorseWithAPreviousPlan) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     const test::StepShape shape{.micro_steps = 5, .layers = 2, .ranks = seed % 2 == 0 ? 4 : 8, .experts = 24};
     const LoadTable former = bursty_load(shape, seed);

@@ -265,7 +265,7 @@ TEST(PlannerStages, WithoutReplicationKeepTheInitialGuests) {
   }
 }
 
-TEST(PlannerStages, EachEarnsItsPlace) {
+TEST(PlannerStages, ReplicationAndTokenAssignmentLowerTheImbalance) {
   double all = 0;
   double without_tokens = 0;
   double without_replication = 0;

@@ -50,7 +50,7 @@ const Holders kFigure3b{{0, 2}, {0, 2}, {1, 3}, {1, 3}};
 const Holders kFigure3c{{0, 3}, {0, 1}, {1, 2}, {2, 3}};
 const Loads kFigure3Load{4, 6, 8, 14};
 
-TEST(ReplicaLoads, AreBalancedInFigure3OnlyWhereExpertsJoinAllRanks) {
+TEST(ReplicaLoads, AreBalancedInFigure3OnlyIfExpertsConnectAllRanks) {
   EXPECT_NEAR(lp_1(test::graph_of(4, kFigure3b), kFigure3Load), 11, 1e-6);  // only GPUs 1 and 3 hold experts 2 and 3
   EXPECT_NEAR(lp_1(test::graph_of(4, kFigure3c), kFigure3Load), 8, 1e-6);
 }
@@ -179,7 +179,7 @@ TEST(CommunicationAware, KeepsMoreTokensLocalWithALargerWeight) {
 
 // One expert on four ranks of two nodes, 8 tokens from rank 0. Each pair of tokens above 4 that node 0 serves itself
 // adds one to computation, and saves one token per rank between the nodes.
-TEST(CommunicationAware, KeepsTokensOnTheirNodeByItsWeight) {
+TEST(CommunicationAware, KeepsMoreTokensOnTheirNodeWithALargerWeight) {
   const ReplicaGraph graph = test::graph_of(4, {{0, 1, 2, 3}});
   Array<std::int64_t, 2> input({4, 1});
   input(0, 0) = 8;
@@ -214,7 +214,7 @@ double cost_of(const Instance& i, const planner::Assignment& a, const Topology& 
 
 // The whole tokens of the LP 4 schedule, routed by algorithm 1, cost at least LP 4's objective and at most num_experts
 // + 2 more. The schedule of LP 1 costs no less than the objective either.
-TEST(CommunicationAware, CostsWhatTheRoutedTokensCostAndNeverMoreThanLp1) {
+TEST(CommunicationAware, MatchesTheCostOfRoutedTokens) {
   Random random(5);
   const CommunicationWeights weights;
   for (int n = 0; n < 150; ++n) {
@@ -246,7 +246,7 @@ TEST(Pipelining, SchedulesTheRestOnTopOfEqualParts) {
   EXPECT_THAT(none.rank_load, ElementsAre(4 + 2 + 6, 4 + 2));
 }
 
-TEST(Pipelining, BalancesTheBetterTheMoreIsScheduled) {
+TEST(Pipelining, BalancesBetterTheMoreTokensAreScheduled) {
   Random random(6);
   for (int n = 0; n < 60; ++n) {
     const Instance i = random_instance(random, 8, 16, 400);

@@ -186,7 +186,7 @@ class FeplbStraggler : public testing::Test {
   static constexpr double kMean = 4096 * 8;
 };
 
-TEST_F(FeplbStraggler, WastesBeforehandWhatWasPublished) {
+TEST_F(FeplbStraggler, MatchesThePublishedWasteBeforeBalancing) {
   double waste = 0;
   const Array<Tokens, 2> max_load = plan_of({.dyn = 0}, load(8), 8).max_load;
   for (const Tokens tokens : max_load.flat()) waste += 1 - kMean / static_cast<double>(tokens.value);

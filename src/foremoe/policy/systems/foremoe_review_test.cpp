@@ -58,7 +58,7 @@ TEST(ForeMoeReview, NamesItsAblationsSeparately) {
   EXPECT_THAT(tokens(mda, 1, 0), ElementsAre(0, 8, 0));
 }
 
-TEST(ForeMoeReview, BeginsWithTheFormerStepsHosts) {
+TEST(ForeMoeReview, StartsFromThePreviousStepsHosts) {
   const LoadTable former_load = load_of(2, {{1, 1, 9, 9}});
   const LoadTable load = load_of(2, {{5, 5, 5, 5}});
   const StepPlan cold = plan_of(*bpo_only(), {.load = load});

@@ -75,7 +75,7 @@ TEST(DrawPlacement, KeepsCountsThatFitAndGivesOtherCellsToTheDensestExpert) {
   EXPECT_THAT(count_of({2, 2, 2}), testing::Contains(3));  // two get an index each, the third 1 cell; 1 is left
 }
 
-TEST(LargestDensity, IsEquation3) {
+TEST(LargestDensity, EqualsEquation3) {
   Random random(2);
   for (int n = 0; n < 300; ++n) {
     const AsymmetricShape shape{.num_ranks = 2 + static_cast<int>(random.below(8)), .slots_per_rank = 3};
@@ -172,7 +172,7 @@ TEST_F(Replacing, PlacesWithoutAnInitialPlacement) {
   EXPECT_FALSE(needs_replacement(placements.view()[0], even, 1.0));
 }
 
-TEST_F(Replacing, LooksEveryIntervalAtTheWindowBehindIt) {
+TEST_F(Replacing, EvaluatesTheLastWindowEveryInterval) {
   // Micro-step 2 sees the skew of micro-step 1. An average over all past micro-steps would not reach the threshold.
   const auto placements =
       replace({even, skewed, even, even}, even, true, {.threshold = 1.4, .interval = 2, .window = 1});
