@@ -1,4 +1,4 @@
-"""Gradients of all parameters are means over ranks, inside and outside of phases, or what trains is refused by name."""
+"""Gradients are averaged over ranks inside and outside of phases; setups that do not average are rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ F32 = torch.float32
 
 
 def eager_gradients(seeds: list[int], scale: float = 1.0) -> dict[str, Any]:
-    """Of one process with all experts, whose routers choose: the mean over ranks of the sum over seeds."""
+    """Gradients of one process with all experts and its own routing: mean over ranks of the sum over seeds."""
     model = make_eager_model()
     for seed in seeds:
         for rank in range(RANKS):
@@ -40,7 +40,7 @@ def eager_gradients(seeds: list[int], scale: float = 1.0) -> dict[str, Any]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("reentrant", [None, True, False])  # checkpoints; None: there are none
+@pytest.mark.parametrize("reentrant", [None, True, False])  # None: no activation checkpointing
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp2", "accelerate", "by hand"])
 def test_gradients_without_a_phase_are_those_of_one_process(rank: int, trainer: str, reentrant: bool | None) -> None:
     model = make_model(torch.float64)
@@ -213,7 +213,7 @@ def test_fsdp2_must_average_the_last_micro_step(rank: int) -> None:
 
 @pytest.mark.parametrize("kind", [torch.amp.GradScaler, ShardedGradScaler])
 def test_a_scaler_of_one_rank_is_refused_and_one_of_all_ranks_skips_on_all(rank: int, kind: Any) -> None:
-    """Gradients overflow in one expert of rank 1, in the first of two steps."""
+    """In the first of two steps, the gradients of one expert of rank 1 overflow."""
     ep, model, trained = begin(dtype=F32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = kind("cpu", init_scale=4.0)
@@ -242,7 +242,7 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks_on_gradients_of_experts_are_refused(rank: int, name: str) -> None:
-    """Hooks that are made before experts are spread, before plan(), and inside a phase."""
+    """Registers hooks before experts are spread, before plan(), and inside a phase."""
 
     def expect_refused(act: Callable[[], Any]) -> None:
         said = refusal(act)
@@ -285,7 +285,7 @@ def test_zero_grad_inside_a_phase_is_refused(rank: int, to_none: bool, when: str
 
 
 def test_a_parameter_without_a_gradient_on_any_rank_has_none(rank: int) -> None:
-    """A tower that no rank used, and one that rank 1 alone did."""
+    """No rank uses the first tower; only rank 1 uses the second."""
     model = make_model(F32)
     model.unused, model.used = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     for tower in (model.unused, model.used):

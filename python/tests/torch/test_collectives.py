@@ -1,4 +1,4 @@
-"""What the layers of a planned phase ask of process groups and the device: two all-to-alls a pass, and nothing else."""
+"""Layers of a planned phase issue two all-to-alls per pass, and neither other collectives nor device waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training import LAYERS, begin, draw_all_routes, draw_batches, draw_routes
 
 
 def lacking_in(layer: int | None, rank: int) -> list[Any]:
-    """Routes of two micro-steps; in one layer of the first one a row of rank 1 has none."""
+    """Routes of two micro-steps. In micro-step 0, one row of rank 1 has no route in `layer`."""
     routes = draw_all_routes(rank, 2, 8)
     if layer is not None and rank == 1:
         routes[0][1, 5, layer] = -1
@@ -22,12 +22,13 @@ def lacking_in(layer: int | None, rank: int) -> list[Any]:
 def count_in_a_phase(
     rank: int, routes: list[Any] | None = None, *, path: str = "peer", micro_step: int = 0, **options: Any
 ) -> dict[str, int]:
-    """Collectives and waits for the device in the layers of one micro-step, forward and backward. Copies and gradients
-    of guests, which are on their own group, are left out."""
+    """Counts collectives and device waits in the layers of one micro-step, forward and backward.
+
+    Excludes copies and gradients of guests, which use their own group."""
     ep, model, _ = begin(dtype=torch.float32, path=path)
     (batch,) = draw_batches(rank, 1, 8)
     counter = Counter()
-    drawn = mock.patch("foremoe.torch.figures.judge", return_value="")  # drawn routes are those of other rows
+    drawn = mock.patch("foremoe.torch.figures.judge", return_value="")  # the drawn routes do not match the batch
     options = {"unrouted": "drop", "on_mismatch": "refuse", **options}
     with drawn, ep.plan(routes or draw_routes(rank, 1, 8), **options) as phase:
         for m in phase.micro_steps:

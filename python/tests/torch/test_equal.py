@@ -1,4 +1,4 @@
-"""Training under a plan is training: loss and every gradient are those of one eager process."""
+"""Training under a plan gives the same loss and gradients as one eager process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from training import (
 
 F32, F64 = torch.float32, torch.float64
 RESIDENCIES = ("static", "resident", "shared")
-BALANCERS = ("feplb", "llep", "ultraep", "moonep")  # whose plans are `shared`, whatever is asked for
+BALANCERS = ("feplb", "llep", "ultraep", "moonep")  # their plans are always `shared`
 STEPS: dict[str, dict[str, Any]] = {
     "ddp": {"seed": 4, "wrapper": "ddp"},
     "no guests": {"guest_slots": 0, "path": "host"},
@@ -42,7 +42,7 @@ for residency in RESIDENCIES:
 for policy in BALANCERS:
     STEPS[policy] = {"seed": 6, "policy": policy}
 
-copies: dict[str, tuple[int, int]] = {}  # into all ranks, by case: by either path, and by the host path
+copies: dict[str, tuple[int, int]] = {}  # per case, over all ranks: copies by either path, and by the host path
 
 
 def copies_of(rank: int, case: str) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def copies_of(rank: int, case: str) -> tuple[int, int]:
 @pytest.mark.parametrize("case", STEPS)
 def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, case: str) -> None:
     copied, from_host = copies_of(rank, case)
-    if case not in BALANCERS:  # they may find nothing to copy
+    if case not in BALANCERS:  # a balancer may plan no copies
         assert (copied > 0) == (case != "no guests"), "guests were there"
     if "auto" in case:
         assert (0 < from_host < copied) if "shared" in case else (0 <= from_host <= copied)
@@ -73,7 +73,7 @@ def test_guests_that_stay_are_copied_less_often_and_not_again_for_a_recomputatio
 
 
 def error_of(grads: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Over all tensors, each relative to its own size."""
+    """Root of the sum of squared relative errors over all tensors."""
     total = 0.0
     for name, grad in grads.items():
         exact = expected[name].double()
@@ -83,7 +83,7 @@ def error_of(grads: dict[str, Any], expected: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_short_types_round_no_worse_than_one_eager_process(rank: int, dtype: Any) -> None:
-    """By errors against float64."""
+    """Compares errors relative to float64."""
     batches, routes = ([draw(r, 2, 9) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
     _, exact = reference(F64, batches, routes, weights=dtype)
     try:
@@ -115,7 +115,7 @@ def replace(ep: Any) -> None:
     (replace, "the weights experts were replaced"),
 ])  # fmt: skip
 def test_stale_weights_are_refused_and_gradients_stay(rank: int, change: Callable[[Any], None], words: str) -> None:
-    """Weights that change inside a phase make guests stale."""
+    """Weights that change inside a phase would make guests stale."""
     ep, _, trained = begin(dtype=F32, residency="shared")
     weights = ep.expert_parameters()
     gradients = [torch.ones_like(w) for w in weights]
@@ -127,7 +127,7 @@ def test_stale_weights_are_refused_and_gradients_stay(rank: int, change: Callabl
 
 
 def test_a_checkpoint_of_several_layers_is_refused_under_shared(rank: int) -> None:
-    """The buffers of one layer are lent to the next."""
+    """Layers share guest buffers in turn, so a recomputation of several layers would need them twice."""
     ep, model, _ = begin(dtype=F32, residency="shared")
     (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
 
@@ -148,7 +148,7 @@ def test_a_phase_of_forwards_alone_gives_the_same_outputs(rank: int, path: str) 
 
 
 def test_evaluation_needs_no_plan(rank: int) -> None:
-    """Without a phase every row runs at its home: the output is that of the whole model."""
+    """Without a phase every row is served at home, and the output equals that of the whole model."""
     whole, model = make_model(F32), make_model(F32)
     spread(model)
     (batch,) = draw_batches(rank, 1, 7)

@@ -1,4 +1,4 @@
-"""What a rank computes of the rows that it received, in one process."""
+"""Computation of received rows in home and guest slots, in one process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from foremoe.torch.dispatch import Dispatch
 from foremoe.torch.exchange import computed_in_slots
 
 HOMES, GUESTS, HIDDEN = 2, 2, 4
-ENDS = torch.tensor([3, 5, 6, 9], dtype=torch.int32)  # of the rows of each slot
+ENDS = torch.tensor([3, 5, 6, 9], dtype=torch.int32)  # end of each slot's rows
 HOME_ROWS = int(ENDS[HOMES - 1])
 
 
 class Noted(torch.autograd.Function):
-    """The identity, which says when it ran."""
+    """Identity that records each forward and backward in `events`."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, events: list[str], who: str) -> Any:
@@ -48,7 +48,7 @@ class Layer:
 
 
 class Guests:
-    """What LayerTurn is to GuestRows."""
+    """Replaces LayerTurn as seen by GuestRows."""
 
     def __init__(self, events: list[str]) -> None:
         self.matrix = torch.randn(GUESTS, HIDDEN, HIDDEN)

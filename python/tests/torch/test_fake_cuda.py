@@ -1,4 +1,4 @@
-"""Planned layers never make the host wait for the device: checked on device "cuda" without a GPU (fake_cuda.py)."""
+"""Planned layers never make the host wait for the device. Runs on a fake device "cuda" (fake_cuda.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cuda() -> Iterator[FakeCuda]:
 
 
 def draw_routes() -> list[torch.Tensor]:
-    """Of each micro-step, [rows, layers, top_k]; experts of all ranks but 0 are popular, so that rank 0 has guests."""
+    """Routes of each micro-step, [rows, layers, top_k]. The hot experts are not on rank 0, so rank 0 has guests."""
     random = torch.Generator().manual_seed(0)
     weight = torch.full((EXPERTS,), 0.02)
     weight[5], weight[9], weight[13] = 1.0, 0.6, 0.4
@@ -49,18 +49,17 @@ def waits_of_a_phase(
     spoil: Callable[[torch.Tensor], object] | None = None,
     **options: Any,
 ) -> tuple[list[str], int]:
-    """Waits in all micro-steps, from what prepares them to their backward pass; and copies of experts into this rank.
+    """Returns the waits in all micro-steps, from preparation to backward, and the number of copies into this rank.
 
-    Everything is planned on the CPU. Then the weights are fake tensors on "cuda". spoil: called with the hidden states
-    of each layer.
+    Plans on the CPU, then replaces weights by fake "cuda" tensors. spoil: called with each layer's hidden states.
     """
     sizes = Sizes(experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, intermediate=HIDDEN, dtype="bfloat16")
     layers = [Experts(f"layer {i}", sizes) for i in range(LAYERS)]
     with mock.patch(
         "foremoe.torch.channels.can_make_gloo", lambda *_: False
-    ):  # each rank plans all: nobody else is there
+    ):  # this rank plans all layers: no other rank runs
         ep = ExpertParallel(layers, ranks_per_node=2, **options)
-    ep.ranks = dataclasses.replace(ep.ranks, failures=None)  # the fake group's store has an entry for every key
+    ep.ranks = dataclasses.replace(ep.ranks, failures=None)  # the fake group's store returns a value for any key
     planned = ep.plan(draw_routes(), phase, on_mismatch=on_mismatch)
     for layer in layers:
         layer.set_weights({name: cuda.parameter_like(weight) for name, weight in layer.weights().items()})
@@ -68,7 +67,7 @@ def waits_of_a_phase(
     ep.experts.ranks = dataclasses.replace(ep.ranks, device=cuda.device)
     grad = contextlib.nullcontext() if phase == "policy_update" else torch.no_grad()
     cuda.waits.clear()
-    plans_are_alike = mock.patch("foremoe.torch.phase.others_than", lambda *_: [])  # once a phase it waits for others
+    plans_are_alike = mock.patch("foremoe.torch.phase.others_than", lambda *_: [])  # it waits for peers once per phase
     with plans_are_alike, cuda.stand_ins(), contextlib.suppress(Left), grad, planned:
         for m in planned.micro_steps:
             with planned.micro_step(m):
@@ -105,7 +104,7 @@ def test_layers_whose_routers_choose_wait_for_counts_and_the_harness_sees_it(cud
 def test_a_planted_look_at_a_value_is_counted(cuda: FakeCuda, read: str) -> None:
     with pytest.raises((*DATA_DEPENDENT, RuntimeError, TypeError)):
         waits_of_a_phase(cuda, spoil=lambda hidden: getattr(hidden.sum(), read)())
-    if read != "numpy":  # it raises before it reads
+    if read != "numpy":  # numpy() raises before it reads
         assert len(cuda.waits) == 1
         assert "test_fake_cuda.py" in cuda.waits[0]
 
@@ -139,7 +138,7 @@ def test_a_copy_that_is_pinned_and_does_not_block_is_no_wait(cuda: FakeCuda) -> 
 
 
 def test_layouts_that_cuda_refuses_are_refused(cuda: FakeCuda) -> None:
-    """The strides of a grouped GEMM's operands are multiples of 16 bytes."""
+    """Operands of a grouped GEMM need strides that are multiples of 16 bytes."""
     with cuda.stand_ins():
         offsets = torch.zeros(2, dtype=torch.int32, device=cuda.device)
         rows = torch.zeros(4, 8, dtype=torch.bfloat16, device=cuda.device)
@@ -150,7 +149,7 @@ def test_layouts_that_cuda_refuses_are_refused(cuda: FakeCuda) -> None:
 
 
 def test_gradients_of_the_stand_in_for_the_autograd_engine_are_those_of_autograd(cuda: FakeCuda) -> None:
-    """On real tensors: values, accumulation where a tensor is read twice, and gradients of chosen inputs alone."""
+    """Checks on real tensors: values, accumulation of a tensor read twice, and gradients of selected inputs."""
 
     def gradients() -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""Groups of expert parallelism that are not the world: each has its own model and plan, and knows nothing of the other.
+"""Expert-parallel groups smaller than the world, each with its own model and plan.
 
-There are two groups whose ranks are neither adjacent nor in the world's order.
+The ranks of the two groups interleave: (0, 2) and (1, 3).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def groups() -> list[Any]:
 
 
 def place(rank: int) -> tuple[int, int, Any]:
-    """Which group it is in, its rank there, and the group."""
+    """Returns the index of this rank's group, the rank within it, and the group."""
     (which,) = (i for i, ranks in enumerate(GROUPS) if rank in ranks)
     return which, GROUPS[which].index(rank), groups()[which]
 
@@ -64,7 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_those_of_one_eager_process_per_group_and_plans_too(rank: int, case: str) -> None:
-    """Under "peer" one of the groups has a micro-step more than the other, and ranks of its own on different nodes."""
+    """In "peer" cases group 1 has uneven micro-batches, and one rank per node where group 0 has two."""
     which, own, group = place(rank)
     nodes = {"ranks_per_node": 2 - which} if "residency" in CASES[case] else {}
     options = CASES[case] | nodes | {"uneven": "peer" in case and which == 1}
@@ -109,7 +109,7 @@ def said(of: Callable[[], Any]) -> str:
 
 
 def test_ranks_that_made_other_groups_before_are_told_so(rank: int) -> None:
-    """One rank has made a group more than the others, then all have as many again. Not all versions count these."""
+    """Rank 0 creates an extra group, then the others do. Some PyTorch versions do not count these groups."""
     _, _, group = place(rank)
 
     def make_one() -> None:
@@ -126,7 +126,7 @@ def test_ranks_that_made_other_groups_before_are_told_so(rank: int) -> None:
 
 
 def test_all_ranks_ask_torch_for_the_groups_of_all_in_one_order_and_get_their_own(rank: int) -> None:
-    """Where a new group splits the NCCL communicator, every rank of the default group must ask for it."""
+    """If new_group() splits the NCCL communicator, every rank of the default group must call it."""
     which, _, group = place(rank)
     own = dist.new_group
 
@@ -175,12 +175,12 @@ kept: list[Any] = []
 
 
 def end_at_once(rank: int) -> dict[str, Any]:
-    """Like a script whose last word is an exchange, and whose model still refers to its group."""
+    """Ends like a script that exits right after an exchange, with a live reference to its group."""
     kept.append(dist.group.WORLD)
     make_groups([])
 
     def last_word() -> None:
-        sys.setswitchinterval(30)  # so gloo's thread, which wants to let go of the tensors, is not let in below
+        sys.setswitchinterval(30)  # keeps the GIL below from gloo's thread, which must release the tensors
         kept[0].barrier().wait()
         kept[0].alltoall_base(torch.empty(RANKS, 1), torch.ones(RANKS, 1), [], [])
         since = time.monotonic()
@@ -207,7 +207,7 @@ def test_a_rank_whose_last_word_is_an_exchange_ends_well() -> None:
 def test_a_torch_that_would_wait_forever_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, version: str, bound: int | None, backend: str, waits: bool
 ) -> None:
-    """Before 2.15 ranks outside a gloo group split the default NCCL communicator, and its members do not."""
+    """Before 2.15, ranks outside a gloo group split the default NCCL communicator, while its members do not."""
     world = types.SimpleNamespace(bound_device_id=bound if bound is None else torch.device("cuda", bound))
     monkeypatch.setattr(groups_module.dist, "group", types.SimpleNamespace(WORLD=world))
     monkeypatch.setattr(torch, "__version__", version)

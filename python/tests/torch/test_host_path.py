@@ -1,4 +1,4 @@
-"""The host path when something goes wrong: layers run at homes, on all ranks alike, and gradients stay exact."""
+"""Faults of the host path: all ranks serve the affected layers at home, and gradients stay exact."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from foremoe._engine.arena import NodeArena
 from foremoe._engine.host_path import HostPath
 from foremoe.torch import ExpertParallel
 
-LONG = 60.0  # seconds, far above a phase's host_timeout: who waited for it in full would find nothing missing
+LONG = 60.0  # seconds, far above host_timeout: a phase that waited this long would have no fallbacks
 
 
 def names_in_shared_memory(processes: set[int] | None = None) -> list[str]:
-    """That one of these processes made, by default this one."""
+    """Names of shared-memory files created by these processes, by default by this one."""
     makers = processes or {os.getpid()}
     return [f.name for f in pathlib.Path("/dev/shm").glob("foremoe-*") if int(f.name.split("-")[3]) in makers]
 
 
 def once_filled(change: Callable[[Any], None]) -> Spoil:
-    """On each rank: change(arena) when all is published and nothing was read."""
+    """Calls change(arena) on each rank after all experts are published and before any is read."""
 
     @contextlib.contextmanager
     def spoil(ep: Any, phase: Any) -> Iterator[None]:
@@ -60,13 +60,13 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
 
 
 def flip_a_bit(arena: Any) -> None:
-    """In the first expert of the first node's arena."""
+    """Flips a bit in the first expert of the first node's arena."""
     if arena._ranks.rank == 0:
         arena._places.segments(next(iter(arena._places._of)))[-1][5] ^= 1
 
 
 def bring_stale_weights(arena: Any) -> None:
-    """Of the phase before, in place of this one's first expert."""
+    """Replaces the first expert by weights of the previous phase's version."""
     places = arena._places
     if arena._ranks.rank == 0:
         zeros = [np.zeros_like(segment) for segment in places.segments(next(iter(places._of)))]
@@ -88,7 +88,7 @@ def publish_nothing(ep: Any, phase: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def publish_late(ep: Any, phase: Any) -> Iterator[None]:
-    """Experts come after micro-step 0, when nobody waits for them any more."""
+    """Publishes experts after the ranks have agreed on micro-steps 0 and 1 without them."""
     publish, agree = NodeArena._publish, HostPath.agree
     late: list[Any] = []
 
@@ -99,7 +99,7 @@ def publish_late(ep: Any, phase: Any) -> Iterator[None]:
     def agree_then_publish(self: Any, micro_step: int) -> Any:
         at_homes = agree(self, micro_step)
         if micro_step == 0:
-            self._check.result()  # of micro-step 1: they are not there
+            self._check.result()  # the check of micro-step 1 finds no experts
             dist.barrier(ep.ranks.agreement.group)
             for of in late:
                 publish(*of).result()
@@ -112,7 +112,7 @@ def publish_late(ep: Any, phase: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_the_end() -> Iterator[threading.Event]:
-    """An event that is set when a rank lets its arena go."""
+    """Yields an event that is set when a rank closes its host path."""
     close, ended = HostPath.close, threading.Event()
 
     def end_then_close(self: Any, complete: bool) -> None:
@@ -125,7 +125,7 @@ def until_the_end() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def hold_what_comes(ep: Any, phase: Any) -> Iterator[None]:
-    """What owners on other nodes send is on its way until the phase ends."""
+    """Delays receives from owners on other nodes until the phase ends."""
     start = arena.start_point_to_point
 
     class Held:
@@ -146,7 +146,7 @@ def hold_what_comes(ep: Any, phase: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_what_is_written(ep: Any, phase: Any) -> Iterator[None]:
-    """Each rank writes nothing into its arena until the phase ends."""
+    """Delays all writes into the arena until the phase ends."""
     write = NodeArena._write
 
     def held(self: Any, *of: Any) -> None:
@@ -171,7 +171,7 @@ results: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def run(rank: int, fault: str, how: str) -> dict[str, Any]:
-    """A step that some guests of do not reach. Once."""
+    """Runs a step in which some guests do not arrive. Cached per fault and mode."""
     if (fault, how) not in results:
         options: dict[str, Any] = {"checkpointing": True} if how == "checkpointing" else {"residency": how}
         of_fault = {"host_timeout": 0.3, "spoil": FAULTS[fault]} if fault else {}
@@ -204,7 +204,7 @@ def test_nobody_waits_for_a_slow_link_or_a_slow_writer(rank: int) -> None:
 
 
 def test_memory_that_cannot_be_shared_is_refused_on_all_ranks_which_may_go_on_by_the_peer_path(rank: int) -> None:
-    """Too little shared memory on one node."""
+    """One node has too little shared memory."""
 
     def too_little(experts: Any, segment_bytes: Any) -> Any:
         raise foremoe.InputError("too little memory")
@@ -243,7 +243,7 @@ def train_and_fail(rank: int, folder: str, fails: str) -> None:
         at_homes = agree(self, micro_step)
         if fails == "killed" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        if fails == "damaged":  # after the check
+        if fails == "damaged":  # after the checksum was verified
             for expert in self._arena._places._of:
                 self._arena._places.segments(expert)[0][0] ^= 1 << rank
             dist.barrier()
@@ -276,7 +276,7 @@ def test_a_failure_after_the_agreement_ends_all_ranks_with_nothing_applied(fails
         assert not any(alive)
         said = {int(path.name): path.read_text() for path in pathlib.Path(folder).glob("[0-9]")}
         left = names_in_shared_memory(started)
-    # Rank 1 alone has a guest.
+    # Only rank 1 has a guest.
     assert sorted(said) == ([0, 1] if fails == "damaged" else [0])
     assert all(of.startswith("as before: ") for of in said.values()), said
     assert fails == "killed" or "was damaged in the node's arena after it had been checked" in said[1]
