@@ -75,7 +75,7 @@ class Counter:
             hook.remove()
 
     def count_layers(self, model: Any, batch: Any, *importers: Any) -> None:
-        """Runs a transformers model forward and backward. Counts waits in MoE layers and in backward, collectives anywhere."""
+        """Counts collectives of a forward and backward, and the waits in MoE layers and in the backward."""
         layers = [of.mlp for of in model.model.layers]
         with self.collectives(*importers), self.waits_in(*layers):
             out = model(batch, use_cache=False).logits

@@ -138,7 +138,7 @@ def wrap(case: Case, config: Any, net: Any) -> Any:
 
 
 def routes_of(step: int, micro_step: int, layer: int, rank: int) -> Any:
-    """Draws skewed routes, int64 [tokens, top_k]. Steps >= 10 are more skewed. Each micro-step has its own hot experts."""
+    """Draws skewed routes, int64 [tokens, top_k], more skewed from step 10 on. Hot experts change with the micro-step."""
     of = 100 * step + 10 * micro_step + layer
     power, least = (4, 0.02) if step < 10 else (8, 0.001)
     popular = torch.rand(EXPERTS, generator=torch.Generator().manual_seed(of)) ** power + least
@@ -195,12 +195,10 @@ def train(
     inside: Callable[[Any, int], contextlib.AbstractContextManager[Any]] | None = None,
     after: Callable[[Any, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains STEPS steps of plain gradient descent. Returns losses, gradients of inputs and of weights, and rows.
+    """Trains by plain gradient descent. Returns losses, gradients of inputs and of weights, and rows.
 
-    Args:
-        prepare: Called with the model; its result is the first argument of `inside` and `after`.
-        inside: Makes a context around the passes of a step.
-        after: Called at the end of a step's passes, before gradients are synchronized.
+    `inside` and `after` get the result of prepare(model). inside() makes a context around a step's passes; after() runs
+    at its end, before gradients are synchronized.
     """
     from megatron.core.transformer.moe.router_replay import RouterReplay
 
@@ -296,9 +294,8 @@ def under_a_plan(
 
 
 def expect_no_waits(planned: bool = True, **options: Any) -> None:
-    """Asserts that a planned forward and backward neither waits for the device nor gathers counts.
-
-    With planned=False asserts that the same counter sees both."""
+    """Asserts that a planned forward and backward neither waits for the device nor gathers counts. With planned=False,
+    asserts that the same counter sees both."""
     begin_groups(4)
     net = make_net(make_config(Case()))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2, **options)

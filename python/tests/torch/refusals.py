@@ -24,9 +24,8 @@ def refusal(call: Callable[[], Any]) -> str:
 
 
 def input_error(call: Callable[[], Any], within: float = 60.0) -> str:
-    """Returns the message of the InputError that `call` raises, or "nothing". Collective.
-
-    Asserts that the message begins with the error's field and that `call` ends within `within` seconds."""
+    """Returns the message of the InputError that `call` raises, or "nothing". Collective. Asserts that the message
+    begins with the error's field and that `call` takes less than `within` seconds."""
     dist.barrier()
     since = time.monotonic()
     said = "nothing"

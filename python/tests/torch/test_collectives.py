@@ -22,9 +22,8 @@ def lacking_in(layer: int | None, rank: int) -> list[Any]:
 def count_in_a_phase(
     rank: int, routes: list[Any] | None = None, *, path: str = "peer", micro_step: int = 0, **options: Any
 ) -> dict[str, int]:
-    """Counts collectives and device waits in the layers of one micro-step, forward and backward.
-
-    Excludes copies and gradients of guests, which use their own group."""
+    """Counts collectives and device waits in the layers of one micro-step, forward and backward. Excludes copies and
+    gradients of guests, which use their own group."""
     ep, model, _ = begin(dtype=torch.float32, path=path)
     (batch,) = draw_batches(rank, 1, 8)
     counter = Counter()

@@ -1,6 +1,6 @@
-"""Megatron-LM's MoE layers under a plan, against the same layers as Megatron-LM runs them.
+"""Compares Megatron-LM's MoE layers under a plan with the same layers without one.
 
-Expert parallelism is of 4, and of 2 with two expert-data-parallel replicas.
+Uses EP 4, and EP 2 with two expert-data-parallel replicas.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Planned:
         self.rows.append(int(made.slot_tokens[:, :, replicas._ranks.rank].sum()))
 
     def detach(self) -> bool:
-        """Whether the model is as it was."""
+        """Detaches. Returns whether the model and its dispatchers are unchanged."""
         before = state(self.model)
         self.replicas.detach()
         dispatchers = [m.token_dispatcher for m in self.model.modules() if hasattr(m, "token_dispatcher")]
@@ -102,7 +102,7 @@ class Planned:
 
 
 def compare(case: Case, options: dict[str, Any], **more: Any) -> tuple[dict[str, float], Planned, dict[str, Any]]:
-    """Differences, how it was planned, and what was found."""
+    """Returns differences from an unplanned run, the planned run, and the result of train()."""
     begin_groups(case.ep)
     planned = Planned(**options)
     found = train(case, planned.prepare, planned.inside, **more)
@@ -113,7 +113,7 @@ def compare(case: Case, options: dict[str, Any], **more: Any) -> tuple[dict[str,
 def test_losses_and_gradients_are_those_of_megatrons_own_layers_and_models_stay_as_they_were(
     rank: int, name: str
 ) -> None:
-    """Nothing is registered, every rank computes the rows that were planned for it, and detach() gives all back."""
+    """Also: no module is registered, ranks compute their planned rows, and detach() restores the model."""
     case, options = (CASES | ROUNDED)[name]
     worst, planned, found = compare(case, options)
     assert planned.same and planned.detach()
@@ -126,7 +126,7 @@ def test_losses_and_gradients_are_those_of_megatrons_own_layers_and_models_stay_
     for metrics in planned.metrics:
         assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
         assert metrics["foremoe/rho_planned"] <= metrics["foremoe/rho_vanilla"]
-        for of_rho, of_buffers in (("rho_planned_max", ""), ("rho_vanilla_max", "_vanilla")):  # as many tokens each
+        for of_rho, of_buffers in (("rho_planned_max", ""), ("rho_vanilla_max", "_vanilla")):  # equal tokens per rank
             factor = metrics[f"foremoe/rank_capacity_factor{of_buffers}"]
             assert 0 <= factor - metrics[f"foremoe/{of_rho}"] < 0.002
     if "recomputed" not in name and "shared" not in name:

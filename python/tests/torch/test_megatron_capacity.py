@@ -1,4 +1,4 @@
-"""How much room Megatron-LM's flex dispatcher must have, against its own formula, row by row."""
+"""Checks the suggested buffer capacity of Megatron-LM's flex dispatcher against its own formula, row by row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(seed: int, micro_steps: int = 3, layers: int = 2, tokens: int = TOKENS
 
 
 def rows_beyond(load: foremoe.Load, slots: np.ndarray, factor: float, *, align: int = 1, padded: bool = False) -> int:
-    """Over all layers, micro-steps and ranks: rows for which HybridEP's budget has no room."""
+    """Number of rows that exceed HybridEP's budget, over all layers, micro-steps and ranks."""
     beyond = 0
     for m, layer, rank, _ in np.ndindex(*slots.shape[:3], 1):
         tokens = [int(load.array[m, layer, r].sum()) // TOP_K for r in range(RANKS)]
@@ -62,14 +62,14 @@ def test_a_plan_tells_its_factor() -> None:
     future: Future[foremoe.Plan] = Future()
     future.set_result(made := foremoe.plan(load, guest_slots=1))
     plan = Plan(load, types.SimpleNamespace(finish=future.result), "policy_update", 1, Buffers())  # type: ignore[arg-type]
-    # Oracle: of all ranks the one with the most rows, in any layer and micro-step.
+    # Oracle: the most rows of any rank in any layer and micro-step.
     rows = made.slot_tokens.sum(-1)
     assert plan.suggested_rank_capacity_factor() == math.ceil(1000 * int(rows.max()) / (TOKENS * TOP_K)) / 1000
     assert Buffers().factor(load, home_slots(load)) > 1.3 > 1.1 > plan.suggested_rank_capacity_factor()
 
 
 def test_a_factor_that_is_no_binary_fraction_holds_its_last_row() -> None:
-    """As int(1000 · 1.001) is 1000."""
+    """int(1000 · 1.001) is 1000."""
     assert int(1000 * 1.001) == 1000
     load = load_of(np.array([[[[1000, 0], [1000, 0]]]]))
     for rows in range(1000, 4000):
@@ -79,7 +79,7 @@ def test_a_factor_that_is_no_binary_fraction_holds_its_last_row() -> None:
 
 def test_the_rows_of_each_slot_are_padded() -> None:
     load = load_of(np.full((1, 1, 2, 4), 10))
-    assert Buffers(16).factor(load, home_slots(load)) == 1.6  # of 2 experts 20 rows each, padded to 32 each; 40 tokens
+    assert Buffers(16).factor(load, home_slots(load)) == 1.6  # 2 experts of 20 rows, padded to 32 rows; 40 tokens
 
 
 def test_a_rank_without_tokens_has_room_for_none_unless_all_are_padded() -> None:

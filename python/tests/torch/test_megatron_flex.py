@@ -1,6 +1,6 @@
-"""Megatron-LM's flex dispatcher under a plan, with its own managers and stand-ins for their kernels.
+"""Compares Megatron-LM's flex dispatcher under a plan with its all-to-all dispatcher.
 
-What is expected is what Megatron-LM's all-to-all dispatcher computes.
+Uses Megatron-LM's own managers; gloo code replaces their kernels (megatron_flex_kernels.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
 
 
 class Sharp:
-    """Routers so sure that some of the chosen experts have probability 0."""
+    """Scales router weights so that some chosen experts get probability 0, and counts these."""
 
     def __init__(self) -> None:
         self.zeros = 0
@@ -109,7 +109,7 @@ def test_a_stale_guest_is_seen(rank: int) -> None:
 
 
 def test_nccls_context_is_made_anew_where_the_number_of_experts_changes(rank: int) -> None:
-    """Before, in and after a step."""
+    """Runs the model before, in and after a step."""
     kernels.expect("ncclep")
     begin_groups(4)
     case = kernels.with_backend(Case(config=ROUTER), "ncclep", moe_expert_rank_capacity_factor=4.0)
@@ -133,7 +133,7 @@ def test_nccls_context_is_made_anew_where_the_number_of_experts_changes(rank: in
 
 
 def test_a_plan_that_needs_larger_buffers_is_refused(rank: int) -> None:
-    """0.16 has no such field."""
+    """megatron-core 0.16 lacks moe_expert_rank_capacity_factor, so the test sets it."""
     kernels.expect("hybridep")
     begin_groups(4)
     net = make_net(make_config(kernels.with_backend(Case(config=ROUTER), "hybridep")))

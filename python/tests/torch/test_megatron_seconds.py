@@ -1,4 +1,4 @@
-"""The seconds that shadow mode says a step would take."""
+"""Step times that shadow mode models."""
 
 from __future__ import annotations
 

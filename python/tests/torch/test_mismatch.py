@@ -1,4 +1,4 @@
-"""Routers that choose other experts than recorded, under on_mismatch="home": all is as in one eager process."""
+"""Under on_mismatch="home", routers that choose other experts than recorded train as in one eager process."""
 
 from __future__ import annotations
 

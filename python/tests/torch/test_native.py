@@ -1,4 +1,4 @@
-"""Models that transformers loaded in parts, each rank its own experts: planned, they train as one eager process."""
+"""Models whose experts transformers sharded at load time train under a plan as in one eager process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from foremoe.torch import ExpertParallel
 
 
 def load(dtype: Any, **config: Any) -> Any:
-    """float64: torch's grouped_mm, which transformers' own exchange would run, has no such kernel."""
+    """Loads a sharded model. In float64 experts run eagerly, since torch's grouped_mm has no float64 kernel."""
     config = {"fsdp_size": RANKS, "ep_size": RANKS, "ep_implementation": "foremoe"} | config
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder_of(dtype),
@@ -52,7 +52,7 @@ F32, F64 = torch.float32, torch.float64
 
 @functools.cache
 def folder_of(dtype: Any) -> str:
-    """A folder with the files of the whole model."""
+    """Returns a folder with the checkpoint of the whole model."""
     rank = dist.get_rank()
     transformers.utils.logging.disable_progress_bar()
     folders = [tempfile.mkdtemp() if rank == 0 else None]
@@ -93,7 +93,7 @@ def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, options:
 
 
 def test_clipped_steps_of_adamw_give_the_same_weights_which_leave_the_ranks_whole(rank: int) -> None:
-    """Two steps, the second of two phases; then the weights in every form in which they leave the ranks."""
+    """Trains two steps, the second of two phases, then compares weights in every format that gathers them."""
     model, eager = load(F64), make_model(F64)
     ep = attach(model)
     optimizer, expected = (torch.optim.AdamW(m.parameters(), lr=0.05, weight_decay=0.1) for m in (model, eager))
@@ -133,7 +133,7 @@ def test_clipped_steps_of_adamw_give_the_same_weights_which_leave_the_ranks_whol
 
 
 def test_a_forward_without_a_plan_is_that_of_the_whole_model(rank: int) -> None:
-    """Before a plan can be made, without one, within a phase, and when the executor is gone again."""
+    """Checks before attaching, without a plan, within a phase, and after detaching."""
     whole, model = make_model(F64), load(F64)
     whole.set_experts_implementation("eager")
     (batch,) = draw_batches(rank, 1, 7)
@@ -178,14 +178,14 @@ def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(rank: int) ->
         with phase.micro_step(0):
             counter.count_layers(model, draw_batches(rank, 1, 8)[0], native)
         phase.drain()
-    assert counter.counts.pop("batch_isend_irecv") > 0  # copies and gradients, on their own group
+    assert counter.counts.pop("batch_isend_irecv") > 0  # copies and gradients of guests, on their own group
     assert counter.counts == {"all_to_all_single": 4 * LAYERS}
 
 
 def test_the_same_count_sees_the_exchange_of_counts_by_transformers(rank: int) -> None:
     counter = Counter()
     counter.count_layers(load(F32), draw_batches(rank, 1, 8)[0], native)
-    assert counter.counts["all_to_all_single"] == LAYERS  # counts; rows go by the functions with gradients
+    assert counter.counts["all_to_all_single"] == LAYERS  # counts; rows use all_to_all_single_autograd
     assert counter.counts["all_to_all_single_autograd"] == 2 * LAYERS
     assert counter.counts["waits"] >= LAYERS
 

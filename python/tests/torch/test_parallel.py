@@ -1,4 +1,4 @@
-"""What an engineer can get wrong, and what a rank that dies does to the others."""
+"""Misuse of ExpertParallel, and the effect of a rank that dies on the others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ import foremoe
 from foremoe._engine.arguments import PlanningArguments, expect_warm_start
 from foremoe.torch import ExpertParallel, grouped_linear
 
-# Whose plans are of residency shared, whatever is asked.
+# Policies whose plans always have residency shared.
 SHARING = ("feplb", "llep", "ultraep", "moonep", "echo", "fastermoe")
 
 
 class Hides(torch.autograd.Function):
-    """rows @ weight, which keeps its weight where autograd does not see it."""
+    """rows @ weight. Stores the weight outside autograd's saved tensors."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any) -> Any:
@@ -49,7 +49,7 @@ class Hiding(Layer):
 
 
 class Summed(Layer):
-    """Its experts are sums of two weights, of which autograd gives both gradients in one tensor."""
+    """Uses the sum of two weights. Autograd returns one tensor as the gradient of both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def halves() -> list[Any]:
 
 
 def spread(layers: list[Layer], **options: Any) -> Any:
-    """Over two ranks, of a model that has no other parameters. The other two do the same."""
+    """Spreads layers over this rank's group of two ranks. The model has no other parameters."""
     ep = ExpertParallel(layers, halves()[dist.get_rank() // 2], replicate_group=None, **options)
     ep.wrap(torch.nn.Module(), "own")
     return ep
@@ -87,7 +87,7 @@ def ones(layer: Layer) -> tuple[Any, Any, Any]:
 
 
 def run_one(ep: Any, layer: Layer, micro_steps: int = 1) -> int:
-    """Returns the number of experts that were copied into this rank."""
+    """Runs one phase. Returns the number of experts copied into this rank."""
     phase = ep.plan(routes() * micro_steps)
     with phase:
         for m in phase.micro_steps:
@@ -148,7 +148,7 @@ def test_layers_that_cannot_be_spread_are_refused(rank: int) -> None:
     inside = Layer()
     left = spread([inside])
     with left.unplanned():
-        copied = copy.deepcopy(inside)  # as reference models are made
+        copied = copy.deepcopy(inside)  # the usual way to make a reference model
         left.detach()
     assert inside.execute is None and copied.execute is not None
 
@@ -181,7 +181,7 @@ def test_routes_and_options_of_a_phase_that_cannot_be_are_refused(rank: int) -> 
 
 
 def plan_of(source: list[int], **options: Any) -> foremoe.Plan:
-    """A former plan, with one guest on rank 1 where the source is HOT."""
+    """Makes a former plan. With source HOT it has one guest, on rank 1."""
     return foremoe.plan(foremoe.Load.from_array(np.array([[[source] * 2]]), top_k=1), **options)
 
 
@@ -259,7 +259,7 @@ def test_a_rank_without_a_batch_is_told_to_idle(rank: int) -> None:
         uneven.drain()
 
 
-ROWS = (4, 1, 0, 1)  # of each expert, over both ranks
+ROWS = (4, 1, 0, 1)  # rows per expert, summed over both ranks
 
 
 def own(of_all: Any) -> Any:
@@ -273,7 +273,7 @@ def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(rank: int) -> 
     ep = spread([layer])
     assert torch.equal(layer.matrix, own(whole))
     run_one(ep, layer)
-    # Rows of ones: the gradient of an expert is its rows, over both ranks, in the mean.
+    # All rows are ones, so an expert's gradient is its number of rows over both ranks, divided by the ranks.
     assert [float(g.max()) for g in layer.matrix.grad] == [rows / RANKS for rows in own(ROWS)]
     norm = sum((HIDDEN * n / RANKS) ** 2 for n in ROWS) ** 0.5
     assert float(ep.clip_grad_norm_(1.0)) == pytest.approx(norm)
@@ -349,7 +349,7 @@ def test_a_rank_that_dies_ends_the_others_soon_with_nothing_applied() -> None:
 
 
 def test_a_warm_start_is_refused_exactly_where_it_has_no_effect() -> None:
-    """Against the planner: plans from a former plan and from none."""
+    """Compares with the planner: does a former plan change its plans?"""
     shape: Any = {"layers": 2, "experts": 32, "ranks": 8, "top_k": 2, "micro_steps": 4, "tokens_per_rank": 400}
     loads = [foremoe.synthesize_load(seed=seed, group_size=2, **shape) for seed in range(8)]
     cases: list[tuple[str, dict[str, Any]]] = [
@@ -378,6 +378,6 @@ def test_a_warm_start_is_refused_exactly_where_it_has_no_effect() -> None:
             depth=2, ranks_per_node=None, threads=1, options=given,
         )  # fmt: skip
         refused = refusal(lambda arguments=arguments: expect_warm_start(arguments)) != "nothing"
-        # static takes a former plan once in a hundred steps, and finemoe with a former load alone.
+        # static uses a former plan about once in a hundred steps; finemoe needs a former load as well.
         is_rare = policy in ("static", "finemoe") or options.get("residency") == "static"
         assert refused != differs or (is_rare and not refused), (policy, options, differs, refused)

@@ -1,4 +1,4 @@
-"""Rank processes of the tests: one that fails ends the others, and none outlives the test that started it."""
+"""Rank processes of the tests: if one fails, the others end, and none outlives the test that started it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_test_that_fails_on_a_rank_tells_why_and_the_next_one_has_other_ranks(
 
 
 def hang(rank: int, folder: str) -> None:
-    """Rank 0 sleeps, and rank 1 waits for it."""
+    """Rank 0 sleeps, and rank 1 waits for it in a barrier."""
     begin_rank(rank, RANKS, folder)
     pathlib.Path(folder, f"{rank}.process").write_text(str(os.getpid()))
     if rank == 1:

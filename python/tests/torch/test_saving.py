@@ -1,4 +1,4 @@
-"""What leaves a spread model for files and rollouts is what the unspread model would give."""
+"""State dicts and files saved from a spread model equal those of the unspread model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_model(case: str, seed: int = 0) -> Any:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     for name, buffer in model.named_buffers():
-        if "bias" in name:  # of a router
+        if "bias" in name:  # a router's bias
             buffer.normal_(std=0.01)
     return model.bfloat16() if "bfloat16" in case else model
 
@@ -58,7 +58,7 @@ def spread(model: Any, wrapper: str | None = None) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def train(model: Any) -> None:
-    """Changes all of its parameters, and the biases of its routers."""
+    """Changes all parameters and the biases of routers."""
     for p in model.parameters():
         p.mul_(1.5)
     for name, buffer in model.named_buffers():
@@ -67,7 +67,7 @@ def train(model: Any) -> None:
 
 
 def equal(these: dict[str, Any], those: dict[str, Any]) -> str:
-    """The first entry that differs; empty where none does."""
+    """Returns the first entry that differs, "order" if only the order does, or "" if both are equal."""
     for name in [*those, *these]:
         if name not in these or name not in those or not torch.equal(these[name], those[name]):
             return name
@@ -75,13 +75,13 @@ def equal(these: dict[str, Any], those: dict[str, Any]) -> str:
 
 
 def tied(state: dict[str, Any]) -> list[tuple[str, str]]:
-    """The names of tensors in the same memory."""
+    """Pairs of names whose tensors share memory."""
     first: dict[int, str] = {}
     return [(first[of.data_ptr()], name) for name, of in state.items() if first.setdefault(of.data_ptr(), name) != name]
 
 
 def files(folder: str) -> dict[str, Any]:
-    """Their tensors, and the words of all other files."""
+    """Reads the tensors of safetensors files, and the text of JSON files."""
     found: dict[str, Any] = {}
     for name in sorted(os.listdir(folder)):
         path = pathlib.Path(folder, name)
@@ -89,14 +89,14 @@ def files(folder: str) -> dict[str, Any]:
             found |= {f"{name}: {key}": value for key, value in load_file(path).items()}
         else:
             of = json.loads(path.read_text())
-            of.get("metadata", {}).pop("total_size", None)  # transformers counts tensors in the same memory once
+            of.get("metadata", {}).pop("total_size", None)  # transformers counts shared memory once
             found[name] = torch.tensor(list(json.dumps(of).encode()))
     return found
 
 
 @functools.cache
 def folder() -> str:
-    """A folder of all ranks."""
+    """Creates a temporary folder that all ranks share."""
     folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folders)
     return folders[0]
@@ -113,7 +113,7 @@ def test_whole_states_and_files_are_those_of_the_unspread_model_and_load(
     for of in (eager, model):
         train(of)
     with torch.no_grad():
-        trained(ids, use_cache=False)  # leaves FSDP2's root with whole parameters
+        trained(ids, use_cache=False)  # leaves the parameters of FSDP2's root unsharded
     expected = eager.state_dict()
     state = ep.whole_state_dict(trained)
     assert equal(state, expected) == ""
@@ -151,7 +151,7 @@ def test_families_with_a_routers_bias_have_it_in_their_state() -> None:
 
 
 def test_save_pretrained_of_a_spread_model_names_the_one_that_saves_all(rank: int) -> None:
-    """Whole states are accepted, and detaching gives the unspread state back."""
+    """Also: model.save_pretrained() accepts a whole state, and detach() restores the unspread state."""
     model = make_model("Qwen3Moe")
     ep = ExpertParallel(expert_layers(model))
     own, where = model.state_dict(), f"{folder()}/report"

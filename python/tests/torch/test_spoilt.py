@@ -1,4 +1,4 @@
-"""A step that is spoilt is seen: what test_equal.py compares would differ if the executor did something else."""
+"""Injected faults change the results, so the comparisons of test_equal.py would detect them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def drop_guests_gradients(ep: Any, phase: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def drop_copies(ep: Any, phase: Any) -> Iterator[None]:
-    """Guest slots hold something else than the weights that came."""
+    """Overwrites guest slots after their weights have arrived."""
     wait = Guests.wait
 
     def overwritten(self: Any, turn: int) -> None:
@@ -66,7 +66,7 @@ def replay_nothing(ep: Any, phase: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def swap_micro_steps(ep: Any, phase: Any) -> Iterator[None]:
-    """The routes of one micro-step are replayed under the plan of another."""
+    """Replays the routes of one micro-step under the plan of another."""
     for i, layer in enumerate(ep.layers):
         own = [routes[:, i].long() for routes in phase.routes.own]
 

@@ -1,4 +1,4 @@
-"""What one rank is given otherwise than the others is refused by all of them, by its name, within five seconds."""
+"""If arguments differ between ranks, all ranks raise an error that names the argument within five seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foremoe._engine.together import refused_together, shortened, spelled
 from foremoe.torch import ExpertParallel, stand_by
 
 input_error = functools.partial(input_error, within=5.0)
-# By argument of ExpertParallel: what rank 2 is given, and what all others are.
+# Argument of ExpertParallel → (value on rank 2, value on the other ranks).
 ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "guest_slots": (2, 1),
     "residency": ("shared", "resident"),
@@ -41,14 +41,14 @@ MAY_DIFFER = {"threads"}
 
 
 class Named(Layer):
-    """Its weights have another name."""
+    """Layer whose weights have another name."""
 
     def weights(self) -> dict[str, Any]:
         return {"square": self.matrix}
 
 
 def layers_of(**odd: Any) -> list[Any]:
-    """Two layers; the second with other attributes."""
+    """Makes two layers and sets the attributes `odd` on the second."""
     layers = [Layer(), Layer()]
     for name, value in odd.items():
         setattr(layers[1], name, value)
@@ -68,7 +68,7 @@ def of_frozen() -> list[Any]:
     return layers
 
 
-# What rank 2 has for layers, and how the error begins.
+# Layers on rank 2, and the beginning of the error.
 ODD_LAYERS: dict[str, tuple[Callable[[], list[Any]], str]] = {
     "number": (lambda: [Layer()], f"layers: 1 on rank 2, 2 on {OTHERS}"),
     "name": (
@@ -98,7 +98,7 @@ ODD_LAYERS: dict[str, tuple[Callable[[], list[Any]], str]] = {
 
 
 def test_every_argument_is_compared() -> None:
-    """One that is new must be compared, and be put to the test here."""
+    """Fails if a new argument is missing in this file."""
     arguments = set(inspect.signature(ExpertParallel).parameters) - {"options"} | OPTIONS
     assert arguments == set(ARGUMENTS) | ELSEWHERE | MAY_DIFFER
 
@@ -151,7 +151,7 @@ def test_other_versions_are_refused_also_where_all_stand_by(rank: int, package: 
 
 @functools.cache
 def groups() -> tuple[list[Any], list[Any]]:
-    """Two of all ranks, and two of half of them."""
+    """Makes two groups of all ranks, and one group of each half."""
     return [dist.new_group(list(range(RANKS))) for _ in range(2)], [dist.new_group(of) for of in ([0, 1], [2, 3])]
 
 

@@ -1,4 +1,4 @@
-"""What foremoe.trl cannot serve is refused by name, before it trains."""
+"""foremoe.trl rejects unsupported arguments, options, models and versions by name before training."""
 
 from __future__ import annotations
 

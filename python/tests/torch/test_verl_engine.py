@@ -1,6 +1,6 @@
-"""foremoe.verl in verl itself: its registry, its micro-batches, its replay of routes and its schedule, on CPU.
+"""Tests foremoe.verl inside verl on CPU: engine registry, micro-batches, routing replay and schedule.
 
-Four processes run all checks, with the variables that docs/users/adopting.md tells a user to set.
+Four processes run all checks, with the environment variables documented in docs/users/adopting.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def section_of_the_document() -> str:
 
 
 def lines_of_the_document() -> list[str]:
-    """Those of the shell blocks of its section on verl."""
+    """Lines of the shell blocks in the section on verl."""
     blocks = section_of_the_document().split("```sh\n")[1:]
     return [line for block in blocks for line in block.split("```")[0].replace("\\\n", " ").splitlines()]
 
@@ -45,7 +45,7 @@ CASES = {
 }
 
 
-# Mini-batches of each step, in order. The third step's come shuffled.
+# Order of the mini-batches in each step. The third step is shuffled.
 STEPS = {"EP 4": [[0, 1], [0, 1, 0, 1], [1, 0], [0, 1]], "EP 2 × 2": [[0, 1], [0, 1]]}
 
 
@@ -185,7 +185,7 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
 
 def check_all(rank: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    os.environ.update(VARIABLES)  # before verl is imported; the server that forks ranks is older than this test
+    os.environ.update(VARIABLES)  # before verl is imported; the fork server started before this test
     engines = engine_class()
     import verl.utils.megatron.router_replay_utils as replay
 
@@ -258,7 +258,7 @@ def test_updates_are_planned_while_what_comes_before_them_runs(of_ranks: list[di
         known = ["plan 0", "run 0", "plan 1", "run 1", "plan 2", "run 2"]
         ahead = ["plan 3", "plan 4", "run 3", "plan 5", "run 4", "run 5"]
         assert rank["cases"][f"EP 2 × 2, {ACTIVE}"]["events"] == known + ahead
-        # Two more epochs than the step before; then mini-batches of another order, and as they come from then on.
+        # First twice as many mini-batches as before, then another order, after which nothing is planned ahead.
         ahead += ["plan 6", "run 6", "plan 7", "run 7"]
         shuffled = ["plan 8", "plan 9", "run 8", "plan 10", "run 10", "plan 11", "run 11"]
         as_they_come = [f"{what} {i}" for i in (12, 13, 14) for what in ("plan", "run")]
@@ -267,7 +267,7 @@ def test_updates_are_planned_while_what_comes_before_them_runs(of_ranks: list[di
 
 
 def test_verl_gives_all_ranks_as_many_sequences_or_ends() -> None:
-    """foremoe.verl.ahead relies on it."""
+    """foremoe.verl.ahead relies on equal numbers of sequences."""
     from verl.utils import tensordict_utils as tu
 
     of_all_ranks = tu.get_tensordict({"input_ids": torch.zeros(7, 2)})

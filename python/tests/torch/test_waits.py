@@ -1,4 +1,4 @@
-"""How long a rank waited for copies, on the host and, with stand-ins for CUDA's events, on a stream."""
+"""Measured waits for copies: on the host and, with fake CUDA events, on a stream."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_on_cuda_it_is_what_the_stream_stood_still_and_no_step_waits_for_it(monk
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     waits = Waits(torch.device("cuda", 0))
     for waited in (250.0, 0.0, 500.0):
-        stream.milliseconds += 1000  # of other work
+        stream.milliseconds += 1000  # other work
         with waits.one():
             stream.milliseconds += waited
     assert synchronised == []
