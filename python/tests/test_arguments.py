@@ -1,4 +1,4 @@
-"""Arguments that cannot be, are of no use, or are of another class."""
+"""Arguments that are invalid, unused by the policy, or of the wrong class."""
 
 from __future__ import annotations
 

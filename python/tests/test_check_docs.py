@@ -1,4 +1,4 @@
-"""scripts/check_docs: what a page shows and its command does not print is found, wherever it stands."""
+"""scripts/check_docs finds output on a page that its command does not print."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
         ("vanilla", "vanille", [9]),
         ("placed in", "placed at", [12]),
         ("±0.1", "", [10]),
-        ("  vanilla  1.4385     1.000    5.0\n", "", [8]),  # a line too few, found after the line before it
-        ("  vanilla", "  other    1.4385     1.000    5.0\n  vanilla", [9]),  # and one too many
-        ("µs\n", "ms\n", None),  # nothing has the measured column any more
+        ("  vanilla  1.4385     1.000    5.0\n", "", [8]),  # a missing line; reported at the line before
+        ("  vanilla", "  other    1.4385     1.000    5.0\n  vanilla", [9]),  # an extra line
+        ("µs\n", "ms\n", None),  # the measured column is missing
         ("127.1", "98.35", []),
         ("0.7 ±0.1", "0.655 ±0.02", []),
         ("0.12 s, on 2", "  1.4e-05 s, on 64", []),
@@ -137,4 +137,4 @@ def test_the_demo_on_the_page_is_what_the_script_runs(blocks: Any) -> None:
     page = (ROOT / "docs" / "users" / "command_line.md").read_text(encoding="utf-8")
     shown = [c.text for c in blocks.commands_of("page", page) if " data/rollout-math.safetensors " in c.text]
     run = [" ".join(line.split()) for line in demo.splitlines() if line.startswith("build/release/bin/foremoe")]
-    assert shown == run[:1]  # the page describes what the second one prints
+    assert shown == run[:1]  # the page only describes the output of the second command

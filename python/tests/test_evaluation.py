@@ -1,4 +1,4 @@
-"""foremoe.evaluate and what is drawn for it, held against definitions and against compare() and simulate()."""
+"""Checks foremoe.evaluate and synthesized inputs against definitions, compare() and simulate()."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def load():
 
 @pytest.fixture(scope="module")
 def hot_rank():
-    """Rank 0's experts have 2.5 times the mean: 500 of 200 tokens."""
+    """Rank 0 has 2.5 times the mean load: 500 tokens instead of 200."""
     return foremoe.synthesize_load(
         routing="w2", ranks=4, experts=16, top_k=2, layers=1, micro_steps=2, tokens_per_rank=100
     )
@@ -31,7 +31,7 @@ def test_an_evaluation_has_the_figures_of_compare_and_simulate(load):
     of = foremoe.evaluate(load, "foremoe", guest_slots=2, **ON)
     (compared,) = foremoe.compare(load, "foremoe", guest_slots=2)
     (simulated,) = foremoe.simulate(load, "foremoe", guest_slots=2, **ON)
-    speedups = ("speedup_over_vanilla", "rl_step_speedup")  # over vanilla, which was not evaluated
+    speedups = ("speedup_over_vanilla", "rl_step_speedup")  # relative to vanilla, which compare() did not run
     measured = ("plan_seconds", "plan_us_per_layer_micro_step", "threads", "placement")
     for key in {*compared, *simulated} - {*speedups, *measured}:
         assert of.figures[key] == {**compared, **simulated}[key], key
@@ -57,13 +57,13 @@ def test_a_plan_that_is_there_is_worth_what_it_is_when_it_is_made(load, policy, 
     made = foremoe.evaluate(load, policy, guest_slots=2, in_flight=in_flight, path="peer", **ON)
     recompute = made.recompute_plan if in_flight > 1 else None
     found = foremoe.evaluate_plan(made.plan, load, recompute_plan=recompute, path="peer", **ON)
-    placed = ("placement", "placed_step_seconds", "placed_speedup")  # its planning was measured
+    placed = ("placement", "placed_step_seconds", "placed_speedup")  # depend on measured planning time
     assert found.figures.keys() == made.figures.keys()
     assert {k: v for k, v in found.figures.items() if k not in placed} == {
         k: v for k, v in made.figures.items() if k not in placed
     }
     assert found.policy == policy and found.cost == made.cost
-    plain = foremoe.evaluate_plan(made.plan, load).figures  # without a cluster recompute is not looked at
+    plain = foremoe.evaluate_plan(made.plan, load).figures  # without a cluster, recompute is not simulated
     assert plain["rho"] == made.figures["rho"] and "phases" not in plain
 
 
@@ -75,7 +75,7 @@ def test_a_plan_that_is_there_is_worth_what_it_is_when_it_is_made(load, policy, 
         ("foremoe", {"residency": "shared", "path": "host"}),
         ("foremoe", {"residency": "static", "keep_activations": True}),
         ("feplb", {"policy_options": {"dyn": 2}}),
-        ("eplb", {"rollout_seconds": 9}),  # places freely, with one micro-step in flight alone
+        ("eplb", {"rollout_seconds": 9}),  # residency free, which requires one micro-step in flight
     ],
 )
 def test_a_phase_alone_takes_what_it_takes_in_a_step(load, policy, options, in_flight):

@@ -1,4 +1,4 @@
-"""Formats that Python programs write: decoded, refused by place, and continued from the command line."""
+"""Imports formats that Python programs write. Errors name the position in the file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def npz(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> b
 @pytest.fixture
 def imported(tmp_path: pathlib.Path) -> Any:
     def of(*contents: str | bytes, **options: Any) -> tuple[Any, list[int], dict[str, Any]]:
-        """Routes, −1 in missing rows; first tokens; and the report."""
+        """Returns routes, with −1 in missing rows, the first token of each sequence, and the report."""
         paths = []
         for i, content in enumerate(contents):
             paths.append(tmp_path / f"{i}.in")
@@ -202,7 +202,7 @@ def test_an_archive_that_inflates_to_far_more_than_routes_do_is_refused(imported
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(foremoe.InputError, match=r"a\.npy: is damaged"):
         imported(lying)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10  # KiB, of the 40 MiB that are there
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10  # KiB; the member has 40 MiB
     damaged = bytearray(npz({"a.npy": npy(A)}, zipfile.ZIP_STORED))
     damaged[damaged.index(b"NUMPY")] ^= 1
     with pytest.raises(foremoe.InputError, match=r"a\.npy: is damaged"):
@@ -210,7 +210,7 @@ def test_an_archive_that_inflates_to_far_more_than_routes_do_is_refused(imported
 
 
 def test_cut_and_altered_sources_are_read_or_refused() -> None:
-    """Nothing but InputError is raised, whatever the bytes are."""
+    """Any bytes are either decoded or raise InputError."""
     sources = {
         "npz": npz({"a.npy": npy(A)}),
         "npy-base64": text(npy(A)).encode(),

@@ -1,4 +1,4 @@
-"""Planning, checks, figures, comparing and simulating, held against the command where it says the same."""
+"""Planning, checks, figures, comparison and simulation. Compares results with the command's output where both exist."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_plan_serves_its_load_with_less_imbalance(load: foremoe.Load, residenc
     np.testing.assert_array_equal(by_rank.max(-1), plan.max_load)
     at_home = load.array.sum(2).reshape(*load.array.shape[:2], load.num_ranks, -1).sum(-1)
     assert by_rank.max(-1).mean() < at_home.max(-1).mean()
-    # Over the replicas of an expert quotas are its load.
+    # The quotas of an expert's replicas sum to its load.
     events, layers, _, _ = plan.slot_expert.shape
     for event in range(events):
         for layer in range(layers):
@@ -55,7 +55,7 @@ def test_a_plan_serves_its_load_with_less_imbalance(load: foremoe.Load, residenc
 @pytest.mark.parametrize("residency", ["static", "shared"])
 def test_rows_of_ranks_give_the_imbalance_that_the_library_measures(residency: str) -> None:
     counts = draw_load().array.copy()
-    counts[1, 0] = 0  # no rows there: no ρ
+    counts[1, 0] = 0  # no rows, so ρ is undefined
     load = foremoe.Load.from_array(counts, top_k=1, ranks_per_node=2)
     plan = foremoe.plan(load, guest_slots=1, residency=residency)
     rows = planned_rows(plan)
@@ -149,7 +149,7 @@ def test_plans_and_parts_travel_between_processes(layers: range | None) -> None:
 
 
 def spoilt_states(state: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """What may become of a pickled plan's state."""
+    """Yields damaged variants of a pickled plan's state."""
     for i in range(len(state)):
         yield state[:i]
         yield (*state[:i], None, *state[i + 1 :])

@@ -1,4 +1,4 @@
-"""Options that one policy alone has: each changes what it plans, and one that cannot be is named."""
+"""Options of single policies: each changes the plan, and invalid values are rejected by name."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from foremoe import _core
 
 @pytest.fixture(scope="module")
 def drifting():
-    """Popularity is drawn anew now and then."""
+    """Load whose expert popularity is redrawn in about a fifth of the micro-steps."""
     return foremoe.synthesize_load(
         routing="zipf", skew=1.0, permute_probability=0.2, ranks=8, experts=32, top_k=2, layers=2, micro_steps=12,
         tokens_per_rank=512,

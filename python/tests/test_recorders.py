@@ -1,4 +1,4 @@
-"""Recorders: segments joined to sequences, traces and counts."""
+"""Recorders join segments to sequences, traces and counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "users" / "rec
 
 
 def conversation(starts: list[int], ignore: bool = False) -> tuple[np.ndarray, list[Segment]]:
-    """Rows of all tokens but the last, and the segments of turns that end with tokens 6, 11 and 15."""
+    """Returns rows of all tokens but the last, and segments of three turns that end at tokens 6, 11 and 15."""
     rows, ids = draw_rows(14), list(range(100, 115))
     segments = []
     for start, prompt, end in zip(starts, (4, 8, 13), (6, 11, 15), strict=True):
@@ -67,7 +67,7 @@ def test_of_a_row_that_turns_route_differently_the_first_is_kept() -> None:
 def test_of_a_row_without_a_route_a_later_turns_is_taken() -> None:
     rows, segments = conversation([0, 0, 0])
     first = rows[:5].copy()
-    first[3, 1] = 0  # as SGLang has what was not computed
+    first[3, 1] = 0  # SGLang writes zeros for rows that it did not compute
     segments[0] = from_sglang(sglang_body(first, 4, [1, 2]))[0]
     recorder = Recorder(**SHAPE)
     expect_routes(recorder.add(0, segments), rows)
@@ -110,7 +110,7 @@ def test_a_turn_that_does_not_continue_the_one_before_is_refused() -> None:
 def test_a_request_for_no_rows_needs_none() -> None:
     rows = draw_rows(7)
     first = from_vllm(vllm_body(rows[:6], [1] * 4, [1] * 3))
-    for nothing in (None, "", npy(rows[:0])):  # all rows are held but that of the last token
+    for nothing in (None, "", npy(rows[:0])):  # only the last token has no row
         last = from_vllm(vllm_body(nothing, [1] * 7, [1]), prompt_start=7)
         routes = Recorder(**SHAPE, missing="mark").add(0, first + last)
         np.testing.assert_array_equal(routes[:6], rows[:6])
@@ -153,7 +153,7 @@ def test_rows_without_a_route_are_refused_or_missing() -> None:
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_dense_layers_are_left_out_where_they_are_named(top_k: int) -> None:
     rows = draw_rows(6, layers=4, top_k=top_k)
-    rows[:, [0, 2]] = 0  # as SGLang has them
+    rows[:, [0, 2]] = 0  # SGLang writes zeros for dense layers
     body = sglang_body(rows, 4, [1] * 3)
     shape = {"num_layers": 4, "num_experts": 8, "top_k": top_k}
     if top_k == 2:
@@ -260,7 +260,7 @@ def test_counts_are_those_of_the_routes_which_nobody_keeps() -> None:
 
 
 class Server:
-    """Answers as vLLM and SGLang do, with drawn routes: `rows` of each sequence of tokens that it has seen."""
+    """Fake of vLLM and SGLang that returns drawn routes and stores them in `rows` by token sequence."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, ...], np.ndarray] = {}

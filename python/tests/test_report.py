@@ -1,4 +1,4 @@
-"""foremoe.report: the numbers of a page, and how it writes them."""
+"""Numbers of a foremoe.report page, and their formatting."""
 
 from __future__ import annotations
 

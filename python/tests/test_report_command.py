@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
 
 @pytest.fixture
 def given(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A command line, in a folder of its own, that lacks --out."""
+    """Command line without --out, in a temporary folder."""
     monkeypatch.chdir(tmp_path)
     shared_load().save("step.load.safetensors")
     return ["step.load.safetensors", "--cluster", "h100", "--model", MODEL, "--guest-slots", "1"]
@@ -53,7 +53,7 @@ def test_a_plan_that_cannot_train_is_said_to_serve_recompute_alone(
     assert "<td>free*</td>" in html and "free*: experts may be anywhere" in html
     for policy in ("eplb", "foremoe"):
         assert main([*given, "--policy", f"static,{policy}", "--residency", "free", "--out", "page.html"]) == 0
-        assert ("in recompute alone" in capsys.readouterr().out) == (policy == "foremoe")  # static is faster than eplb
+        assert ("in recompute alone" in capsys.readouterr().out) == (policy == "foremoe")  # static beats eplb
     text = own(pathlib.Path("page.html").read_text())
     summary = text[text.index('<p class="summary">') : text.index("</header>")]
     assert "for recompute of Qwen3-30B-A3B" in summary and "It cannot train" in summary
@@ -116,7 +116,7 @@ def test_a_wrong_plan_is_left_out_and_named_and_the_exit_code_is_1(
     assert capsys.readouterr().err == f"foremoe report: static, 1 guest slot, residency static: {reason}\n"
     text = own(pathlib.Path("page.html").read_text())
     assert f"skipped: {reason}" in text
-    assert text.count("static</th>") == 1 + text.count('<th scope="row">static</th><td>1<')  # the memory table's
+    assert text.count("static</th>") == 1 + text.count('<th scope="row">static</th><td>1<')  # in the memory table
 
 
 REFUSED = [

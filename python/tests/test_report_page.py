@@ -1,4 +1,4 @@
-"""The page of foremoe.report: its promises as a file."""
+"""HTML pages of foremoe.report."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_hostile_names_are_text(report: Report, html: str) -> None:
     figures = json.loads(re.search('id="figures">(.*?)</script>', text)[1])
     drawn = [s for s in _strings(figures) if "alert" in s or "onerror" in s]
     assert len(drawn) > 40
-    assert not [s for s in drawn if re.search("<(?!/?b>)", s)]  # Plotly reads tags; the <b> is ours
+    assert not [s for s in drawn if re.search("<(?!/?b>)", s)]  # Plotly interprets tags; the report itself adds <b>
     assert "hovertemplate" not in text and "texttemplate" not in text
 
 

@@ -1,4 +1,4 @@
-"""Plans in the making: announced by micro-step, interrupted, in the background."""
+"""Running plans: progress per micro-step, interruption, and planning in the background."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_turns_of_residency_shared_follow_a_plan_in_the_making(load: foremoe.Loa
             assert list(map(repr, following[index].copies)) == list(map(repr, expected[index].copies))
             assert following[index].blocks == expected[index].blocks
         late = foremoe.RankTurns(foremoe.start_plan(load, **options).begin(), load, rank=rank, path=path, depth=3)
-        assert told(late, len(expected) - 2) == told(expected, len(expected) - 2)  # asked for first
+        assert told(late, len(expected) - 2) == told(expected, len(expected) - 2)  # requested before earlier turns
 
 
 def test_slots_of_residency_shared_are_never_read_before_they_are_final(load: foremoe.Load) -> None:

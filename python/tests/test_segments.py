@@ -1,4 +1,4 @@
-"""Segments: what responses of vLLM and SGLang tell of their routes."""
+"""Segments read from responses of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from foremoe.recorders import Recorder, Segment, from_sglang, from_vllm
         (8, np.int16, np.uint8),
         (8, np.int32, np.uint8),
         (255, np.uint8, np.uint8),
-        (256, np.uint8, np.uint16),  # expert 255 is one, and marks no missing row
+        (256, np.uint8, np.uint16),  # 255 is an expert, not a missing row
         (256, np.uint16, np.uint16),
         (512, np.uint16, np.uint16),
         (512, np.int32, np.uint16),
@@ -83,7 +83,7 @@ def test_without_token_ids_the_number_of_tokens_is_used_where_it_is_known() -> N
     del body["usage"]
     recorder.add(1, from_vllm(body))
     assert recorder.report.unchecked == 1
-    two = {"choices": body["choices"] * 2, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}  # of both
+    two = {"choices": body["choices"] * 2, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}  # usage of both
     assert [segment.num_tokens for segment in from_vllm(two)] == [None, None]
     trace = recorder.trace()
     assert list(trace.cu_seqlens) == [0, 7, 14] and trace.prompt_lengths is None

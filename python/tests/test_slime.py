@@ -1,4 +1,4 @@
-"""foremoe.slime with stand-ins: slime's lists, Megatron's configuration, and foremoe.megatron's steps."""
+"""Tests foremoe.slime with fakes of slime's lists, Megatron-LM's configuration and foremoe.megatron."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARGS = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=True, offlo
 
 
 class RoutingReplay:
-    """As slime's: one of each router, with [rows, top_k] of each micro-step."""
+    """Fake of slime's RoutingReplay: one per router, with routes [rows, top_k] per micro-step."""
 
     all_routing_replays: ClassVar[list[RoutingReplay]] = []
 
@@ -30,7 +30,7 @@ class RoutingReplay:
 
 
 class Replicas:
-    """What foremoe.megatron.attach() returns, and what happened to it."""
+    """Fake of the result of foremoe.megatron.attach(), which logs its calls."""
 
     def __init__(self, log: list[Any]) -> None:
         self.log = log
@@ -49,7 +49,7 @@ class Replicas:
 
 
 def draw_lists(layers: int = 2, micro_steps: int = 5, top_k: int = 2) -> list[list[np.ndarray]]:
-    """[layer][micro-step], int32 [rows, top_k]; rows differ in number."""
+    """Draws routes, int32 [rows, top_k] per [layer][micro-step]. The number of rows varies by micro-step."""
     random = np.random.default_rng(0)
     return [
         [random.random((3 + m, EXPERTS)).argsort(-1)[:, :top_k].astype(np.int32) for m in range(micro_steps)]
@@ -66,7 +66,7 @@ def counts_by_hand(lists: list[list[np.ndarray]], first: int, end: int) -> np.nd
     for layer, of_layer in enumerate(lists):
         for m in range(first, end):
             for row in of_layer[m].tolist():
-                for expert in set(row):  # a routing map has a row once
+                for expert in set(row):  # a routing map counts a repeated expert once
                     counts[m - first, layer, expert] += 1
     return counts
 
@@ -99,7 +99,7 @@ def model_of(log: list[Any], role: str = "actor") -> list[Any]:
 
 
 def train(hooks: Any, log: list[Any], model: list[Any], steps: int, args: Any = ARGS) -> None:
-    """slime's train(): the hook, forwards and backwards, the end of gradients, the optimizer."""
+    """Makes the calls of slime's train(): hook, forward and backward, gradient finalization, optimizer."""
     for step_id in range(steps):
         hooks.before_train_step(args, 0, step_id, model, None, None)
         log.append("forward_backward")

@@ -1,4 +1,4 @@
-"""RankTurns, held to an executor of a few lines of numpy that knows only the definitions."""
+"""Checks RankTurns against a numpy executor of a few lines that follows the definitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import foremoe
 
 
 def draw_rows(load: foremoe.Load, micro_step: int, layer: int, seed: int) -> list[np.ndarray]:
-    """int32 [tokens, top_k] of each rank, in an order drawn at random, with rows without a route."""
+    """Draws routes, int32 [tokens, top_k] per rank, in random order, two rows of which have no route."""
     random = np.random.default_rng(seed)
     rows = []
     for counts in load.array[micro_step, layer]:
@@ -47,7 +47,7 @@ def test_rows_that_travel_by_the_turns_reach_the_slot_of_their_expert(residency:
             for source in range(load.num_ranks):
                 came = [np.count_nonzero(sent[source][r] == expert) for expert in plan.slot_expert[event, layer, r]]
                 np.testing.assert_array_equal(turn.received[:, source], came)
-            of_rank = np.full(len(rows[r]), -1)  # where each row goes
+            of_rank = np.full(len(rows[r]), -1)  # destination rank of each row
             of_rank[orders[r]] = np.repeat(np.arange(load.num_ranks), turn.send)
             for expert in range(load.num_experts):
                 to = [np.full(count, rank) for of, rank, _, count in turn.blocks if of == expert]

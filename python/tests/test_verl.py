@@ -1,4 +1,4 @@
-"""foremoe.verl without verl: a package that imports external modules and has engines as verl does stands in for it."""
+"""Tests foremoe.verl with a fake verl package that imports external modules and registers engines like verl."""
 
 from __future__ import annotations
 

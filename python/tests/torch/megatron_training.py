@@ -138,7 +138,7 @@ def wrap(case: Case, config: Any, net: Any) -> Any:
 
 
 def routes_of(step: int, micro_step: int, layer: int, rank: int) -> Any:
-    """Draws skewed routes, int64 [tokens, top_k], more skewed from step 10 on. Hot experts change with the micro-step."""
+    """Draws skewed routes, int64 [tokens, top_k], more skewed from step 10 on. Hot experts change per micro-step."""
     of = 100 * step + 10 * micro_step + layer
     power, least = (4, 0.02) if step < 10 else (8, 0.001)
     popular = torch.rand(EXPERTS, generator=torch.Generator().manual_seed(of)) ** power + least

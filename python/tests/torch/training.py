@@ -61,8 +61,8 @@ def run_phase(
     after: Callable[[], Any] = lambda: None,
     **options: Any,
 ) -> Any:
-    """Trains in a phase and returns it. Calls between(m) before micro-step m, backward(loss) in it, between(micro_steps)
-    before drain(), and after() after it. options: arguments of ExpertParallel.plan()."""
+    """Trains in a phase and returns it. Calls between(m) before micro-step m, backward(loss) in it, and after() after
+    drain(), which between(micro_steps) precedes. options: arguments of ExpertParallel.plan()."""
     rank = dist.get_rank()
     with ep.plan(draw_routes(rank, micro_steps, seed), **options) as phase:
         for m, batch in enumerate(draw_batches(rank, micro_steps, seed)):
