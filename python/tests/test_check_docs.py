@@ -75,7 +75,7 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
         (" 1.4385     1.000    5.0", " 1.4385     1.000  1234.0", []),
     ],
 )
-def test_exact_values_must_be_equal_and_measured_ones_of_the_same_shape(
+def test_exact_values_must_be_equal_and_measured_values_need_the_same_format(
     blocks: Any, root: pathlib.Path, there: str, shown: str, lines: list[int] | None
 ) -> None:
     page = PAGE.replace(there, shown)
@@ -88,11 +88,11 @@ def test_exact_values_must_be_equal_and_measured_ones_of_the_same_shape(
     assert [int(finding.split(":")[1]) for finding in findings] == lines
 
 
-def test_a_page_that_is_right_has_no_findings_and_is_not_rewritten(blocks: Any, root: pathlib.Path) -> None:
+def test_a_correct_page_has_no_findings_and_is_not_rewritten(blocks: Any, root: pathlib.Path) -> None:
     assert blocks.check("page.md", PAGE, root)[:2] == ([], PAGE)
 
 
-def test_a_line_of_dots_leaves_out_lines_but_none_after_it(blocks: Any, root: pathlib.Path) -> None:
+def test_an_ellipsis_line_skips_lines_but_later_lines_are_compared(blocks: Any, root: pathlib.Path) -> None:
     short = PAGE[: PAGE.index("  vanilla")] + "…\n" + PAGE[PAGE.rindex("placed") :]
     assert blocks.check("page.md", short, root)[0] == []
     assert blocks.check("page.md", short.replace("2 threads", "2 cores"), root)[0]
@@ -126,13 +126,13 @@ def test_python_is_compared_with_the_text_block_after_it(blocks: Any, root: path
         blocks.check("page.md", page.replace("\n```text", "\nProse.\n\n```text"), root)
 
 
-def test_a_block_that_is_not_run_is_kept_with_its_reason(blocks: Any, root: pathlib.Path) -> None:
+def test_a_block_marked_not_run_is_kept_with_its_reason(blocks: Any, root: pathlib.Path) -> None:
     page = "<!-- not run: needs MPI -->\n```console\n$ mpirun program\n1.0\n```\n"
     findings, new, commands = blocks.check("page.md", page, root)
     assert (findings, new, [command.not_run for command in commands]) == ([], page, ["needs MPI"])
 
 
-def test_the_demo_on_the_page_is_what_the_script_runs(blocks: Any) -> None:
+def test_the_documented_demo_matches_the_script(blocks: Any) -> None:
     demo = (ROOT / "scripts" / "demo").read_text(encoding="utf-8").replace("\\\n ", "").replace(' "$@"', "")
     page = (ROOT / "docs" / "users" / "command_line.md").read_text(encoding="utf-8")
     shown = [c.text for c in blocks.commands_of("page", page) if " data/rollout-math.safetensors " in c.text]

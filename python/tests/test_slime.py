@@ -110,7 +110,7 @@ def train(hooks: Any, log: list[Any], model: list[Any], steps: int, args: Any = 
 STEP = ["forward_backward", "end", "finalize {'num_tokens': 1}", "optimizer"]
 
 
-def test_a_pipeline_stage_without_moe_layers_takes_part_in_training_steps_alone(log: list[Any]) -> None:
+def test_a_pipeline_stage_without_moe_layers_takes_part_only_in_training_steps(log: list[Any]) -> None:
     fill([])
     assert recorded_counts(EXPERTS, 2, 5).shape == (3, 0, EXPERTS)
     hooks, model = Hooks(mode="active"), model_of(log)
@@ -137,7 +137,7 @@ def test_shadow_mode_needs_one_flag_and_wraps_each_step(log: list[Any]) -> None:
     assert log == ["forward_backward", "finalize {'num_tokens': 1}", "optimizer"]
 
 
-def test_the_flags_that_the_document_names_are_hooks_in_shadow_mode(log: list[Any]) -> None:
+def test_the_documented_flags_name_hooks_in_shadow_mode(log: list[Any]) -> None:
     train(foremoe.slime, log, model_of(log), 1)
     assert log == [{"mode": "shadow"}, "begin None", *STEP]
     assert isinstance(foremoe.slime.hooks.replicas, Replicas)
@@ -150,7 +150,7 @@ def test_the_flags_that_the_document_names_are_hooks_in_shadow_mode(log: list[An
     assert log[:2] == [{"mode": "active", "guest_slots": 1}, "plan policy_update 5"]
 
 
-def test_active_mode_plans_each_step_from_the_lists_of_its_micro_steps(
+def test_active_mode_plans_each_step_from_the_routes_of_its_micro_steps(
     log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = draw_lists()
@@ -173,7 +173,7 @@ def test_active_mode_plans_each_step_from_the_lists_of_its_micro_steps(
         np.testing.assert_array_equal(counts, counts_by_hand(lists, first, end))
 
 
-def test_a_row_of_one_id_counts_once(log: list[Any]) -> None:
+def test_a_repeated_expert_in_a_row_counts_once(log: list[Any]) -> None:
     lists = draw_lists(top_k=3)
     lists[1][2][1:3] = [[0, 0, 0], [5, 5, 1]]
     fill(lists)
@@ -182,7 +182,7 @@ def test_a_row_of_one_id_counts_once(log: list[Any]) -> None:
     assert recorded_counts(EXPERTS).sum() == 2 * (3 + 4 + 5 + 6 + 7)
 
 
-def test_what_cannot_be_planned_is_refused_by_name(log: list[Any]) -> None:
+def test_unsupported_settings_are_rejected_by_name(log: list[Any]) -> None:
     model = model_of(log)
     lists = draw_lists()
 

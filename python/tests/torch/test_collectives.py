@@ -11,7 +11,7 @@ from counting import Counter
 from training import LAYERS, begin, draw_all_routes, draw_batches, draw_routes
 
 
-def lacking_in(layer: int | None, rank: int) -> list[Any]:
+def routes_with_a_gap(layer: int | None, rank: int) -> list[Any]:
     """Routes of two micro-steps. In micro-step 0, one row of rank 1 has no route in `layer`."""
     routes = draw_all_routes(rank, 2, 8)
     if layer is not None and rank == 1:
@@ -42,29 +42,29 @@ def count_in_a_phase(
 
 
 @pytest.mark.parametrize("path", ["peer", "host"])
-def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(rank: int, path: str) -> None:
+def test_a_planned_layer_exchanges_no_counts_and_never_waits(rank: int, path: str) -> None:
     assert count_in_a_phase(rank, path=path) == {"all_to_all_single": 4 * LAYERS}
 
 
-def test_nor_does_one_in_which_all_rows_have_routes_where_some_may_lack_them(rank: int) -> None:
+def test_a_layer_with_complete_routes_exchanges_no_counts_even_if_routes_may_be_missing(rank: int) -> None:
     for layer, micro_step in ((None, 0), (1, 1)):
-        counts = count_in_a_phase(rank, lacking_in(layer, rank), unrouted="home", micro_step=micro_step)
+        counts = count_in_a_phase(rank, routes_with_a_gap(layer, rank), unrouted="home", micro_step=micro_step)
         assert counts == {"all_to_all_single": 4 * LAYERS}
 
 
-def test_a_layer_in_which_a_rank_lacks_a_route_exchanges_counts_and_rows_once_more(rank: int) -> None:
-    counts = count_in_a_phase(rank, lacking_in(1, rank), unrouted="home")
+def test_a_layer_with_a_missing_route_adds_one_exchange_of_counts_and_rows(rank: int) -> None:
+    counts = count_in_a_phase(rank, routes_with_a_gap(1, rank), unrouted="home")
     assert counts.pop("all_to_all_single") == 4 * LAYERS + 5
     assert set(counts) == {"waits"}
 
 
-def test_a_layer_whose_router_chooses_exchanges_counts_once_more(rank: int) -> None:
+def test_a_layer_with_its_own_routing_adds_one_exchange_of_counts(rank: int) -> None:
     counts = count_in_a_phase(rank, on_mismatch="home")
     assert counts.pop("all_to_all_single") == 5 * LAYERS
     assert set(counts) == {"waits"}
 
 
-def test_the_same_count_without_a_plan_sees_the_exchange_of_counts(rank: int) -> None:
+def test_the_counter_sees_the_exchange_of_counts_without_a_plan(rank: int) -> None:
     _, model, _ = begin("own", torch.float32)
     counter = Counter()
     counter.count_layers(model, draw_batches(rank, 1, 8)[0])

@@ -55,7 +55,7 @@ def copies_of(rank: int, case: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, case: str) -> None:
+def test_losses_and_gradients_match_one_eager_process(rank: int, case: str) -> None:
     copied, from_host = copies_of(rank, case)
     if case not in BALANCERS:  # a balancer may plan no copies
         assert (copied > 0) == (case != "no guests"), "guests were there"
@@ -65,7 +65,7 @@ def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, case: st
         assert from_host == (copied if "host" in case else 0), "by the path that was asked for"
 
 
-def test_guests_that_stay_are_copied_less_often_and_not_again_for_a_recomputation(rank: int) -> None:
+def test_resident_guests_are_copied_less_often_and_not_again_for_recomputation(rank: int) -> None:
     static, resident, shared = (copies_of(rank, f"{of}, peer, plain")[0] for of in RESIDENCIES)
     assert static < resident < shared
     for of in ("static, peer", "static, host", "resident, peer", "resident, host"):
@@ -82,7 +82,7 @@ def error_of(grads: dict[str, Any], expected: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_short_types_round_no_worse_than_one_eager_process(rank: int, dtype: Any) -> None:
+def test_half_precision_errors_are_close_to_those_of_one_eager_process(rank: int, dtype: Any) -> None:
     """Compares errors relative to float64."""
     batches, routes = ([draw(r, 2, 9) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
     _, exact = reference(F64, batches, routes, weights=dtype)
@@ -114,7 +114,7 @@ def replace(ep: Any) -> None:
     (step_an_optimizer, "an optimizer of experts stepped"), (scale_by_hand, "the weights experts were changed"),
     (replace, "the weights experts were replaced"),
 ])  # fmt: skip
-def test_stale_weights_are_refused_and_gradients_stay(rank: int, change: Callable[[Any], None], words: str) -> None:
+def test_weights_changed_in_a_phase_are_rejected_and_gradients_are_kept(rank: int, change: Callable[[Any], None], words: str) -> None:
     """Weights that change inside a phase would make guests stale."""
     ep, _, trained = begin(dtype=F32, residency="shared")
     weights = ep.expert_parameters()
@@ -126,7 +126,7 @@ def test_stale_weights_are_refused_and_gradients_stay(rank: int, change: Callabl
     assert all(w.grad is gradient for w, gradient in zip(weights, gradients, strict=True))
 
 
-def test_a_checkpoint_of_several_layers_is_refused_under_shared(rank: int) -> None:
+def test_a_checkpoint_of_several_layers_is_rejected_with_shared_residency(rank: int) -> None:
     """Layers share guest buffers in turn, so a recomputation of several layers would need them twice."""
     ep, model, _ = begin(dtype=F32, residency="shared")
     (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_several_layers_is_refused_under_shared(rank: int) -> No
 
 
 @pytest.mark.parametrize("path", ["peer", "host"])
-def test_a_phase_of_forwards_alone_gives_the_same_outputs(rank: int, path: str) -> None:
+def test_a_forward_only_phase_gives_the_same_outputs(rank: int, path: str) -> None:
     worst, figures = recompute(rank, draw_routes, path=path)
     assert worst < 1e-12
     assert sum(gather(figures["copies"])) > 0

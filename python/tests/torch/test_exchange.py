@@ -16,7 +16,7 @@ ENDS = torch.tensor([3, 5, 6, 9], dtype=torch.int32)  # end of each slot's rows
 HOME_ROWS = int(ENDS[HOMES - 1])
 
 
-class Noted(torch.autograd.Function):
+class RecordPasses(torch.autograd.Function):
     """Identity that records each forward and backward in `events`."""
 
     @staticmethod
@@ -44,7 +44,7 @@ class Layer:
         who = "homes" if weights["matrix"] is self.matrix else "guests"
         parts = rows.tensor_split(offsets[:-1].long())
         out = torch.cat([part @ matrix for part, matrix in zip(parts, weights["matrix"], strict=True)])
-        return Noted.apply(out.tanh(), self._events, who)
+        return RecordPasses.apply(out.tanh(), self._events, who)
 
 
 class Guests:
@@ -77,7 +77,7 @@ def dispatch(rows: int) -> Dispatch:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_homes_come_before_the_wait_for_guests_forward_and_backward(kept: bool) -> None:
+def test_home_slots_run_before_the_wait_for_guests_in_both_passes(kept: bool) -> None:
     torch.manual_seed(0)
     events: list[str] = []
     layer, guests = Layer(events), Guests(events)

@@ -37,7 +37,7 @@ def draw_routes() -> list[torch.Tensor]:
     ]
 
 
-class Left(Exception):
+class LeavePhase(Exception):
     """Ends a phase before drain(), which waits for the device once."""
 
 
@@ -67,8 +67,8 @@ def waits_of_a_phase(
     ep.experts.ranks = dataclasses.replace(ep.ranks, device=cuda.device)
     grad = contextlib.nullcontext() if phase == "policy_update" else torch.no_grad()
     cuda.waits.clear()
-    plans_are_alike = mock.patch("foremoe.torch.phase.others_than", lambda *_: [])  # it waits for peers once per phase
-    with plans_are_alike, cuda.stand_ins(), contextlib.suppress(Left), grad, planned:
+    skip_comparison = mock.patch("foremoe.torch.phase.others_than", lambda *_: [])  # it waits for peers once per phase
+    with skip_comparison, cuda.stand_ins(), contextlib.suppress(LeavePhase), grad, planned:
         for m in planned.micro_steps:
             with planned.micro_step(m):
                 hidden = torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16, device=cuda.device)
@@ -79,7 +79,7 @@ def waits_of_a_phase(
                 if phase == "policy_update":
                     hidden.float().square().mean().backward()
         found = list(cuda.waits), planned.guests.copies["peer"]
-        raise Left
+        raise LeavePhase
     return found
 
 
@@ -93,7 +93,7 @@ def test_planned_layers_never_wait_for_the_device(cuda: FakeCuda, residency: str
     assert cuda.uploads - before == MICRO_STEPS, "one copy brings the tables of all layers"
 
 
-def test_layers_whose_routers_choose_wait_for_counts_and_the_harness_sees_it(cuda: FakeCuda) -> None:
+def test_layers_with_their_own_routing_wait_for_counts_and_the_harness_detects_it(cuda: FakeCuda) -> None:
     with pytest.raises(DATA_DEPENDENT):
         waits_of_a_phase(cuda, on_mismatch="home")
     assert len(cuda.waits) == 1
@@ -101,7 +101,7 @@ def test_layers_whose_routers_choose_wait_for_counts_and_the_harness_sees_it(cud
 
 
 @pytest.mark.parametrize("read", ["item", "tolist", "nonzero", "numpy"])
-def test_a_planted_look_at_a_value_is_counted(cuda: FakeCuda, read: str) -> None:
+def test_an_injected_read_of_a_value_is_counted(cuda: FakeCuda, read: str) -> None:
     with pytest.raises((*DATA_DEPENDENT, RuntimeError, TypeError)):
         waits_of_a_phase(cuda, spoil=lambda hidden: getattr(hidden.sum(), read)())
     if read != "numpy":  # numpy() raises before it reads
@@ -122,7 +122,7 @@ def test_a_planted_look_at_a_value_is_counted(cuda: FakeCuda, read: str) -> None
     (lambda hidden: torch.cuda.synchronize(), "synchronize"),
     (lambda hidden: torch.cuda.Event().synchronize(), "synchronize"),
 ])  # fmt: skip
-def test_a_planted_wait_is_counted_once_a_layer(
+def test_an_injected_wait_is_counted_once_per_layer(
     cuda: FakeCuda, spoil: Callable[[torch.Tensor], object], name: str
 ) -> None:
     waits, _ = waits_of_a_phase(cuda, spoil=spoil)
@@ -130,14 +130,14 @@ def test_a_planted_wait_is_counted_once_a_layer(
     assert all(name in wait and "test_fake_cuda.py" in wait for wait in waits)
 
 
-def test_a_copy_that_is_pinned_and_does_not_block_is_no_wait(cuda: FakeCuda) -> None:
+def test_a_pinned_non_blocking_copy_does_not_count_as_a_wait(cuda: FakeCuda) -> None:
     waits, _ = waits_of_a_phase(
         cuda, spoil=lambda hidden: torch.zeros(3).pin_memory().to(hidden.device, non_blocking=True)
     )
     assert waits == []
 
 
-def test_layouts_that_cuda_refuses_are_refused(cuda: FakeCuda) -> None:
+def test_layouts_that_cuda_rejects_are_rejected(cuda: FakeCuda) -> None:
     """Operands of a grouped GEMM need strides that are multiples of 16 bytes."""
     with cuda.stand_ins():
         offsets = torch.zeros(2, dtype=torch.int32, device=cuda.device)
@@ -148,7 +148,7 @@ def test_layouts_that_cuda_refuses_are_refused(cuda: FakeCuda) -> None:
             grouped_linear(rows[:, :7], weight[:, :7, :7].contiguous(), offsets)
 
 
-def test_gradients_of_the_stand_in_for_the_autograd_engine_are_those_of_autograd(cuda: FakeCuda) -> None:
+def test_the_fake_autograd_engine_computes_the_gradients_of_autograd(cuda: FakeCuda) -> None:
     """Checks on real tensors: values, accumulation of a tensor read twice, and gradients of selected inputs."""
 
     def gradients() -> list[torch.Tensor]:

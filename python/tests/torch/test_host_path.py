@@ -38,7 +38,7 @@ def names_in_shared_memory(processes: set[int] | None = None) -> list[str]:
     return [f.name for f in pathlib.Path("/dev/shm").glob("foremoe-*") if int(f.name.split("-")[3]) in makers]
 
 
-def once_filled(change: Callable[[Any], None]) -> Spoil:
+def after_publishing(change: Callable[[Any], None]) -> Spoil:
     """Calls change(arena) on each rank after all experts are published and before any is read."""
 
     @contextlib.contextmanager
@@ -65,7 +65,7 @@ def flip_a_bit(arena: Any) -> None:
         arena._places.segments(next(iter(arena._places._of)))[-1][5] ^= 1
 
 
-def bring_stale_weights(arena: Any) -> None:
+def publish_stale_weights(arena: Any) -> None:
     """Replaces the first expert by weights of the previous phase's version."""
     places = arena._places
     if arena._ranks.rank == 0:
@@ -76,7 +76,7 @@ def bring_stale_weights(arena: Any) -> None:
 @contextlib.contextmanager
 def stale(ep: Any, phase: Any) -> Iterator[None]:
     ep._memory._version = 4
-    with once_filled(bring_stale_weights)(ep, phase):
+    with after_publishing(publish_stale_weights)(ep, phase):
         yield
 
 
@@ -111,7 +111,7 @@ def publish_late(ep: Any, phase: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def until_the_end() -> Iterator[threading.Event]:
+def set_at_close() -> Iterator[threading.Event]:
     """Yields an event that is set when a rank closes its host path."""
     close, ended = HostPath.close, threading.Event()
 
@@ -124,7 +124,7 @@ def until_the_end() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def hold_what_comes(ep: Any, phase: Any) -> Iterator[None]:
+def delay_receives(ep: Any, phase: Any) -> Iterator[None]:
     """Delays receives from owners on other nodes until the phase ends."""
     start = arena.start_point_to_point
 
@@ -140,12 +140,12 @@ def hold_what_comes(ep: Any, phase: Any) -> Iterator[None]:
         works = zip(start(operations), operations, strict=True)
         return [Held(work) if operation.op is dist.irecv else work for work, operation in works]
 
-    with until_the_end() as ended, mock.patch.object(arena, "start_point_to_point", held):
+    with set_at_close() as ended, mock.patch.object(arena, "start_point_to_point", held):
         yield
 
 
 @contextlib.contextmanager
-def hold_what_is_written(ep: Any, phase: Any) -> Iterator[None]:
+def delay_writes(ep: Any, phase: Any) -> Iterator[None]:
     """Delays all writes into the arena until the phase ends."""
     write = NodeArena._write
 
@@ -153,17 +153,17 @@ def hold_what_is_written(ep: Any, phase: Any) -> Iterator[None]:
         ended.wait(LONG)
         write(self, *of)
 
-    with until_the_end() as ended, mock.patch.object(NodeArena, "_write", held):
+    with set_at_close() as ended, mock.patch.object(NodeArena, "_write", held):
         yield
 
 
 FAULTS = {
-    "damaged": once_filled(flip_a_bit),
+    "damaged": after_publishing(flip_a_bit),
     "stale": stale,
     "never": publish_nothing,
     "late": publish_late,
-    "link": hold_what_comes,
-    "writing": hold_what_is_written,
+    "link": delay_receives,
+    "writing": delay_writes,
 }
 
 
@@ -181,14 +181,14 @@ def run(rank: int, fault: str, how: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", ["static", "resident", "shared", "checkpointing"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_layers_that_lack_a_guest_run_at_homes(rank: int, fault: str, how: str) -> None:
+def test_layers_with_a_missing_guest_are_served_at_home(rank: int, fault: str, how: str) -> None:
     result = run(rank, fault, how)
     assert gather(result["fallbacks"]) == RANKS * [result["fallbacks"]], "ranks disagree"
     assert 0 < result["fallbacks"] <= MICRO_STEPS * LAYERS
     assert result["rho_computed"] > result["rho_planned"]
 
 
-def test_a_guest_that_comes_late_serves_from_then_on(rank: int) -> None:
+def test_a_late_guest_serves_from_its_arrival_on(rank: int) -> None:
     never, late, whole = (gather(run(rank, fault, "static"))[0] for fault in ("never", "late", ""))
     assert never["fallbacks"] == MICRO_STEPS * late["fallbacks"] // 2, "micro-steps 0 and 1"
     assert never["copies"] == 0
@@ -197,13 +197,13 @@ def test_a_guest_that_comes_late_serves_from_then_on(rank: int) -> None:
     assert late["copies"] == whole["copies"]
 
 
-def test_nobody_waits_for_a_slow_link_or_a_slow_writer(rank: int) -> None:
+def test_no_rank_waits_for_a_slow_link_or_a_slow_writer(rank: int) -> None:
     link, writing = (run(rank, fault, "static") for fault in ("link", "writing"))
     assert 0 < link["fallbacks"] <= writing["fallbacks"] == MICRO_STEPS * LAYERS
     assert sum(gather(writing["copies"])) == 0
 
 
-def test_memory_that_cannot_be_shared_is_refused_on_all_ranks_which_may_go_on_by_the_peer_path(rank: int) -> None:
+def test_a_shared_memory_error_is_raised_on_all_ranks_and_the_peer_path_still_works(rank: int) -> None:
     """One node has too little shared memory."""
 
     def too_little(experts: Any, segment_bytes: Any) -> Any:
@@ -221,7 +221,7 @@ def test_memory_that_cannot_be_shared_is_refused_on_all_ranks_which_may_go_on_by
     assert sum(gather(run_phase(ep, trained, 5, 1).figures()["copies"])) > 0
 
 
-def test_shared_memory_has_no_name_while_it_is_used_and_after_an_error(rank: int) -> None:
+def test_shared_memory_is_unlinked_while_in_use_and_after_an_error(rank: int) -> None:
     ep = spread(make_model(torch.float32), path="host", ranks_per_node=2)
     with contextlib.suppress(KeyError), ep.plan(draw_routes(rank, 1, 5)):
         dist.barrier()
@@ -260,7 +260,7 @@ def train_and_fail(rank: int, folder: str, fails: str) -> None:
 
 
 @pytest.mark.parametrize("fails", ["damaged", "killed"])
-def test_a_failure_after_the_agreement_ends_all_ranks_with_nothing_applied(fails: str) -> None:
+def test_a_failure_after_the_agreement_ends_all_ranks_and_applies_no_gradients(fails: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             rank_starter().Process(target=train_and_fail, args=(rank, folder, fails)) for rank in range(matrix.RANKS)

@@ -110,7 +110,7 @@ def compare(case: Case, options: dict[str, Any], **more: Any) -> tuple[dict[str,
 
 
 @pytest.mark.parametrize("name", CASES | ROUNDED)
-def test_losses_and_gradients_are_those_of_megatrons_own_layers_and_models_stay_as_they_were(
+def test_losses_and_gradients_match_unplanned_layers_and_models_are_unchanged(
     rank: int, name: str
 ) -> None:
     """Also: no module is registered, ranks compute their planned rows, and detach() restores the model."""
@@ -138,11 +138,11 @@ def test_losses_and_gradients_are_those_of_megatrons_own_layers_and_models_stay_
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(rank: int, planned: bool) -> None:
+def test_a_planned_layer_exchanges_no_counts_and_never_waits(rank: int, planned: bool) -> None:
     expect_no_waits(planned)
 
 
-def test_shadow_mode_changes_nothing_and_tells_what_counts_tell(rank: int) -> None:
+def test_shadow_mode_changes_no_results_and_its_metrics_match_the_counts(rank: int) -> None:
     begin_groups(2)
     case = Case(ep=2, ddp=OVERLAP)
     attached: list[Any] = []
@@ -161,7 +161,7 @@ def test_shadow_mode_changes_nothing_and_tells_what_counts_tell(rank: int) -> No
     assert not any(router._forward_hooks for router in routers)
 
 
-def test_gradients_that_come_after_the_backward_are_seen_where_reductions_overlap(rank: int) -> None:
+def test_gradients_added_after_the_backward_are_lost_only_with_overlapped_reduction(rank: int) -> None:
     late: list[Any] = []
 
     def add(replicas: Any, step: int) -> None:
@@ -177,7 +177,7 @@ def test_gradients_that_come_after_the_backward_are_seen_where_reductions_overla
     assert max(gather(alone)) < 1e-12
 
 
-def test_a_registered_guest_and_a_stale_one_are_seen(rank: int) -> None:
+def test_registered_and_stale_guests_are_detected(rank: int) -> None:
     begin_groups(2)
     net = make_net(make_config(Case(ep=2, ddp=OVERLAP)))
     before = state(net)["parameters"]
@@ -188,5 +188,5 @@ def test_a_registered_guest_and_a_stale_one_are_seen(rank: int) -> None:
         assert max(gather(compare(Case(ep=2, ddp=OVERLAP), {})[0]["loss"])) > 1e-6
 
 
-def test_old_log_probabilities_are_computed_under_a_plan(rank: int) -> None:
+def test_old_log_probabilities_are_unchanged_under_a_plan(rank: int) -> None:
     expect_planned_forwards()

@@ -58,7 +58,7 @@ def make() -> tuple[Any, Any]:
     return net, foremoe.megatron.attach(net, ranks_per_node=2)
 
 
-def test_counts_that_ranks_do_not_have_alike_are_refused_on_all(rank: int) -> None:
+def test_counts_of_different_shapes_are_rejected_on_all_ranks(rank: int) -> None:
     own = torch.zeros(2 + rank // 3, 6, 16, dtype=torch.int64)
     for counts, experts in ((own, 16), (own[:, :, :0], 0)):
         said = refusal(lambda counts=counts: gathered_counts(counts, dist.group.WORLD))
@@ -66,7 +66,7 @@ def test_counts_that_ranks_do_not_have_alike_are_refused_on_all(rank: int) -> No
         assert said.startswith(f"InputError: counts: of the ranks are {shapes}")
 
 
-def test_a_share_that_fails_ends_the_step_of_all_groups_and_the_next_one_runs(rank: int) -> None:
+def test_a_planning_error_ends_the_step_of_all_groups_and_the_next_step_runs(rank: int) -> None:
     """Planning fails on one rank of one of the two expert-parallel groups."""
     net, replicas = make()
     counts = counts_of(0, rank)
@@ -82,7 +82,7 @@ def test_a_share_that_fails_ends_the_step_of_all_groups_and_the_next_one_runs(ra
     replicas.detach()
 
 
-def test_what_a_function_of_counts_raises_on_one_rank_is_refused_on_all(rank: int) -> None:
+def test_an_error_in_a_counts_function_is_raised_on_all_ranks(rank: int) -> None:
     """Passes a function that returns counts, and that fails on rank 2."""
     _, replicas = make()
 
@@ -96,7 +96,7 @@ def test_what_a_function_of_counts_raises_on_one_rank_is_refused_on_all(rank: in
     replicas.detach()
 
 
-def test_a_plan_that_was_begun_is_that_of_the_same_counts_and_phase_on_all_ranks(rank: int) -> None:
+def test_a_plan_begun_earlier_is_reused_only_for_the_same_counts_and_phase_on_all_ranks(rank: int) -> None:
     net, replicas = make()
     counts = counts_of(0, rank)
     begun = replicas.plan(lambda: counts)
@@ -108,7 +108,7 @@ def test_a_plan_that_was_begun_is_that_of_the_same_counts_and_phase_on_all_ranks
     replicas.detach()
 
 
-def test_plans_that_are_made_in_shadow_mode_do_not_meet_those_of_its_steps(rank: int) -> None:
+def test_explicit_plans_in_shadow_mode_do_not_mix_with_background_plans(rank: int) -> None:
     """The main thread plans while the background plans a step: before it on even ranks, after it on odd ranks."""
     begin_groups(2)
     net = make_net(make_config(CASE))
@@ -193,7 +193,7 @@ def train_with(hooks: Any, hook: Any, prepare: Any = lambda model: None) -> tupl
     return found, metrics
 
 
-def test_slimes_hooks_train_as_planned_and_plan_the_log_probabilities(rank: int) -> None:
+def test_slimes_hooks_plan_training_steps_and_log_probabilities(rank: int) -> None:
     begin_groups(2)
     fill_slimes_lists(rank)
     hooks = foremoe.slime.Hooks(mode="active", ranks_per_node=2)
@@ -222,7 +222,7 @@ def test_slimes_hooks_train_as_planned_and_plan_the_log_probabilities(rank: int)
     assert sum(gather(hooks.replicas.metrics()["foremoe/copies"])) > 0
 
 
-def test_the_documented_flag_is_shadow_mode_and_changes_nothing(rank: int) -> None:
+def test_the_documented_flag_enables_shadow_mode_and_changes_no_results(rank: int) -> None:
     """Imports the function named by the flag in docs/users/adopting.md, as slime does."""
     begin_groups(2)
     fill_slimes_lists(rank)

@@ -82,7 +82,7 @@ def test_the_documented_snippet_runs_with_megatrons_own_schedule(rank: int) -> N
 
 
 @pytest.mark.parametrize("name", ["megatron_forward_backward", "in_step"])
-def test_the_documented_wrap_counts_training_steps_and_changes_nothing(rank: int, name: str) -> None:
+def test_the_documented_wrapper_measures_training_steps_and_changes_no_results(rank: int, name: str) -> None:
     """Wraps Megatron-LM's own schedule with the documented line for each trainer."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -153,7 +153,7 @@ def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[di
 
 
 @pytest.mark.parametrize("ddp", [OVERLAP, SHARDED, SHARDED | OVERLAP | {"overlap_param_gather": True}])
-def test_steps_of_megatrons_optimizers_give_the_same_weights(rank: int, ddp: dict[str, Any]) -> None:
+def test_steps_of_megatrons_optimizers_give_the_same_weights_under_a_plan(rank: int, ddp: dict[str, Any]) -> None:
     begin_groups(2)
     case = Case(ep=2, dtype=torch.float32, config={"moe_router_dtype": "fp32"}, ddp=ddp)
     expected, norms = optimize(case)

@@ -125,7 +125,7 @@ def test_a_run_resumes_in_one_process_with_a_plain_optimizer(rank: int, saving: 
 
 
 @of_wrappers
-def test_the_state_has_the_names_and_shapes_of_the_unspread_model(rank: int, saving: str | None) -> None:
+def test_saved_state_has_the_names_and_shapes_of_the_unspread_model(rank: int, saving: str | None) -> None:
     shapes = {name: p.shape for name, p in make_model(torch.float64).named_parameters()}
     state = saved_by(saving)["optimizer"]
     assert {name: of["exp_avg"].shape for name, of in state["state"].items()} == shapes
@@ -133,7 +133,7 @@ def test_the_state_has_the_names_and_shapes_of_the_unspread_model(rank: int, sav
     assert sorted(name for group in state["param_groups"] for name in group["params"]) == sorted(shapes)
 
 
-def test_state_that_cannot_be_whole_is_refused_on_all_ranks(rank: int) -> None:
+def test_incomplete_or_mismatched_state_is_rejected_on_all_ranks(rank: int) -> None:
     model, ep, trained, optimizer = set_up("fsdp2")
     train_step(ep, trained, optimizer, 0)
     state = ep.whole_optimizer_state(optimizer)

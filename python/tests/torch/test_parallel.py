@@ -28,7 +28,7 @@ from foremoe.torch import ExpertParallel, grouped_linear
 SHARING = ("feplb", "llep", "ultraep", "moonep", "echo", "fastermoe")
 
 
-class Hides(torch.autograd.Function):
+class HiddenWeightMatmul(torch.autograd.Function):
     """rows @ weight. Stores the weight outside autograd's saved tensors."""
 
     @staticmethod
@@ -41,14 +41,14 @@ class Hides(torch.autograd.Function):
         return grads[0] @ ctx.weight.T, ctx.rows.T @ grads[0]
 
 
-class Hiding(Layer):
+class HiddenWeightLayer(Layer):
     def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
         ends = [0, *offsets.tolist()]
         parts = zip(ends[:-1], ends[1:], weights["matrix"], strict=True)
-        return torch.cat([Hides.apply(rows[begin:end], weight) for begin, end, weight in parts])
+        return torch.cat([HiddenWeightMatmul.apply(rows[begin:end], weight) for begin, end, weight in parts])
 
 
-class Summed(Layer):
+class SummedWeightsLayer(Layer):
     """Uses the sum of two weights. Autograd returns one tensor as the gradient of both."""
 
     def __init__(self) -> None:
@@ -121,18 +121,18 @@ def run_one(ep: Any, layer: Layer, micro_steps: int = 1) -> int:
     ("rehome", 1, "InputError: rehome: is none of"),
     ("in_flight", 2, "InputError: in_flight: is none of"),
 ])  # fmt: skip
-def test_arguments_that_cannot_be_are_refused_by_name(rank: int, name: str, value: Any, words: str) -> None:
+def test_invalid_arguments_are_rejected_by_name(rank: int, name: str, value: Any, words: str) -> None:
     assert words in refusal(lambda: spread([Layer()], **{name: value}))
 
 
 @pytest.mark.parametrize("policy", SHARING)
 def test_experts_that_hide_their_weights_cannot_share_buffers(rank: int, policy: str) -> None:
-    said = refusal(lambda: spread([Hiding()], policy=policy))
+    said = refusal(lambda: spread([HiddenWeightLayer()], policy=policy))
     assert said.startswith("InputError: residency: shared, but the experts of own read")
-    spread([Hiding()], policy="static", residency="shared").detach()
+    spread([HiddenWeightLayer()], policy="static", residency="shared").detach()
 
 
-def test_layers_that_cannot_be_spread_are_refused(rank: int) -> None:
+def test_layers_that_cannot_be_spread_are_rejected(rank: int) -> None:
     spread_already = Layer()
     spread([spread_already])
     for layers, words in (
@@ -153,7 +153,7 @@ def test_layers_that_cannot_be_spread_are_refused(rank: int) -> None:
     assert inside.execute is None and copied.execute is not None
 
 
-def test_routes_and_options_of_a_phase_that_cannot_be_are_refused(rank: int) -> None:
+def test_invalid_routes_and_options_of_a_phase_are_rejected(rank: int) -> None:
     ep, (good,) = spread([Layer()]), routes()
     for of, words in (
         ([good.float()], "routes[0]: is torch.float32"),
@@ -188,7 +188,7 @@ def plan_of(source: list[int], **options: Any) -> foremoe.Plan:
 HOT = [9, 1, 0, 0]
 
 
-def test_former_plans_that_cannot_be_are_refused(rank: int) -> None:
+def test_invalid_former_plans_are_rejected(rank: int) -> None:
     ep, of = spread([Layer()]), rank % 2
     skewed, static = plan_of(HOT), plan_of(HOT, residency="static")
     assert np.array_equal(static.slot_expert, skewed.slot_expert), "only their residencies differ"
@@ -209,7 +209,7 @@ def test_former_plans_that_cannot_be_are_refused(rank: int) -> None:
         cold.detach()
 
 
-def test_a_former_plan_is_where_planning_starts(rank: int) -> None:
+def test_planning_starts_from_a_former_plan(rank: int) -> None:
     ep, skewed = spread([Layer()]), plan_of(HOT)
     ep.expect_warm_starts()
     with mock.patch.object(ep._shares, "start_plan", wraps=ep._shares.start_plan) as planner:
@@ -218,7 +218,7 @@ def test_a_former_plan_is_where_planning_starts(rank: int) -> None:
     assert [call.kwargs["previous"] is skewed for call in planner.call_args_list] == [True, False]
 
 
-def test_calls_out_of_order_are_refused(rank: int) -> None:
+def test_calls_out_of_order_are_rejected(rank: int) -> None:
     layer = Layer()
     ep = spread([layer])
     phase = ep.plan(routes())
@@ -267,7 +267,7 @@ def own(of_all: Any) -> Any:
     return of_all[2 * of : 2 * of + 2]
 
 
-def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(rank: int) -> None:
+def test_a_custom_layer_is_sharded_trained_clipped_and_saved(rank: int) -> None:
     layer = Layer()
     whole = layer.matrix.detach().clone()
     ep = spread([layer])
@@ -308,8 +308,8 @@ def test_a_frozen_layer_has_no_gradients(rank: int) -> None:
     assert frozen.matrix.grad is None
 
 
-def test_weights_whose_gradients_are_one_tensor_have_their_own_sums(rank: int) -> None:
-    summed = Summed()
+def test_weights_that_share_a_gradient_tensor_accumulate_separately(rank: int) -> None:
+    summed = SummedWeightsLayer()
     assert sum(gather(run_one(spread([summed]), summed, micro_steps=2))) > 0
     gradients = [[float(g.min()) for g in weight.grad] for weight in summed.weights().values()]
     assert gradients == 2 * [[2 * rows / RANKS for rows in own(ROWS)]]
@@ -334,7 +334,7 @@ def die(rank: int, folder: str) -> None:
         pathlib.Path(folder, "found").write_text(f"{'kept' if kept else 'changed'}: {error}")
 
 
-def test_a_rank_that_dies_ends_the_others_soon_with_nothing_applied() -> None:
+def test_a_dead_rank_ends_the_others_soon_and_no_gradients_are_applied() -> None:
     with tempfile.TemporaryDirectory() as folder:
         processes = [rank_starter().Process(target=die, args=(rank, folder)) for rank in range(RANKS)]
         for process in processes:
@@ -348,7 +348,7 @@ def test_a_rank_that_dies_ends_the_others_soon_with_nothing_applied() -> None:
         assert pathlib.Path(folder, "found").read_text().startswith("kept: ")
 
 
-def test_a_warm_start_is_refused_exactly_where_it_has_no_effect() -> None:
+def test_a_warm_start_is_rejected_exactly_where_it_has_no_effect() -> None:
     """Compares with the planner: does a former plan change its plans?"""
     shape: Any = {"layers": 2, "experts": 32, "ranks": 8, "top_k": 2, "micro_steps": 4, "tokens_per_rank": 400}
     loads = [foremoe.synthesize_load(seed=seed, group_size=2, **shape) for seed in range(8)]
