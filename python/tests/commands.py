@@ -1,4 +1,4 @@
-"""Command lines of the package: parsed by the program, continued in this process."""
+"""Runs `foremoe` commands: the program parses the arguments, and this process runs the Python part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = pathlib.Path(foremoe.__file__).with_name("bin") / "foremoe"
 
 
 def run(verb: str, *arguments: str) -> int:
-    """Runs a command as the package's `foremoe` does, with its Python part in this process. Returns the exit code."""
+    """Runs a command like the package's `foremoe`, with its Python part in this process. Returns the exit code."""
     echo = os.environ | {"FOREMOE_PYTHON": "/bin/echo"}  # prints "-m foremoe COMMAND REQUEST"
     command = [PROGRAM, verb, *map(os.fsencode, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=echo, check=False)
@@ -30,7 +30,7 @@ def run(verb: str, *arguments: str) -> int:
 
 
 def requested(verb: str, *arguments: str) -> Sequence[str]:
-    """Returns the words that the program runs Python with."""
+    """Returns the arguments with which the program starts Python."""
     echo = os.environ | {"FOREMOE_PYTHON": "/bin/echo"}
     return subprocess.run(
         [PROGRAM, verb, *arguments], capture_output=True, text=True, env=echo, check=True

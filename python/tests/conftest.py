@@ -1,4 +1,4 @@
-"""Small inputs that all tests share, and what some of those in torch/ need."""
+"""Small inputs for all tests, and the packages and ranks that tests in torch/ need."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 import foremoe
 
-# What the tests of a file in torch/ need, by the beginning of its name; the first that fits. They are skipped where one
-# of these is not installed, or is older. Without torch the tests' own folder can be imported by its name: torch.nn not.
+# Packages that a test file in torch/ needs, by the first prefix that matches its name. Its tests are skipped if one is
+# missing or too old. Needs torch.nn, since without PyTorch `import torch` would import the tests' own folder.
 NEEDS = {
     "test_megatron_capacity": ["torch.nn"],
     "test_megatron": ["torch.nn", "megatron.core"],
@@ -39,7 +39,7 @@ DATA = pathlib.Path(__file__).resolve().parents[2] / "data"
 def draw_load(
     seed: int = 0, *, micro_steps: int = 3, layers: int = 2, ranks: int = 4, experts: int = 16
 ) -> foremoe.Load:
-    """Skewed counts, with experts that nobody chose."""
+    """Draws skewed counts, in which some experts have no tokens."""
     random = np.random.default_rng(seed)
     popularity = random.dirichlet(np.full(experts, 0.3), (micro_steps, layers, 1))
     counts = random.poisson(200 * np.broadcast_to(popularity, (micro_steps, layers, ranks, experts)))
@@ -49,7 +49,7 @@ def draw_load(
 def draw_routes(
     seed: int = 0, *, tokens: int = 40, layers: int = 2, top_k: int = 2, experts: int = 8
 ) -> npt.NDArray[np.uint8]:
-    """uint8 [tokens, layers, top_k], distinct in a row; a tenth of the tokens has no route."""
+    """Draws routes, uint8 [tokens, layers, top_k], distinct in a row. About a tenth of the tokens has no route."""
     random = np.random.default_rng(seed)
     routes = random.random((tokens, layers, experts)).argsort(-1)[..., :top_k].astype(np.uint8)
     routes[random.random(tokens) < 0.1] = 255
@@ -57,7 +57,7 @@ def draw_routes(
 
 
 def expect_refused(call: Callable[[], Any], field: str, words: str = "") -> None:
-    """It raises an InputError of that field, whose message has these words."""
+    """Asserts that `call` raises an InputError for `field` whose message contains `words`."""
     with pytest.raises(foremoe.InputError) as raised:
         call()
     assert raised.value.field == field, raised.value
@@ -90,7 +90,7 @@ def pytest_pycollect_makemodule(module_path: pathlib.Path, parent: Any) -> pytes
 
 @pytest.fixture(scope="session")
 def _started() -> Iterator[list[Any]]:
-    """The ranks that wait for tests, at most one group of them."""
+    """Running rank processes, at most one group."""
     started: list[Any] = []
     yield started
     for ranks in started:
@@ -99,7 +99,7 @@ def _started() -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def rank(request: pytest.FixtureRequest, _started: list[Any]) -> Any:
-    """The rank that a test runs on: it runs on each, see torch/processes.py."""
+    """Runs the test on every rank and passes it the rank. See torch/processes.py."""
     processes = importlib.import_module("processes")
     prepare = "megatron_training" if request.module.__name__.startswith("test_megatron") else "processes"
     kind = prepare, getattr(request.module, "WORLD", processes.RANKS)

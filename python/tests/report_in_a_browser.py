@@ -1,6 +1,6 @@
-"""The page of `foremoe report` in a real browser: on a phone and on a large screen, in the light and in the dark.
+"""Tests the page of `foremoe report` in a real browser, on small and large screens, in light and dark mode.
 
-Where there is no Chromium it says so and exits with 77.
+Without Chromium, prints the reason and exits with status 77.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import web_driver  # noqa: E402
 SCREENS = list(itertools.product((400, 1600), ("light", "dark")))
 EVIL = "<script>document.title=1</script><img src=x onerror=alert(1)><b>%{x}</b>"
 
-# Everything that is wrong with what is drawn now: it is measured, not guessed.
+# Returns the number of plots and the layout faults that the page's boxes show.
 FAULTS = """
 const faults = [];
 const plots = [...document.querySelectorAll('.plot')];
@@ -58,7 +58,7 @@ for (const plot of [...plots, ...document.querySelectorAll('.legend, .scale')]) 
 return [plots.length, faults];
 """
 
-# The least contrast (WCAG 2) of text with the card or page that it stands on, and how light that is.
+# Returns the lowest contrast (WCAG 2) of text to its background, that text, and the luminance of the page.
 CONTRAST = """
 const linear = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
 const light = c => {
@@ -84,7 +84,7 @@ for (const e of document.querySelectorAll(kinds)) {
 return [least, where, ground(document.body)];
 """
 
-# Where on the screen a point of a plot is: of its axes' coordinates.
+# Returns the screen position of a point in a plot's axis coordinates.
 PLACE = """
 const plot = document.getElementById('%s');
 plot.scrollIntoView({block: 'center'});
@@ -123,7 +123,7 @@ class ReportInABrowser(unittest.TestCase):
         self.browser.open(page)
 
     def look_at(self, page: pathlib.Path) -> None:
-        """All screens, with everything folded and unfolded."""
+        """Checks the page on all screens, with all details closed and open."""
         for width, scheme in SCREENS:
             with self.subTest(width=width, scheme=scheme):
                 self.show(page, width, scheme)
@@ -138,7 +138,7 @@ class ReportInABrowser(unittest.TestCase):
                 self.assertEqual(self.browser.console(), [])
 
     def point_at(self, plot: str, x: str, y: str) -> str:
-        """What the page says of the point after a real move of the mouse."""
+        """Moves the mouse to the point. Returns the hover text."""
         left, top = self.browser.look(PLACE % (plot, x, y))
         for step in (3, 0):
             self.browser.tell("Input.dispatchMouseEvent", type="mouseMoved", x=left + step, y=top)
@@ -197,7 +197,7 @@ class ReportInABrowser(unittest.TestCase):
         self.show(page, 1600, "light")
         self.assertIn("ForeMoE report", self.browser.look("return document.title"))
         refused = [line for line in self.browser.console() if "Content Security Policy" in line["message"]]
-        self.assertGreaterEqual(len(refused), 3)  # the script, what the image should run, the style sheet
+        self.assertGreaterEqual(len(refused), 3)  # the script, the image's handler, the style sheet
 
 
 if __name__ == "__main__":

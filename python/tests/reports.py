@@ -1,4 +1,4 @@
-"""A load and its report that the tests of foremoe.report share."""
+"""Load and report shared by the tests of foremoe.report."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def shared_report() -> Report:
 
 
 def own(html: str) -> str:
-    """The page without Plotly's script."""
+    """Returns the page without Plotly's script."""
     return html.replace(page.plotly_script(), "")

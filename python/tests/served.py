@@ -1,4 +1,4 @@
-"""Responses as vLLM and SGLang write them."""
+"""Makes responses in the formats of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPE = {"num_layers": 3, "num_experts": 8, "top_k": 2}
 def draw_rows(
     tokens: int, seed: int = 0, *, layers: int = 3, experts: int = 8, top_k: int = 2, dtype: type = np.uint8
 ) -> np.ndarray:
-    """[tokens, layers, top_k], distinct in a row; the first row has the last expert."""
+    """Draws rows [tokens, layers, top_k], distinct in a row. Row 0 contains the last expert."""
     random = np.random.default_rng(seed)
     rows = random.random((tokens, layers, experts)).argsort(-1)[..., :top_k]
     rows[0, 0] = range(experts - top_k, experts)
@@ -22,7 +22,7 @@ def draw_rows(
 
 
 def npy(rows: np.ndarray) -> str:
-    """vLLM's: base64 of an .npy file, written here byte by byte."""
+    """vLLM's format: base64 of an .npy file, built without numpy's writer."""
     header = f"{{'descr': '{rows.dtype.str}', 'fortran_order': False, 'shape': {rows.shape}, }}".encode()
     header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
     file = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + rows.tobytes()
@@ -30,12 +30,12 @@ def npy(rows: np.ndarray) -> str:
 
 
 def flat(rows: np.ndarray) -> str:
-    """SGLang's: base64 of int32 without a header."""
+    """SGLang's format: base64 of int32 without a header."""
     return base64.b64encode(struct.pack(f"<{rows.size}i", *rows.ravel().tolist())).decode()
 
 
 def vllm_body(rows: Any, prompt: list[int], generated: list[int], **more: Any) -> dict[str, Any]:
-    """Of /v1/completions with return_token_ids."""
+    """Response of /v1/completions with return_token_ids."""
     routes = npy(rows) if isinstance(rows, np.ndarray) else rows
     choice = {"index": 0, "text": "…", "prompt_token_ids": prompt, "token_ids": generated, "routed_experts": routes}
     usage = {"prompt_tokens": len(prompt), "completion_tokens": len(generated)}
@@ -43,7 +43,7 @@ def vllm_body(rows: Any, prompt: list[int], generated: list[int], **more: Any) -
 
 
 def sglang_body(rows: Any, prompt: int, generated: list[int], **more: Any) -> dict[str, Any]:
-    """Of /generate."""
+    """Response of /generate."""
     routes = flat(rows) if isinstance(rows, np.ndarray) else rows
     info = {"prompt_tokens": prompt, "completion_tokens": len(generated), "routed_experts": routes}
     return {"text": "…", "output_ids": generated, "meta_info": info | more}
@@ -54,7 +54,7 @@ def span(version: str, start: int, end: int) -> dict[str, Any]:
 
 
 def expect_routes(routes: np.ndarray, rows: np.ndarray) -> None:
-    """rows of all tokens but the last, which has none."""
+    """Asserts that routes are `rows`, followed by the last token without a route."""
     assert len(routes) == len(rows) + 1
     np.testing.assert_array_equal(routes[:-1], rows)
     assert (routes[-1] == np.iinfo(routes.dtype).max).all()

@@ -1,4 +1,4 @@
-"""Arguments that cannot be, are of no use, or are of another class."""
+"""Arguments that are invalid, unused by the policy, or of the wrong class."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ OPTIONS: list[tuple[Callable[..., Any], list[tuple[dict[str, Any], str, str]]]] 
 @pytest.mark.parametrize(
     ("call", "options", "field", "words"), [(call, *case) for call, cases in OPTIONS for case in cases]
 )
-def test_bad_options_are_refused_by_name(
+def test_invalid_options_are_rejected_by_name(
     load: foremoe.Load, call: Callable[..., Any], options: dict[str, Any], field: str, words: str
 ) -> None:
     expect_refused(lambda: call(load, **options), field, words)
 
 
-def test_a_policy_that_cannot_says_why(load: foremoe.Load) -> None:
+def test_a_skipped_policy_has_a_reason(load: foremoe.Load) -> None:
     with pytest.raises(foremoe.PolicySkipped) as raised:
         foremoe.plan(load, policy="flexmoe", in_flight=2)
     assert raised.value.policy == "flexmoe"
@@ -109,7 +109,7 @@ def test_errors_survive_pickling(load: foremoe.Load) -> None:
 
 
 @pytest.mark.parametrize("policy", foremoe.policies())
-def test_homes_that_cannot_be_are_refused_by_every_policy(load: foremoe.Load, policy: str) -> None:
+def test_invalid_homes_are_rejected_by_every_policy(load: foremoe.Load, policy: str) -> None:
     homes = np.array(foremoe.plan(load).home)
     for wrong in (np.full_like(homes, -1), np.zeros_like(homes), np.full_like(homes, 2**31 - 1)):
         expect_refused(lambda wrong=wrong: foremoe.plan(load, policy, homes=wrong), "homes")
@@ -119,7 +119,7 @@ def test_homes_that_cannot_be_are_refused_by_every_policy(load: foremoe.Load, po
             call(load, policy, homes=other)  # type: ignore[operator]
 
 
-def test_odd_arguments_are_refused_by_name(load: foremoe.Load) -> None:
+def test_mismatched_arguments_are_rejected_by_name(load: foremoe.Load) -> None:
     plan = foremoe.plan(load)
     for call, field in [
         (lambda: foremoe.Plan.join([None]), "parts"),  # type: ignore[list-item]
@@ -132,7 +132,7 @@ def test_odd_arguments_are_refused_by_name(load: foremoe.Load) -> None:
     assert raised.value.file == os.fsdecode(b"/nowhere/\xff")
 
 
-def test_wrong_classes_are_named(load: foremoe.Load) -> None:
+def test_arguments_of_the_wrong_class_are_rejected_by_name(load: foremoe.Load) -> None:
     plan = foremoe.plan(load)
     for call, field in [
         (lambda: foremoe.plan(plan), "load"),

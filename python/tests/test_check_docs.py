@@ -1,4 +1,4 @@
-"""scripts/check_docs: what a page shows and its command does not print is found, wherever it stands."""
+"""scripts/check_docs finds output on a page that its command does not print."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
         ("vanilla", "vanille", [9]),
         ("placed in", "placed at", [12]),
         ("±0.1", "", [10]),
-        ("  vanilla  1.4385     1.000    5.0\n", "", [8]),  # a line too few, found after the line before it
-        ("  vanilla", "  other    1.4385     1.000    5.0\n  vanilla", [9]),  # and one too many
-        ("µs\n", "ms\n", None),  # nothing has the measured column any more
+        ("  vanilla  1.4385     1.000    5.0\n", "", [8]),  # a missing line; reported at the line before
+        ("  vanilla", "  other    1.4385     1.000    5.0\n  vanilla", [9]),  # an extra line
+        ("µs\n", "ms\n", None),  # the measured column is missing
         ("127.1", "98.35", []),
         ("0.7 ±0.1", "0.655 ±0.02", []),
         ("0.12 s, on 2", "  1.4e-05 s, on 64", []),
         (" 1.4385     1.000    5.0", " 1.4385     1.000  1234.0", []),
     ],
 )
-def test_exact_values_must_be_equal_and_measured_ones_of_the_same_shape(
+def test_exact_values_must_be_equal_and_measured_values_need_the_same_format(
     blocks: Any, root: pathlib.Path, there: str, shown: str, lines: list[int] | None
 ) -> None:
     page = PAGE.replace(there, shown)
@@ -88,11 +88,11 @@ def test_exact_values_must_be_equal_and_measured_ones_of_the_same_shape(
     assert [int(finding.split(":")[1]) for finding in findings] == lines
 
 
-def test_a_page_that_is_right_has_no_findings_and_is_not_rewritten(blocks: Any, root: pathlib.Path) -> None:
+def test_a_correct_page_has_no_findings_and_is_not_rewritten(blocks: Any, root: pathlib.Path) -> None:
     assert blocks.check("page.md", PAGE, root)[:2] == ([], PAGE)
 
 
-def test_a_line_of_dots_leaves_out_lines_but_none_after_it(blocks: Any, root: pathlib.Path) -> None:
+def test_an_ellipsis_line_skips_lines_but_later_lines_are_compared(blocks: Any, root: pathlib.Path) -> None:
     short = PAGE[: PAGE.index("  vanilla")] + "…\n" + PAGE[PAGE.rindex("placed") :]
     assert blocks.check("page.md", short, root)[0] == []
     assert blocks.check("page.md", short.replace("2 threads", "2 cores"), root)[0]
@@ -126,15 +126,15 @@ def test_python_is_compared_with_the_text_block_after_it(blocks: Any, root: path
         blocks.check("page.md", page.replace("\n```text", "\nProse.\n\n```text"), root)
 
 
-def test_a_block_that_is_not_run_is_kept_with_its_reason(blocks: Any, root: pathlib.Path) -> None:
+def test_a_block_marked_not_run_is_kept_with_its_reason(blocks: Any, root: pathlib.Path) -> None:
     page = "<!-- not run: needs MPI -->\n```console\n$ mpirun program\n1.0\n```\n"
     findings, new, commands = blocks.check("page.md", page, root)
     assert (findings, new, [command.not_run for command in commands]) == ([], page, ["needs MPI"])
 
 
-def test_the_demo_on_the_page_is_what_the_script_runs(blocks: Any) -> None:
+def test_the_documented_demo_matches_the_script(blocks: Any) -> None:
     demo = (ROOT / "scripts" / "demo").read_text(encoding="utf-8").replace("\\\n ", "").replace(' "$@"', "")
     page = (ROOT / "docs" / "users" / "command_line.md").read_text(encoding="utf-8")
     shown = [c.text for c in blocks.commands_of("page", page) if " data/rollout-math.safetensors " in c.text]
     run = [" ".join(line.split()) for line in demo.splitlines() if line.startswith("build/release/bin/foremoe")]
-    assert shown == run[:1]  # the page describes what the second one prints
+    assert shown == run[:1]  # the page only describes the output of the second command

@@ -1,4 +1,4 @@
-"""foremoe.evaluate and what is drawn for it, held against definitions and against compare() and simulate()."""
+"""Checks foremoe.evaluate and synthesized inputs against definitions, compare() and simulate()."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def load():
 
 @pytest.fixture(scope="module")
 def hot_rank():
-    """Rank 0's experts have 2.5 times the mean: 500 of 200 tokens."""
+    """Rank 0 has 2.5 times the mean load: 500 tokens instead of 200."""
     return foremoe.synthesize_load(
         routing="w2", ranks=4, experts=16, top_k=2, layers=1, micro_steps=2, tokens_per_rank=100
     )
@@ -31,7 +31,7 @@ def test_an_evaluation_has_the_figures_of_compare_and_simulate(load):
     of = foremoe.evaluate(load, "foremoe", guest_slots=2, **ON)
     (compared,) = foremoe.compare(load, "foremoe", guest_slots=2)
     (simulated,) = foremoe.simulate(load, "foremoe", guest_slots=2, **ON)
-    speedups = ("speedup_over_vanilla", "rl_step_speedup")  # over vanilla, which was not evaluated
+    speedups = ("speedup_over_vanilla", "rl_step_speedup")  # relative to vanilla, which compare() did not run
     measured = ("plan_seconds", "plan_us_per_layer_micro_step", "threads", "placement")
     for key in {*compared, *simulated} - {*speedups, *measured}:
         assert of.figures[key] == {**compared, **simulated}[key], key
@@ -39,12 +39,12 @@ def test_an_evaluation_has_the_figures_of_compare_and_simulate(load):
     assert of.cost["cluster"] == "h100" and of.cost["moe_layers"] == 32
 
 
-def test_a_policy_without_a_plan_says_why(load):
+def test_a_policy_without_a_plan_has_a_reason(load):
     of = foremoe.evaluate(load, "eplb", in_flight=2)
     assert of.skipped and of.figures == {"policy": "eplb", "skipped": of.skipped}
 
 
-def test_recompute_has_a_plan_of_its_own_where_micro_steps_are_in_flight(load):
+def test_recompute_has_its_own_plan_if_micro_steps_are_in_flight(load):
     of = foremoe.evaluate(load, in_flight=2, **ON)
     assert of.plan.in_flight == 2 and of.recompute_plan.in_flight == 1
     alone = foremoe.evaluate(load, **ON)
@@ -53,17 +53,17 @@ def test_recompute_has_a_plan_of_its_own_where_micro_steps_are_in_flight(load):
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("policy", ["foremoe", "feplb", "vanilla"])
-def test_a_plan_that_is_there_is_worth_what_it_is_when_it_is_made(load, policy, in_flight):
+def test_an_existing_plan_has_the_figures_of_a_newly_made_one(load, policy, in_flight):
     made = foremoe.evaluate(load, policy, guest_slots=2, in_flight=in_flight, path="peer", **ON)
     recompute = made.recompute_plan if in_flight > 1 else None
     found = foremoe.evaluate_plan(made.plan, load, recompute_plan=recompute, path="peer", **ON)
-    placed = ("placement", "placed_step_seconds", "placed_speedup")  # its planning was measured
+    placed = ("placement", "placed_step_seconds", "placed_speedup")  # depend on measured planning time
     assert found.figures.keys() == made.figures.keys()
     assert {k: v for k, v in found.figures.items() if k not in placed} == {
         k: v for k, v in made.figures.items() if k not in placed
     }
     assert found.policy == policy and found.cost == made.cost
-    plain = foremoe.evaluate_plan(made.plan, load).figures  # without a cluster recompute is not looked at
+    plain = foremoe.evaluate_plan(made.plan, load).figures  # without a cluster, recompute is not simulated
     assert plain["rho"] == made.figures["rho"] and "phases" not in plain
 
 
@@ -75,10 +75,10 @@ def test_a_plan_that_is_there_is_worth_what_it_is_when_it_is_made(load, policy, 
         ("foremoe", {"residency": "shared", "path": "host"}),
         ("foremoe", {"residency": "static", "keep_activations": True}),
         ("feplb", {"policy_options": {"dyn": 2}}),
-        ("eplb", {"rollout_seconds": 9}),  # places freely, with one micro-step in flight alone
+        ("eplb", {"rollout_seconds": 9}),  # residency free, which requires one micro-step in flight
     ],
 )
-def test_a_phase_alone_takes_what_it_takes_in_a_step(load, policy, options, in_flight):
+def test_a_single_phase_takes_as_long_as_in_a_step(load, policy, options, in_flight):
     made = foremoe.evaluate(load, policy, guest_slots=2, in_flight=in_flight, **options, **ON)
     if made.skipped:
         assert (policy, in_flight) == ("eplb", 2)
@@ -92,7 +92,7 @@ def test_a_phase_alone_takes_what_it_takes_in_a_step(load, policy, options, in_f
             alone.timeline(1, 1)
 
 
-def test_a_plan_that_cannot_be_evaluated_is_named(load):
+def test_a_plan_that_cannot_be_evaluated_is_rejected_by_name(load):
     plan, ahead = foremoe.plan(load), foremoe.plan(load, in_flight=2)
     part = foremoe.plan(load, layers=range(1))
     for plans, field, words in [
@@ -116,13 +116,13 @@ def test_a_plan_that_cannot_be_evaluated_is_named(load):
     assert not of["ok"] and "phases" not in of
 
 
-def test_a_model_can_be_told_key_by_key(load):
+def test_a_model_can_be_given_as_a_dict(load):
     named, told = (foremoe.evaluate(load, cluster="h100", model=model) for model in ("Mixtral-8x7B", MIXTRAL))
     assert told.cost["model"] == "by keys"
     assert told.figures["step_seconds"] == named.figures["step_seconds"]
 
 
-def test_options_of_one_policy_reach_it(hot_rank):
+def test_policy_options_are_applied(hot_rank):
     """FEPLB moves at most `dyn` experts of a rank, and none with fewer than `min_tokens` tokens."""
 
     def copies(**options):
@@ -131,7 +131,7 @@ def test_options_of_one_policy_reach_it(hot_rank):
     assert copies(dyn=4, min_tokens=1) > copies(dyn=1, min_tokens=1) > copies(dyn=4, min_tokens=1000) == 0
 
 
-def test_a_stress_workload_has_the_imbalance_of_its_definition(hot_rank):
+def test_a_stress_workload_has_its_defined_imbalance(hot_rank):
     of = foremoe.evaluate(hot_rank, "vanilla")
     assert of.figures["rho"]["mean"] == 2.5
     pairs = _core._pair_figures(of.plan, hot_rank, False)
@@ -139,7 +139,7 @@ def test_a_stress_workload_has_the_imbalance_of_its_definition(hot_rank):
     assert "between_nodes" not in pairs
 
 
-def test_stability_is_of_shares_and_not_of_tokens(hot_rank):
+def test_stability_compares_shares_rather_than_tokens(hot_rank):
     stability = _core._load_stability(hot_rank, 2)
     assert (stability["step_change"], stability["hottest"]) == (0, 2.5)
     assert np.isnan(_core._load_stability(hot_rank, 1)["step_change"])
@@ -147,7 +147,7 @@ def test_stability_is_of_shares_and_not_of_tokens(hot_rank):
         _core._load_stability(hot_rank, 3)
 
 
-def test_a_timeline_has_the_turns_that_were_asked_for(load):
+def test_a_timeline_has_the_requested_turns(load):
     of = foremoe.evaluate(load, guest_slots=1, **ON)
     spans = [span for span in of.timeline(micro_steps=2, layers=1) if span["ph"] == "X"]
     assert {span["pid"] for span in spans} == set(range(load.num_ranks))
@@ -160,7 +160,7 @@ def test_a_timeline_has_the_turns_that_were_asked_for(load):
         foremoe.evaluate(load).timeline(1, 1)
 
 
-def test_memory_remarks_name_who_needs_more(load):
+def test_memory_remarks_name_the_policies_above_the_budget(load):
     needed = [("small", 10**9), ("large", 3 * 10**9)]
     of = foremoe.evaluate(load, "vanilla", memory_budget=2, **ON)
     (remark,) = _core._memory_remarks(of, needed)
@@ -177,13 +177,13 @@ def test_a_drawn_trace_fills_every_rank_of_every_micro_step():
     assert (load.array.sum(-1) == 64 * 2).all()
 
 
-def test_the_same_keywords_draw_the_same():
+def test_the_same_keywords_draw_the_same_load():
     keywords = {"layers": 1, "experts": 8, "top_k": 2, "micro_steps": 2, "ranks": 2, "tokens_per_rank": 32}
     one, again, other = (foremoe.synthesize_load(**keywords, seed=seed).digest for seed in (1, 1, 2))
     assert one == again != other
 
 
-def test_a_file_brings_its_homes_and_its_former_step(load, tmp_path):
+def test_former_plans_can_be_read_from_files(load, tmp_path):
     load.save(tmp_path / "load")
     plan = foremoe.plan(load, guest_slots=1)
     plan.save(tmp_path / "plan")

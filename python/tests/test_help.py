@@ -1,4 +1,4 @@
-"""What `--help` of the package's own commands shows works as it is printed."""
+"""Examples in `--help` of the package's commands run as printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import foremoe
 
 
 def examples(verb: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
-    """Arguments of each example in the help, without the words that explain it."""
+    """Returns the arguments of each example in the help, without its explanation."""
     assert commands.run(verb, "--help") == 0
     shown = re.search(r"Examples:\n(.*?)\n\n", capsys.readouterr().out, re.DOTALL)
     assert shown
@@ -25,7 +25,7 @@ def test_every_example_of_report_makes_its_page(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shape = {"layers": 1, "micro_steps": 2, "ranks": 4, "tokens_per_rank": 32}  # experts and top_k as synth draws them
+    shape = {"layers": 1, "micro_steps": 2, "ranks": 4, "tokens_per_rank": 32}  # experts and top_k: synth's defaults
     foremoe.synthesize_load(**shape).save("step.load.safetensors")
     foremoe.synthesize_trace(**shape).save("step.trace.safetensors")
     shown = examples("report", capsys)

@@ -1,4 +1,4 @@
-"""Formats that Python programs write: decoded, refused by place, and continued from the command line."""
+"""Imports formats that Python programs write. Errors name the position in the file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def npz(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> b
 @pytest.fixture
 def imported(tmp_path: pathlib.Path) -> Any:
     def of(*contents: str | bytes, **options: Any) -> tuple[Any, list[int], dict[str, Any]]:
-        """Routes, −1 in missing rows; first tokens; and the report."""
+        """Returns routes, with −1 in missing rows, the first token of each sequence, and the report."""
         paths = []
         for i, content in enumerate(contents):
             paths.append(tmp_path / f"{i}.in")
@@ -121,7 +121,7 @@ def test_vllm_0_21_puts_the_prompt_before_each_choice(tmp_path: pathlib.Path) ->
     assert foremoe.import_files(path)[0].prompt_lengths is None  # type: ignore[union-attr]
 
 
-def test_last_tokens_without_a_row_are_counted_where_the_response_says_so(imported: Any) -> None:
+def test_last_tokens_without_a_row_are_counted_if_the_response_has_token_counts(imported: Any) -> None:
     choice = {"routed_experts": text(npy([*A, *B]))}  # of four tokens
     usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 3}}
     for response, expected in [
@@ -179,7 +179,7 @@ def test_last_tokens_without_a_row_are_counted_where_the_response_says_so(import
          "0.in: routed_experts[1, 0, 1]: expert 9 is out of range"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_by_its_place(
+def test_unreadable_input_is_rejected_with_its_position(
     imported: Any, content: str | bytes, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(foremoe.InputError) as raised:
@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_refused_by_its_place(
     assert words in str(raised.value)
 
 
-def test_an_archive_that_inflates_to_far_more_than_routes_do_is_refused(imported: Any) -> None:
+def test_archives_that_inflate_too_much_or_are_damaged_are_rejected(imported: Any) -> None:
     same = npy(np.tile([[[4, 1]]], (40 << 16, 1, 1)), "<i8")
     bomb = npz({"a.npy": same, "b.npy": same})
     assert len(bomb) < 1 << 20
@@ -202,15 +202,15 @@ def test_an_archive_that_inflates_to_far_more_than_routes_do_is_refused(imported
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(foremoe.InputError, match=r"a\.npy: is damaged"):
         imported(lying)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10  # KiB, of the 40 MiB that are there
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10  # KiB; the member has 40 MiB
     damaged = bytearray(npz({"a.npy": npy(A)}, zipfile.ZIP_STORED))
     damaged[damaged.index(b"NUMPY")] ^= 1
     with pytest.raises(foremoe.InputError, match=r"a\.npy: is damaged"):
         imported(bytes(damaged))
 
 
-def test_cut_and_altered_sources_are_read_or_refused() -> None:
-    """Nothing but InputError is raised, whatever the bytes are."""
+def test_truncated_and_corrupted_sources_are_read_or_rejected() -> None:
+    """Any bytes are either decoded or raise InputError."""
     sources = {
         "npz": npz({"a.npy": npy(A)}),
         "npy-base64": text(npy(A)).encode(),
@@ -238,7 +238,7 @@ def run(*arguments: str, folder: pathlib.Path) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
 
 
-def test_the_command_imports_them_and_names_options_as_typed(tmp_path: pathlib.Path) -> None:
+def test_the_command_imports_files_and_its_errors_name_options_as_typed(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a,b.json").write_text(json.dumps({"routed_experts": B}))
     (tmp_path / "flat").write_text(flat(B))
     done = run("a,b.json", "--experts", "9", "--model", "tiny", "--drop-empty-layers", "--out", "step", folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Files that the command writes, read by the safetensors package alone: names, shapes, dtypes, metadata and sums."""
+"""Reads files of the command with the safetensors package alone. Checks names, shapes, dtypes, metadata and sums."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ def check_trace(path):
 
 
 def check_load(path):
-    """Returns the load as counted here, from the rollout, which must be what the file holds."""
+    """Counts the load of the rollout with numpy, asserts that the file has the same counts, and returns them."""
     tensors, metadata = read(path, "foremoe.load/1")
     rollout, described = read(ROLLOUT, "foremoe.trace/1")
     routes, step, rank = rollout["routed_experts"], rollout["micro_step"], rollout["rank"]

@@ -78,7 +78,7 @@ def test_an_unknown_option_is_a_type_error_that_names_the_nearest(
         taker(*given, **{name + "x": 1})
 
 
-def test_functions_with_own_arguments_refuse_unknown_options(load: foremoe.Load, tmp_path: pathlib.Path) -> None:
+def test_functions_with_their_own_arguments_reject_unknown_options(load: foremoe.Load, tmp_path: pathlib.Path) -> None:
     plan = foremoe.plan(load)
     for call, name in [
         (lambda: foremoe.simulate(load, cluster="h100", in_flightx=1), "in_flight"),  # type: ignore[call-arg]
@@ -90,7 +90,7 @@ def test_functions_with_own_arguments_refuse_unknown_options(load: foremoe.Load,
             call()  # type: ignore[no-untyped-call]
 
 
-def test_options_are_a_value_that_several_functions_take(load: foremoe.Load) -> None:
+def test_the_same_options_can_be_passed_to_several_functions(load: foremoe.Load) -> None:
     shared: options.PlanOptions = {"guest_slots": 2, "in_flight": 2, "seed": 3}
     made = foremoe.plan(load, **shared)
     for again in (foremoe.start_plan(load, **shared).finish(), foremoe.evaluate(load, **shared).plan):
@@ -120,7 +120,7 @@ WRONG = {
 }
 
 
-def test_mypy_accepts_options_and_refuses_others_by_name(tmp_path: pathlib.Path) -> None:
+def test_mypy_accepts_known_options_and_rejects_others_by_name(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("mypy")
     source = tmp_path / "user.py"
     source.write_text(RIGHT + "\n".join(WRONG))

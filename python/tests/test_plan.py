@@ -1,4 +1,4 @@
-"""Planning, checks, figures, comparing and simulating, held against the command where it says the same."""
+"""Planning, checks, figures, comparison and simulation. Compares results with the command's output where both exist."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_plan_serves_its_load_with_less_imbalance(load: foremoe.Load, residenc
     np.testing.assert_array_equal(by_rank.max(-1), plan.max_load)
     at_home = load.array.sum(2).reshape(*load.array.shape[:2], load.num_ranks, -1).sum(-1)
     assert by_rank.max(-1).mean() < at_home.max(-1).mean()
-    # Over the replicas of an expert quotas are its load.
+    # The quotas of an expert's replicas sum to its load.
     events, layers, _, _ = plan.slot_expert.shape
     for event in range(events):
         for layer in range(layers):
@@ -53,9 +53,9 @@ def test_a_plan_serves_its_load_with_less_imbalance(load: foremoe.Load, residenc
 
 
 @pytest.mark.parametrize("residency", ["static", "shared"])
-def test_rows_of_ranks_give_the_imbalance_that_the_library_measures(residency: str) -> None:
+def test_the_rows_of_ranks_have_the_imbalance_that_the_library_reports(residency: str) -> None:
     counts = draw_load().array.copy()
-    counts[1, 0] = 0  # no rows there: no ρ
+    counts[1, 0] = 0  # no rows, so ρ is undefined
     load = foremoe.Load.from_array(counts, top_k=1, ranks_per_node=2)
     plan = foremoe.plan(load, guest_slots=1, residency=residency)
     rows = planned_rows(plan)
@@ -65,7 +65,7 @@ def test_rows_of_ranks_give_the_imbalance_that_the_library_measures(residency: s
     assert rho[rho > 0].mean() == pytest.approx(foremoe.figures(plan, load)["rho"]["mean"], rel=1e-12)
 
 
-def test_the_same_plan_as_the_command_writes(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_plan_equals_that_of_the_command(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path = data / "load-q30-ep8-bursty.safetensors"
     out = tmp_path / "plan.safetensors"
     printed = command("plan", path, "--guest-slots", 2, "--residency", "static", "--out", out)
@@ -93,7 +93,7 @@ def test_compare_and_simulate_return_what_the_command_prints(data: pathlib.Path)
     assert without_times(simulated) == without_times(printed)
 
 
-def test_rows_between_nodes_are_known_with_the_trace(data: pathlib.Path) -> None:
+def test_rows_between_nodes_are_reported_with_a_trace(data: pathlib.Path) -> None:
     trace = foremoe.read_trace(data / "rollout-math.safetensors")
     load = foremoe.collect(trace, ranks=8, ranks_per_node=4)
     plan = foremoe.plan(load)
@@ -123,7 +123,7 @@ def test_rows_between_nodes_are_known_with_the_trace(data: pathlib.Path) -> None
     ],
     ids=["default", "in flight", "links", "limits"],
 )
-def test_parts_join_to_the_whole_byte_for_byte(
+def test_joined_parts_equal_the_whole_plan_byte_for_byte(
     tmp_path: pathlib.Path, policy: str, residency: str, options: dict[str, Any]
 ) -> None:
     for seed in range(3):
@@ -137,7 +137,7 @@ def test_parts_join_to_the_whole_byte_for_byte(
 
 
 @pytest.mark.parametrize("layers", [None, range(1, 2)])
-def test_plans_and_parts_travel_between_processes(layers: range | None) -> None:
+def test_plans_and_parts_can_be_pickled(layers: range | None) -> None:
     load = draw_load()
     plan = foremoe.plan(load, layers=layers)
     again = pickle.loads(pickle.dumps(plan))
@@ -148,8 +148,8 @@ def test_plans_and_parts_travel_between_processes(layers: range | None) -> None:
         assert foremoe.check(again, load) == []
 
 
-def spoilt_states(state: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """What may become of a pickled plan's state."""
+def damaged_states(state: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yields damaged variants of a pickled plan's state."""
     for i in range(len(state)):
         yield state[:i]
         yield (*state[:i], None, *state[i + 1 :])
@@ -163,14 +163,14 @@ def spoilt_states(state: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     yield ("foremoe.Plan/2", *state[1:])
 
 
-def test_a_spoilt_state_of_a_plan_is_refused() -> None:
+def test_a_damaged_pickled_state_is_rejected() -> None:
     plan = foremoe.plan(draw_load())
-    for state in [*spoilt_states(plan.__getstate__()), None, 7, []]:
+    for state in [*damaged_states(plan.__getstate__()), None, 7, []]:
         again = foremoe.Plan.__new__(foremoe.Plan)
         expect_refused(lambda again=again, state=state: again.__setstate__(state), "state")
 
 
-def test_a_pickled_plan_with_a_flipped_bit_is_refused() -> None:
+def test_a_pickled_plan_with_a_flipped_bit_is_rejected() -> None:
     pickled = bytearray(pickle.dumps(foremoe.plan(draw_load())))
     flipped = range(pickled.index(b"slot_tokens"), len(pickled) - 100, 61)
     assert len(flipped) > 10
@@ -181,7 +181,7 @@ def test_a_pickled_plan_with_a_flipped_bit_is_refused() -> None:
             pickle.loads(bytes(spoilt))
 
 
-def test_numpy_numbers_are_numbers(load: foremoe.Load) -> None:
+def test_numpy_numbers_are_accepted_as_options(load: foremoe.Load) -> None:
     expected = foremoe.plan(load, guest_slots=2, tolerance=0.25)
     plan = foremoe.plan(load, guest_slots=np.int64(2), tolerance=np.float32(0.25))  # type: ignore[arg-type]
     np.testing.assert_array_equal(plan.slot_tokens, expected.slot_tokens)
@@ -192,7 +192,7 @@ def test_one_policy_needs_no_list(load: foremoe.Load) -> None:
     assert [one["policy"] for one in foremoe.compare(load, "vanilla,static")] == ["vanilla", "static"]
 
 
-def test_parts_that_are_no_whole_are_refused() -> None:
+def test_incomplete_parts_are_rejected() -> None:
     load = draw_load(layers=4)
     first, second = (foremoe.plan(load, layers=layers) for layers in (range(0, 2), range(2, 4)))
     for parts, words in [
@@ -216,7 +216,7 @@ def test_parts_that_are_no_whole_are_refused() -> None:
         foremoe.plan(load, policy="eplb", layers=range(0, 2))
 
 
-def test_homes_and_former_plans_are_taken(load: foremoe.Load) -> None:
+def test_homes_and_former_plans_are_used(load: foremoe.Load) -> None:
     homes = np.ascontiguousarray(foremoe.plan(load).home[:, ::-1])
     plan = foremoe.plan(load, homes=homes)
     np.testing.assert_array_equal(plan.home, homes)
@@ -235,7 +235,7 @@ def test_homes_and_former_plans_are_taken(load: foremoe.Load) -> None:
     assert str(raised.value).startswith("homes[1, 0]: rank 9")
 
 
-def test_a_spoilt_plan_is_reported_not_raised(load: foremoe.Load) -> None:
+def test_check_reports_a_damaged_plan_without_raising(load: foremoe.Load) -> None:
     plan = foremoe.plan(load)
     violations = foremoe.check(plan, draw_load(7))
     kinds = {violation.kind for violation in violations}
@@ -246,13 +246,13 @@ def test_a_spoilt_plan_is_reported_not_raised(load: foremoe.Load) -> None:
         foremoe.figures(plan, draw_load(7))
 
 
-def test_importing_it_imports_numpy_alone() -> None:
+def test_importing_foremoe_imports_only_numpy() -> None:
     script = "import sys, foremoe; print(sorted({name.split('.')[0] for name in sys.modules}))"
     modules = subprocess.check_output([sys.executable, "-c", script], text=True)
     assert not {"torch", "transformers", "trl", "plotly", "scipy", "pandas"} & set(ast.literal_eval(modules))
 
 
-def test_the_package_carries_the_command() -> None:
+def test_the_package_contains_the_command() -> None:
     for program in ([sys.executable, "-m", "foremoe"], [str(PROGRAM)]):
         assert subprocess.check_output([*program, "--version"], text=True) == f"foremoe {foremoe.__version__}\n"
     wrong = subprocess.run([sys.executable, "-m", "foremoe", "bogus"], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Options that one policy alone has: each changes what it plans, and one that cannot be is named."""
+"""Options of single policies: each changes the plan, and invalid values are rejected by name."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from foremoe import _core
 
 @pytest.fixture(scope="module")
 def drifting():
-    """Popularity is drawn anew now and then."""
+    """Load whose expert popularity is redrawn in about a fifth of the micro-steps."""
     return foremoe.synthesize_load(
         routing="zipf", skew=1.0, permute_probability=0.2, ranks=8, experts=32, top_k=2, layers=2, micro_steps=12,
         tokens_per_rank=512,
@@ -49,7 +49,7 @@ def test_each_option_of_one_policy_changes_its_plan(drifting, policy, beside, op
     assert foremoe.check(other, drifting) == []
 
 
-def test_finemoe_by_our_assignment_has_the_same_largest_loads(drifting):
+def test_finemoe_with_our_assignment_has_the_same_maximum_loads(drifting):
     by_lp, exact = (
         foremoe.plan(drifting, "finemoe-symmetric", guest_slots=4, policy_options={"solver": solver})
         for solver in ("lp", "exact")
@@ -73,7 +73,7 @@ def test_ultraep_inside_nodes_sends_no_row_to_another_node(drifting):
     assert leaves_its_node(inside).size > 0 and not leaves_its_node(inside).any()
 
 
-def test_llep_without_a_slot_limit_has_the_slots_that_it_needs(drifting):
+def test_llep_without_a_slot_limit_gets_the_slots_that_it_needs(drifting):
     one, none, plenty = (
         foremoe.evaluate(drifting, "llep", guest_slots=slots, policy_options={"min_chunk": 1, "slot_limit": limit})
         for slots, limit in ((1, 1), (1, 0), (28, 1))
@@ -82,7 +82,7 @@ def test_llep_without_a_slot_limit_has_the_slots_that_it_needs(drifting):
     assert none.figures["rho"] == plenty.figures["rho"] != one.figures["rho"]
 
 
-def test_of_several_policies_each_takes_the_options_that_it_has(drifting):
+def test_each_of_several_policies_uses_the_options_that_it_has(drifting):
     by_name = {"policies": ["vanilla", "eplb-ema", "foremoe-review-mda"], "guest_slots": 4}
     plain = foremoe.compare(drifting, **by_name)
     chosen = foremoe.compare(drifting, **by_name, policy_options={"period": 1})
@@ -98,7 +98,7 @@ def test_of_several_policies_each_takes_the_options_that_it_has(drifting):
     assert simulated[0]["policy"] == "eplb-ema"
 
 
-def test_a_plan_is_charged_by_the_options_that_it_was_made_with():
+def test_the_cost_of_a_plan_uses_its_own_options():
     load = foremoe.synthesize_load(experts=8, top_k=2, layers=2, micro_steps=4, tokens_per_rank=64)
     on = {"cluster": "h100", "model": "Mixtral-8x7B"}
     seconds = []

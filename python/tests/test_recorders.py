@@ -1,4 +1,4 @@
-"""Recorders: segments joined to sequences, traces and counts."""
+"""Recorders join segments to sequences, traces and counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "users" / "rec
 
 
 def conversation(starts: list[int], ignore: bool = False) -> tuple[np.ndarray, list[Segment]]:
-    """Rows of all tokens but the last, and the segments of turns that end with tokens 6, 11 and 15."""
+    """Returns rows of all tokens but the last, and segments of three turns that end at tokens 6, 11 and 15."""
     rows, ids = draw_rows(14), list(range(100, 115))
     segments = []
     for start, prompt, end in zip(starts, (4, 8, 13), (6, 11, 15), strict=True):
@@ -44,7 +44,7 @@ def conversation(starts: list[int], ignore: bool = False) -> tuple[np.ndarray, l
 
 @pytest.mark.parametrize("starts", [[0, 0, 0], [0, 5, 10], [0, 3, 10], [0, 5, 1]])
 @pytest.mark.parametrize("ignore", [False, True])
-def test_turns_are_joined_whatever_the_server_made_of_their_start(starts: list[int], ignore: bool) -> None:
+def test_turns_are_joined_even_if_the_server_ignores_their_start(starts: list[int], ignore: bool) -> None:
     rows, segments = conversation(starts, ignore)
     recorder = Recorder(**SHAPE)
     expect_routes(recorder.add(0, segments), rows)
@@ -53,7 +53,7 @@ def test_turns_are_joined_whatever_the_server_made_of_their_start(starts: list[i
     assert list(recorder.trace().prompt_lengths) == [4]
 
 
-def test_of_a_row_that_turns_route_differently_the_first_is_kept() -> None:
+def test_the_first_route_is_kept_if_turns_route_a_row_differently() -> None:
     rows, segments = conversation([0, 0, 0])
     later = rows[:10].copy()
     later[2] = (later[2] + 1) % 8  # token 2, all three layers
@@ -64,17 +64,17 @@ def test_of_a_row_that_turns_route_differently_the_first_is_kept() -> None:
     assert recorder.report.rows_differing == 4
 
 
-def test_of_a_row_without_a_route_a_later_turns_is_taken() -> None:
+def test_a_missing_route_is_taken_from_a_later_turn() -> None:
     rows, segments = conversation([0, 0, 0])
     first = rows[:5].copy()
-    first[3, 1] = 0  # as SGLang has what was not computed
+    first[3, 1] = 0  # SGLang writes zeros for rows that it did not compute
     segments[0] = from_sglang(sglang_body(first, 4, [1, 2]))[0]
     recorder = Recorder(**SHAPE)
     expect_routes(recorder.add(0, segments), rows)
     assert (recorder.report.rows_differing, recorder.report.rows_missing) == (0, 0)
 
 
-def test_tokens_that_no_turn_has_rows_of_are_refused_or_missing() -> None:
+def test_tokens_without_rows_in_any_turn_are_rejected_or_missing() -> None:
     rows, segments = conversation([0, 7, 10])  # the first turn ends with row 4
     with pytest.raises(foremoe.InputError, match=r"sequence 3: routed_experts: no segment has rows of tokens 5 to 6$"):
         Recorder(**SHAPE).add(3, segments)
@@ -91,7 +91,7 @@ def test_tokens_that_no_turn_has_rows_of_are_refused_or_missing() -> None:
     assert (Recorder(**SHAPE, missing="mark").add(0, segments)[5:10] == 255).all()
 
 
-def test_a_turn_that_does_not_continue_the_one_before_is_refused() -> None:
+def test_a_turn_that_does_not_continue_the_previous_one_is_rejected() -> None:
     _, segments = conversation([0, 5, 10])
     ids = np.array(segments[1].token_ids)
     ids[4] = 1
@@ -107,17 +107,17 @@ def test_a_turn_that_does_not_continue_the_one_before_is_refused() -> None:
         Recorder(**SHAPE).add(0, choices)
 
 
-def test_a_request_for_no_rows_needs_none() -> None:
+def test_a_request_without_new_rows_needs_no_routes() -> None:
     rows = draw_rows(7)
     first = from_vllm(vllm_body(rows[:6], [1] * 4, [1] * 3))
-    for nothing in (None, "", npy(rows[:0])):  # all rows are held but that of the last token
+    for nothing in (None, "", npy(rows[:0])):  # only the last token has no row
         last = from_vllm(vllm_body(nothing, [1] * 7, [1]), prompt_start=7)
         routes = Recorder(**SHAPE, missing="mark").add(0, first + last)
         np.testing.assert_array_equal(routes[:6], rows[:6])
         assert (routes[6:] == 255).all() and len(routes) == 8
 
 
-def test_sequences_of_several_weight_versions_are_refused_or_named() -> None:
+def test_sequences_with_several_weight_versions_are_rejected_or_reported() -> None:
     rows = draw_rows(6)
     within = from_vllm(vllm_body(rows, [1] * 4, [1] * 3, weight_versions=[span("7", 0, 2), span("8", 2, 3)]))
     over = [from_sglang(sglang_body(rows[:n], 4, [1] * (n - 3), weight_version=v))[0] for n, v in ((3, "a"), (6, "b"))]
@@ -136,7 +136,7 @@ def test_sequences_of_several_weight_versions_are_refused_or_named() -> None:
 # Rows without a route.
 
 
-def test_rows_without_a_route_are_refused_or_missing() -> None:
+def test_rows_without_a_route_are_rejected_or_missing() -> None:
     rows = draw_rows(6, dtype=np.int16)
     rows[2, 1] = -1
     rows[4, 2] = 3  # twice
@@ -151,9 +151,9 @@ def test_rows_without_a_route_are_refused_or_missing() -> None:
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
-def test_dense_layers_are_left_out_where_they_are_named(top_k: int) -> None:
+def test_named_dense_layers_are_left_out(top_k: int) -> None:
     rows = draw_rows(6, layers=4, top_k=top_k)
-    rows[:, [0, 2]] = 0  # as SGLang has them
+    rows[:, [0, 2]] = 0  # SGLang writes zeros for dense layers
     body = sglang_body(rows, 4, [1] * 3)
     shape = {"num_layers": 4, "num_experts": 8, "top_k": top_k}
     if top_k == 2:
@@ -200,7 +200,7 @@ TRUNCATED = base64.b64encode(base64.b64decode(npy(WHOLE))[:-1]).decode()
         (None, "is missing"),
     ],
 )
-def test_malformed_routes_are_refused_with_sequence_and_segment(routes: Any, words: str) -> None:
+def test_malformed_routes_are_rejected_with_sequence_and_segment(routes: Any, words: str) -> None:
     recorder = Recorder(**SHAPE)
     with pytest.raises(foremoe.InputError) as raised:
         recorder.add(4, Segment(routes, 7, 4))
@@ -209,7 +209,7 @@ def test_malformed_routes_are_refused_with_sequence_and_segment(routes: Any, wor
     assert recorder.collector.num_sequences == 0 and recorder.report.tokens == 0
 
 
-def test_numbers_of_sequences_must_be_used_once_and_be_complete() -> None:
+def test_sequence_numbers_must_be_unique_and_complete() -> None:
     recorder = Recorder(**SHAPE)
     recorder.add(1, Segment(npy(WHOLE)))
     with pytest.raises(foremoe.InputError, match="sequence 1: finished twice"):
@@ -225,7 +225,7 @@ def test_numbers_of_sequences_must_be_used_once_and_be_complete() -> None:
 # Counts.
 
 
-def test_counts_are_those_of_the_routes_which_nobody_keeps() -> None:
+def test_counts_match_the_routes_even_if_these_are_not_kept() -> None:
     recorder = Recorder(**SHAPE, keep_routes=False)
     rows = [draw_rows(4 + s, s) for s in range(6)]
 
@@ -260,7 +260,7 @@ def test_counts_are_those_of_the_routes_which_nobody_keeps() -> None:
 
 
 class Server:
-    """Answers as vLLM and SGLang do, with drawn routes: `rows` of each sequence of tokens that it has seen."""
+    """Fake of vLLM and SGLang that returns drawn routes and stores them in `rows` by token sequence."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, ...], np.ndarray] = {}
@@ -283,7 +283,7 @@ def _dumped(body: dict[str, Any]) -> bytes:
     return json.dumps(body).encode()
 
 
-def test_the_document_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_code_works(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm, sglang, counting = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
     server = Server()
     monkeypatch.setitem(sys.modules, "requests", server)

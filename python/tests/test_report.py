@@ -1,4 +1,4 @@
-"""foremoe.report: the numbers of a page, and how it writes them."""
+"""Numbers of a foremoe.report page, and their formatting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def planned(report: Report) -> dict[str, PolicyResult]:
     return {p.policy: p for p in report.planned}
 
 
-def test_the_numbers_are_those_of_simulate(load: foremoe.Load, report: Report) -> None:
+def test_the_numbers_match_simulate(load: foremoe.Load, report: Report) -> None:
     options = {"cluster": "h100", "model": MODEL, "rollout_seconds": 2, "memory_budget": 80}
     names = ["vanilla", "static", "eplb", "foremoe"]
     for figures in foremoe.simulate(load, names, guest_slots=1, **options):
@@ -54,7 +54,7 @@ def test_before_is_vanilla_and_after_is_foremoe_or_the_fastest(load: foremoe.Loa
     assert without.after is max(without.planned[1:], key=lambda p: p.speedup)
 
 
-def test_loads_are_those_of_the_layer_that_vanilla_balances_worst(load: foremoe.Load, report: Report) -> None:
+def test_loads_are_shown_for_the_layer_with_the_worst_vanilla_balance(load: foremoe.Load, report: Report) -> None:
     homes = load.array.sum(2).reshape(3, 2, 4, 32).sum(-1)  # [micro_steps, layers, ranks]
     worst = int((homes.max(-1) / homes.mean(-1)).sum(0).argmax())
     assert report.loads.layer == worst

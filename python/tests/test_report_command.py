@@ -25,14 +25,14 @@ def main(arguments: list[str]) -> int:
 
 
 @pytest.fixture
-def given(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A command line, in a folder of its own, that lacks --out."""
+def command_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Command line without --out, in a temporary folder."""
     monkeypatch.chdir(tmp_path)
     shared_load().save("step.load.safetensors")
     return ["step.load.safetensors", "--cluster", "h100", "--model", MODEL, "--guest-slots", "1"]
 
 
-def test_no_load_is_told_as_that(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_load_is_reported_as_no_load(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = foremoe.Load.from_array(np.zeros((3, 2, 4, 128), np.int64), top_k=8)
     path = tmp_path / "none.load.safetensors"
     nothing.save(path)
@@ -44,26 +44,26 @@ def test_no_load_is_told_as_that(tmp_path: pathlib.Path, capsys: pytest.CaptureF
     assert "times the mean load" not in text and '<section id="load"' not in text
 
 
-def test_a_plan_that_cannot_train_is_said_to_serve_recompute_alone(
-    given: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_plan_that_cannot_train_is_reported_as_recompute_only(
+    command_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = shared_report()
     html = to_html(report)
     assert [p.policy for p in report.planned if not p.can_train] == ["eplb"]
     assert "<td>free*</td>" in html and "free*: experts may be anywhere" in html
     for policy in ("eplb", "foremoe"):
-        assert main([*given, "--policy", f"static,{policy}", "--residency", "free", "--out", "page.html"]) == 0
-        assert ("in recompute alone" in capsys.readouterr().out) == (policy == "foremoe")  # static is faster than eplb
+        assert main([*command_line, "--policy", f"static,{policy}", "--residency", "free", "--out", "page.html"]) == 0
+        assert ("in recompute alone" in capsys.readouterr().out) == (policy == "foremoe")  # static beats eplb
     text = own(pathlib.Path("page.html").read_text())
     summary = text[text.index('<p class="summary">') : text.index("</header>")]
     assert "for recompute of Qwen3-30B-A3B" in summary and "It cannot train" in summary
     assert "training step" not in summary and "Speedup of recompute" in summary and "Speedup of a step" not in summary
 
 
-def test_where_nothing_but_vanilla_can_be_planned_nothing_is_compared(
-    given: list[str], capsys: pytest.CaptureFixture[str]
+def test_no_comparison_is_shown_if_only_vanilla_can_be_planned(
+    command_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*given, "--policy", "eplb", "--in-flight", "2", "--out", "page.html"]) == 0
+    assert main([*command_line, "--policy", "eplb", "--in-flight", "2", "--out", "page.html"]) == 0
     said = capsys.readouterr().out
     assert "nothing could be planned but vanilla" in said and "as fast as" not in said
     text = own(pathlib.Path("page.html").read_text())
@@ -72,13 +72,13 @@ def test_where_nothing_but_vanilla_can_be_planned_nothing_is_compared(
     assert "skipped: " in text
 
 
-def test_the_command_says_what_came_out_and_replaces_a_page(
-    given: list[str], capsys: pytest.CaptureFixture[str]
+def test_the_command_summarizes_the_page_and_replaces_an_existing_one(
+    command_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = pathlib.Path("page.html")
     out.write_text("old")
     options = ["--policy", "vanilla", "--optimizer-shards", "64", "--memory-budget", "0.5", "--prefer", "links"]
-    assert main([*given, *options, "--ranks-per-node", "4", "--out", "page.html"]) == 0
+    assert main([*command_line, *options, "--ranks-per-node", "4", "--out", "page.html"]) == 0
     said = capsys.readouterr()
     assert re.fullmatch(r"page.html: Qwen3-30B-A3B on h100, vanilla, [\d.]+ % of ideal\n", said.out)
     assert said.err == ""
@@ -90,15 +90,15 @@ def test_the_command_says_what_came_out_and_replaces_a_page(
     assert sorted(p.name for p in pathlib.Path.cwd().iterdir()) == ["page.html", "step.load.safetensors"]
 
 
-def test_nodes_are_as_large_as_the_clusters_unless_said_otherwise(given: list[str]) -> None:
-    assert main([*given, "--policy", "vanilla", "--out", "page.html"]) == 0
+def test_node_size_defaults_to_that_of_the_cluster(command_line: list[str]) -> None:
+    assert main([*command_line, "--policy", "vanilla", "--out", "page.html"]) == 0
     assert "128 experts on 4 ranks (1 node)" in pathlib.Path("page.html").read_text()
-    assert main([*given, "--policy", "vanilla", "--ranks-per-node", "2", "--out", "page.html"]) == 0
+    assert main([*command_line, "--policy", "vanilla", "--ranks-per-node", "2", "--out", "page.html"]) == 0
     assert "128 experts on 4 ranks (2 nodes)" in pathlib.Path("page.html").read_text()
 
 
-def test_a_wrong_plan_is_left_out_and_named_and_the_exit_code_is_1(
-    given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_plan_is_named_and_omitted_and_the_exit_code_is_1(
+    command_line: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate = _core._evaluate
 
@@ -111,12 +111,12 @@ def test_a_wrong_plan_is_left_out_and_named_and_the_exit_code_is_1(
         return SimpleNamespace(policy=policy, skipped=None, figures=figures, plan=plan)
 
     monkeypatch.setattr(_core, "_evaluate", damaged)
-    assert main([*given, "--policy", "static,eplb", "--out", "page.html"]) == 1
+    assert main([*command_line, "--policy", "static,eplb", "--out", "page.html"]) == 1
     reason = "its plan is WRONG: rank 3 serves nothing"
     assert capsys.readouterr().err == f"foremoe report: static, 1 guest slot, residency static: {reason}\n"
     text = own(pathlib.Path("page.html").read_text())
     assert f"skipped: {reason}" in text
-    assert text.count("static</th>") == 1 + text.count('<th scope="row">static</th><td>1<')  # the memory table's
+    assert text.count("static</th>") == 1 + text.count('<th scope="row">static</th><td>1<')  # in the memory table
 
 
 REFUSED = [
@@ -147,11 +147,11 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "saying"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_line_before_the_work(
-    given: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], saying: str
+def test_invalid_arguments_are_rejected_in_one_line(
+    command_line: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], saying: str
 ) -> None:
     names = set(arguments)
-    kept = given[:5] if names & {"--guest-slots", "-G70000"} else given
+    kept = command_line[:5] if names & {"--guest-slots", "-G70000"} else command_line
     kept = [kept[0], *kept[3:]] if "--cluster" in names else kept
     kept = [*kept[:3], *kept[5:]] if "--model" in names else kept
     assert main([*kept, *arguments]) == 2
@@ -162,22 +162,22 @@ def test_what_cannot_be_is_refused_in_one_line_before_the_work(
     assert [p.name for p in pathlib.Path.cwd().iterdir()] == ["step.load.safetensors"]
 
 
-def test_each_of_several_processes_refuses_but_may_print_help(
-    given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_each_of_several_processes_is_rejected_but_may_print_help(
+    command_line: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    assert main([*given, "--out", "page.html"]) == 2
+    assert main([*command_line, "--out", "page.html"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("foremoe report: mpirun or srun has started 4 processes") and said.count("\n") == 1
     assert not pathlib.Path("page.html").exists()
     assert main(["--help"]) == 0
 
 
-def test_without_plotly_the_command_says_what_to_install(
-    given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_without_plotly_the_error_names_the_package_to_install(
+    command_line: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    assert main([*given, "--out", "page.html"]) == 2
+    assert main([*command_line, "--out", "page.html"]) == 2
     said = "foremoe report: plotly is not installed: pip install 'plotly>=6'\n"
     assert capsys.readouterr().err == said
 
@@ -187,7 +187,7 @@ def test_importing_the_command_does_not_import_plotly() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_program_hands_over_what_was_typed() -> None:
+def test_the_program_passes_the_arguments_as_typed() -> None:
     words = commands.requested(
         "report", "x", "--cluster=h20", "-G", "1", "--guest-slots=2,4", "--keep-activations", "-op"
     )

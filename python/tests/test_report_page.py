@@ -1,4 +1,4 @@
-"""The page of foremoe.report: its promises as a file."""
+"""HTML pages of foremoe.report."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def html() -> str:
     return to_html(shared_report())
 
 
-def test_a_page_has_every_section_that_there_is_data_for(html: str, report: Report) -> None:
+def test_a_page_has_every_section_with_data(html: str, report: Report) -> None:
     assert re.findall('<section id="([^"]+)"', html) == SECTIONS
     less = dataclasses.replace(report, ablation={}, memory=[], windows=[])
     assert [s.id for s in sections(less)] == [s for s in SECTIONS if s not in ("ablation", "memory", "timeline")]
 
 
-def test_a_page_needs_nothing_beside_itself(html: str) -> None:
+def test_a_page_needs_no_other_files(html: str) -> None:
     plotly = page.plotly_script()
     assert html.count(plotly) == 1
     assert len(html.encode()) <= 6_000_000
@@ -64,7 +64,7 @@ def test_a_page_needs_nothing_beside_itself(html: str) -> None:
     assert "unsafe" not in rules["script-src"] + rules["style-src"]
 
 
-def test_ids_are_unique_and_every_plot_has_a_place_words_and_numbers(html: str) -> None:
+def test_ids_are_unique_and_every_plot_has_a_label_a_caption_and_details(html: str) -> None:
     ids = re.findall(' id="([^"]+)"', own(html))
     assert len(ids) == len(set(ids))
     figures = json.loads(re.search('id="figures">(.*?)</script>', html)[1])
@@ -100,13 +100,13 @@ def test_data_cannot_end_its_script() -> None:
     assert text.count("<script") == text.count("</script>") == 3
 
 
-def test_pointing_at_a_cell_tells_rank_micro_step_and_tokens(report: Report) -> None:
+def test_hovering_over_a_cell_shows_rank_micro_step_and_tokens(report: Report) -> None:
     (plot,) = (p for s in sections(report) for p in s.plots if p.id == "load-before")
     tokens = int(report.loads.before[2, 3])
     assert f"rank 3, micro-step 2: {tokens:,} tokens, " in plot.figure.data[0].hovertext[2][3]
 
 
-def test_many_ranks_are_shown_in_groups_by_their_most_loaded(report: Report) -> None:
+def test_many_ranks_are_grouped_and_each_group_shows_its_most_loaded_rank(report: Report) -> None:
     tokens = np.full((100, 1024), 10)
     tokens[7, 21] = 5000
     many = dataclasses.replace(report, num_ranks=1024, ranks_per_node=8, loads=LayerLoads(0, tokens, tokens))
@@ -117,14 +117,14 @@ def test_many_ranks_are_shown_in_groups_by_their_most_loaded(report: Report) -> 
     assert len(html.encode()) <= 6_000_000
 
 
-def test_one_node_shows_the_traffic_inside_of_it() -> None:
+def test_a_single_node_shows_its_internal_traffic() -> None:
     inside = gather_report(draw(ranks=2), Request(("static",), (1,), {"cluster": "h100", "model": MODEL}))
     (traffic,) = (s for s in sections(inside) if s.id == "traffic")
     assert traffic.heading == "Traffic inside the node"
     assert [plot.id for plot in traffic.plots] == ["traffic-bars"]
 
 
-def test_hostile_names_are_text(report: Report, html: str) -> None:
+def test_hostile_names_are_escaped(report: Report, html: str) -> None:
     named = {p.policy: dataclasses.replace(p, policy=p.policy + EVIL) for p in report.planned}
     evil = dataclasses.replace(
         report,
@@ -148,7 +148,7 @@ def test_hostile_names_are_text(report: Report, html: str) -> None:
     figures = json.loads(re.search('id="figures">(.*?)</script>', text)[1])
     drawn = [s for s in _strings(figures) if "alert" in s or "onerror" in s]
     assert len(drawn) > 40
-    assert not [s for s in drawn if re.search("<(?!/?b>)", s)]  # Plotly reads tags; the <b> is ours
+    assert not [s for s in drawn if re.search("<(?!/?b>)", s)]  # Plotly interprets tags; the report itself adds <b>
     assert "hovertemplate" not in text and "texttemplate" not in text
 
 
@@ -160,12 +160,12 @@ def _strings(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_what_cannot_be_shown_becomes_a_replacement_character() -> None:
+def test_unprintable_characters_become_replacement_characters() -> None:
     assert page.escaped("txt\u202egpj \udcff\x00\x1b") == "txt\ufffdgpj \ufffd\ufffd\ufffd"
     assert page.escaped("two\nlines\t& <ρ混🙂>") == "two\nlines\t&amp; &lt;ρ混🙂&gt;"
 
 
-def test_equal_input_makes_an_equal_page_but_for_measured_times(load: foremoe.Load) -> None:
+def test_equal_input_gives_an_equal_page_except_for_measured_times(load: foremoe.Load) -> None:
     def made(threads: int, measured: bool) -> str:
         options = {"cluster": "h100", "model": MODEL, "threads": threads}
         return to_html(gather_report(load, Request(("static", "foremoe"), (1,), options, measured=measured)))

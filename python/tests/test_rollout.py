@@ -30,7 +30,7 @@ def counts_by_hand(routes: np.ndarray, micro_step: list[int], rank: list[int], r
     return counts
 
 
-def test_a_trace_lends_its_arrays_without_a_copy() -> None:
+def test_a_trace_exposes_its_arrays_without_a_copy() -> None:
     routes = draw_routes()
     trace = trace_of(routes)
     assert np.shares_memory(trace.routed_experts, routes)
@@ -46,7 +46,7 @@ def test_a_trace_lends_its_arrays_without_a_copy() -> None:
     np.testing.assert_array_equal(view, expected)
 
 
-def test_collect_counts_every_route_where_it_is_batched() -> None:
+def test_collect_counts_routes_by_micro_step_and_rank() -> None:
     routes = draw_routes()
     batching = {"micro_step": np.array([0, 1, 0], np.int32), "rank": np.array([1, 0, 0], np.int32)}
     load = foremoe.collect(trace_of(routes, **batching))
@@ -58,7 +58,7 @@ def test_collect_counts_every_route_where_it_is_batched() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32])
-def test_every_type_of_routes_counts_alike(dtype: type) -> None:
+def test_all_dtypes_of_routes_give_the_same_counts(dtype: type) -> None:
     routes = draw_routes()
     wide = routes.astype(dtype)
     wide[routes == 255] = np.iinfo(dtype).max if np.dtype(dtype).kind == "u" else -1
@@ -66,7 +66,7 @@ def test_every_type_of_routes_counts_alike(dtype: type) -> None:
     np.testing.assert_array_equal(foremoe.collect(trace_of(wide), ranks=2).array, expected.array)
 
 
-def test_the_collector_counts_what_collect_counts() -> None:
+def test_the_collector_gives_the_counts_of_collect() -> None:
     routes = draw_routes()
     collector = foremoe.Collector(num_layers=2, num_experts=8, top_k=2)
     for s in (2, 0, 1):
@@ -101,7 +101,7 @@ def test_plans_of_a_trace_batched_here_are_verified_from_their_files(tmp_path: p
         assert verified.returncode == 0, verified
 
 
-def test_the_collector_refuses_routes_of_another_shape() -> None:
+def test_the_collector_rejects_routes_of_another_shape() -> None:
     collector = foremoe.Collector(num_layers=2, num_experts=8, top_k=2)
     for wrong in (draw_routes(layers=4), draw_routes(top_k=4, layers=1)):
         with pytest.raises(foremoe.InputError, match=r"expected \[tokens, 2, 2\]") as raised:
@@ -110,7 +110,7 @@ def test_the_collector_refuses_routes_of_another_shape() -> None:
     assert collector.num_sequences == 0
 
 
-def test_files_hold_what_was_saved(tmp_path: pathlib.Path) -> None:
+def test_saved_files_can_be_read_back(tmp_path: pathlib.Path) -> None:
     assert list(trace_of(draw_routes()).layer_ids) == [0, 1]
     layer_ids = np.array([1, 3], np.int32)
     trace = trace_of(draw_routes(), group_ids=np.array([3, 3, 4], np.int32), layer_ids=layer_ids, model="tiny")
@@ -175,7 +175,7 @@ def test_the_bundled_rollout_collects_to_the_same_counts_as_numpy(data: pathlib.
         ({"layer_ids": np.array([1, -1], np.int32)}, "layer_ids", "-1, expected 0 or more"),
     ],
 )
-def test_bad_arrays_are_refused_by_name(change: dict[str, object], field: str, words: str) -> None:
+def test_invalid_arrays_are_rejected_by_name(change: dict[str, object], field: str, words: str) -> None:
     arguments = {"routed_experts": draw_routes(), "cu_seqlens": CU_SEQLENS, "num_experts": 8} | change
     with pytest.raises(foremoe.InputError) as raised:
         foremoe.Trace.from_arrays(**arguments)  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ def test_bad_arrays_are_refused_by_name(change: dict[str, object], field: str, w
     assert words in str(raised.value)
 
 
-def test_a_row_that_is_no_route_is_named_when_it_is_counted() -> None:
+def test_an_invalid_route_is_named_when_it_is_counted() -> None:
     routes = draw_routes()
     routes[11, 1] = [5, 5]
     with pytest.raises(foremoe.InputError, match="11, 1") as raised:
@@ -202,7 +202,7 @@ def test_a_row_that_is_no_route_is_named_when_it_is_counted() -> None:
         (np.zeros((1, 1, 3, 4), np.int64), "3 ranks must divide 4 experts"),
     ],
 )
-def test_bad_loads_are_refused_by_name(array: np.ndarray, words: str) -> None:
+def test_invalid_loads_are_rejected_by_name(array: np.ndarray, words: str) -> None:
     with pytest.raises(foremoe.InputError) as raised:
         foremoe.Load.from_array(array)
     assert words in str(raised.value)
@@ -219,7 +219,7 @@ def test_errors_in_files_name_the_file(tmp_path: pathlib.Path) -> None:
     assert raised.value.field == "ranks"
 
 
-def test_routes_without_rows_become_int32_and_rows_without_entries_are_refused() -> None:
+def test_routes_without_rows_become_int32_and_rows_without_entries_are_rejected() -> None:
     routes, counts = foremoe._core._count_routes(np.zeros((0, 3, 2), np.int64), 8)
     assert (routes.dtype, routes.shape, counts.shape) == (np.int32, (0, 3, 2), (3, 8))
     for shape in ((5, 0, 2), (5, 3, 0)):

@@ -1,4 +1,4 @@
-"""Plans in the making: announced by micro-step, interrupted, in the background."""
+"""Running plans: progress per micro-step, interruption, and planning in the background."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_micro_steps_are_announced_in_order(load: foremoe.Load) -> None:
     assert seen == [0, 1, 2, 0, 1, 2]
 
 
-def test_what_the_callback_raises_ends_planning(load: foremoe.Load) -> None:
+def test_an_exception_in_the_callback_ends_planning(load: foremoe.Load) -> None:
     seen: list[int] = []
 
     def stop(micro_step: int) -> None:
@@ -80,7 +80,7 @@ print("plans again", plan.num_layers)
     assert done.stdout == "interrupted\nplans again 1\n", done.stderr
 
 
-def test_a_running_plan_becomes_the_same_plan(data: pathlib.Path) -> None:
+def test_a_running_plan_finishes_as_the_same_plan(data: pathlib.Path) -> None:
     load = foremoe.read_load(data / "load-q30-ep8-bursty.safetensors")
     expected = foremoe.plan(load, guest_slots=1)
     running = foremoe.start_plan(load, guest_slots=1)
@@ -104,7 +104,7 @@ def test_a_running_plan_can_be_waited_for_at_once(load: foremoe.Load) -> None:
             getattr(foremoe.start_plan(load, policy="flexmoe", in_flight=2), call)()
 
 
-def test_a_running_plan_is_whole_where_all_of_it_is_needed(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_uses_of_the_whole_plan_wait_until_it_is_finished(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     load = foremoe.read_load(data / "load-q30-ep8-bursty.safetensors")
     foremoe.plan(load).save(tmp_path / "expected")
     foremoe.start_plan(load).begin().save(tmp_path / "found")
@@ -114,7 +114,7 @@ def test_a_running_plan_is_whole_where_all_of_it_is_needed(data: pathlib.Path, t
     assert foremoe.check(again, load) == []
 
 
-def test_a_forked_child_is_told_that_it_cannot_wait_for_its_parents_plan(data: pathlib.Path) -> None:
+def test_a_forked_child_cannot_wait_for_its_parents_plan(data: pathlib.Path) -> None:
     script = f"""
 import os, pickle, sys, warnings
 import foremoe
@@ -145,7 +145,7 @@ print("finished")
     assert done.stdout == "told\nfinished\n", done.stderr
 
 
-def test_turns_of_micro_steps_that_are_not_planned_yet_are_refused(load: foremoe.Load) -> None:
+def test_turns_of_unplanned_micro_steps_are_rejected(load: foremoe.Load) -> None:
     running = foremoe.start_plan(load)
     turns = foremoe.RankTurns(running.begin(), load, rank=0)
     running.wait_for(0)
@@ -169,7 +169,7 @@ def test_a_running_plan_that_is_dropped_stops(data: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("path", ["peer", "auto"])
-def test_turns_of_residency_shared_follow_a_plan_in_the_making(load: foremoe.Load, in_flight: int, path: str) -> None:
+def test_turns_of_residency_shared_follow_a_running_plan(load: foremoe.Load, in_flight: int, path: str) -> None:
     options = {"residency": "shared", "guest_slots": 2, "in_flight": in_flight}
     whole = foremoe.plan(load, **options)
     running = foremoe.start_plan(load, **options)
@@ -186,10 +186,10 @@ def test_turns_of_residency_shared_follow_a_plan_in_the_making(load: foremoe.Loa
             assert list(map(repr, following[index].copies)) == list(map(repr, expected[index].copies))
             assert following[index].blocks == expected[index].blocks
         late = foremoe.RankTurns(foremoe.start_plan(load, **options).begin(), load, rank=rank, path=path, depth=3)
-        assert told(late, len(expected) - 2) == told(expected, len(expected) - 2)  # asked for first
+        assert told(late, len(expected) - 2) == told(expected, len(expected) - 2)  # requested before earlier turns
 
 
-def test_slots_of_residency_shared_are_never_read_before_they_are_final(load: foremoe.Load) -> None:
+def test_slots_of_residency_shared_are_not_read_before_they_are_final(load: foremoe.Load) -> None:
     whole = foremoe.plan(load, residency="shared", guest_slots=2)
     plan = foremoe.start_plan(load, residency="shared", guest_slots=2).begin()
     for event in range(plan.num_events):

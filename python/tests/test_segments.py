@@ -1,4 +1,4 @@
-"""Segments: what responses of vLLM and SGLang tell of their routes."""
+"""Segments read from responses of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from foremoe.recorders import Recorder, Segment, from_sglang, from_vllm
         (8, np.int16, np.uint8),
         (8, np.int32, np.uint8),
         (255, np.uint8, np.uint8),
-        (256, np.uint8, np.uint16),  # expert 255 is one, and marks no missing row
+        (256, np.uint8, np.uint16),  # 255 is an expert, not a missing row
         (256, np.uint16, np.uint16),
         (512, np.uint16, np.uint16),
         (512, np.int32, np.uint16),
     ],
 )
-def test_routes_of_vllm_are_read_in_every_type(experts: int, dtype: type, held: type) -> None:
+def test_routes_of_vllm_are_read_in_every_dtype(experts: int, dtype: type, held: type) -> None:
     rows = draw_rows(6, experts=experts, dtype=dtype)
     body = json.dumps(vllm_body(rows, [5, 6, 7, 8], [9, 10, 11])).encode()
     recorder = Recorder(num_layers=3, num_experts=experts, top_k=2)
@@ -42,7 +42,7 @@ def test_routes_of_vllm_are_read_in_every_type(experts: int, dtype: type, held: 
     np.testing.assert_array_equal(foremoe.collect(trace, ranks=1).array[0, 0, 0], counts)
 
 
-def test_every_response_of_vllm_is_understood() -> None:
+def test_all_response_formats_of_vllm_are_read() -> None:
     rows = [draw_rows(6, seed) for seed in range(2)]
     prompt, generated = [5, 6, 7, 8], [9, 10, 11]
     choices = [{"index": i, "token_ids": generated, "routed_experts": npy(rows[i])} for i in range(2)]
@@ -73,7 +73,7 @@ def test_every_response_of_vllm_is_understood() -> None:
     assert from_vllm(request_output)[1].weight_versions == ("7",)
 
 
-def test_without_token_ids_the_number_of_tokens_is_used_where_it_is_known() -> None:
+def test_without_token_ids_the_number_of_tokens_is_used_if_known() -> None:
     body = vllm_body(draw_rows(6), [1] * 4, [1] * 3)
     del body["choices"][0]["prompt_token_ids"], body["choices"][0]["token_ids"]
     (segment,) = from_vllm(body)
@@ -83,13 +83,13 @@ def test_without_token_ids_the_number_of_tokens_is_used_where_it_is_known() -> N
     del body["usage"]
     recorder.add(1, from_vllm(body))
     assert recorder.report.unchecked == 1
-    two = {"choices": body["choices"] * 2, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}  # of both
+    two = {"choices": body["choices"] * 2, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}  # usage of both
     assert [segment.num_tokens for segment in from_vllm(two)] == [None, None]
     trace = recorder.trace()
     assert list(trace.cu_seqlens) == [0, 7, 14] and trace.prompt_lengths is None
 
 
-def test_every_response_of_sglang_is_understood() -> None:
+def test_all_response_formats_of_sglang_are_read() -> None:
     rows = draw_rows(6)
     native = sglang_body(rows, 4, [9, 10, 11], weight_version="7")
     usage = {"prompt_tokens": 4, "completion_tokens": 3}
@@ -153,7 +153,7 @@ CHOICE = vllm_body(WHOLE, [1] * 4, [1] * 3)["choices"][0]
         (lambda: Recorder(**SHAPE).counts(np.zeros((1, 1))), "micro_step: is float64 [1, 1]"),
     ],
 )
-def test_what_is_no_response_is_refused_by_name(call: Callable[[], Any], words: str) -> None:
+def test_malformed_responses_are_rejected_by_name(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(foremoe.InputError) as raised:
         call()
     assert words in str(raised.value)

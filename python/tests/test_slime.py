@@ -1,4 +1,4 @@
-"""foremoe.slime with stand-ins: slime's lists, Megatron's configuration, and foremoe.megatron's steps."""
+"""Tests foremoe.slime with fakes of slime's lists, Megatron-LM's configuration and foremoe.megatron."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARGS = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=True, offlo
 
 
 class RoutingReplay:
-    """As slime's: one of each router, with [rows, top_k] of each micro-step."""
+    """Fake of slime's RoutingReplay: one per router, with routes [rows, top_k] per micro-step."""
 
     all_routing_replays: ClassVar[list[RoutingReplay]] = []
 
@@ -30,7 +30,7 @@ class RoutingReplay:
 
 
 class Replicas:
-    """What foremoe.megatron.attach() returns, and what happened to it."""
+    """Fake of the result of foremoe.megatron.attach(), which logs its calls."""
 
     def __init__(self, log: list[Any]) -> None:
         self.log = log
@@ -49,7 +49,7 @@ class Replicas:
 
 
 def draw_lists(layers: int = 2, micro_steps: int = 5, top_k: int = 2) -> list[list[np.ndarray]]:
-    """[layer][micro-step], int32 [rows, top_k]; rows differ in number."""
+    """Draws routes, int32 [rows, top_k] per [layer][micro-step]. The number of rows varies by micro-step."""
     random = np.random.default_rng(0)
     return [
         [random.random((3 + m, EXPERTS)).argsort(-1)[:, :top_k].astype(np.int32) for m in range(micro_steps)]
@@ -66,7 +66,7 @@ def counts_by_hand(lists: list[list[np.ndarray]], first: int, end: int) -> np.nd
     for layer, of_layer in enumerate(lists):
         for m in range(first, end):
             for row in of_layer[m].tolist():
-                for expert in set(row):  # a routing map has a row once
+                for expert in set(row):  # a routing map counts a repeated expert once
                     counts[m - first, layer, expert] += 1
     return counts
 
@@ -99,7 +99,7 @@ def model_of(log: list[Any], role: str = "actor") -> list[Any]:
 
 
 def train(hooks: Any, log: list[Any], model: list[Any], steps: int, args: Any = ARGS) -> None:
-    """slime's train(): the hook, forwards and backwards, the end of gradients, the optimizer."""
+    """Makes the calls of slime's train(): hook, forward and backward, gradient finalization, optimizer."""
     for step_id in range(steps):
         hooks.before_train_step(args, 0, step_id, model, None, None)
         log.append("forward_backward")
@@ -110,7 +110,7 @@ def train(hooks: Any, log: list[Any], model: list[Any], steps: int, args: Any = 
 STEP = ["forward_backward", "end", "finalize {'num_tokens': 1}", "optimizer"]
 
 
-def test_a_pipeline_stage_without_moe_layers_takes_part_in_training_steps_alone(log: list[Any]) -> None:
+def test_a_pipeline_stage_without_moe_layers_takes_part_only_in_training_steps(log: list[Any]) -> None:
     fill([])
     assert recorded_counts(EXPERTS, 2, 5).shape == (3, 0, EXPERTS)
     hooks, model = Hooks(mode="active"), model_of(log)
@@ -137,7 +137,7 @@ def test_shadow_mode_needs_one_flag_and_wraps_each_step(log: list[Any]) -> None:
     assert log == ["forward_backward", "finalize {'num_tokens': 1}", "optimizer"]
 
 
-def test_the_flags_that_the_document_names_are_hooks_in_shadow_mode(log: list[Any]) -> None:
+def test_the_documented_flags_name_hooks_in_shadow_mode(log: list[Any]) -> None:
     train(foremoe.slime, log, model_of(log), 1)
     assert log == [{"mode": "shadow"}, "begin None", *STEP]
     assert isinstance(foremoe.slime.hooks.replicas, Replicas)
@@ -150,7 +150,7 @@ def test_the_flags_that_the_document_names_are_hooks_in_shadow_mode(log: list[An
     assert log[:2] == [{"mode": "active", "guest_slots": 1}, "plan policy_update 5"]
 
 
-def test_active_mode_plans_each_step_from_the_lists_of_its_micro_steps(
+def test_active_mode_plans_each_step_from_the_routes_of_its_micro_steps(
     log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = draw_lists()
@@ -173,7 +173,7 @@ def test_active_mode_plans_each_step_from_the_lists_of_its_micro_steps(
         np.testing.assert_array_equal(counts, counts_by_hand(lists, first, end))
 
 
-def test_a_row_of_one_id_counts_once(log: list[Any]) -> None:
+def test_a_repeated_expert_in_a_row_counts_once(log: list[Any]) -> None:
     lists = draw_lists(top_k=3)
     lists[1][2][1:3] = [[0, 0, 0], [5, 5, 1]]
     fill(lists)
@@ -182,7 +182,7 @@ def test_a_row_of_one_id_counts_once(log: list[Any]) -> None:
     assert recorded_counts(EXPERTS).sum() == 2 * (3 + 4 + 5 + 6 + 7)
 
 
-def test_what_cannot_be_planned_is_refused_by_name(log: list[Any]) -> None:
+def test_unsupported_settings_are_rejected_by_name(log: list[Any]) -> None:
     model = model_of(log)
     lists = draw_lists()
 

@@ -1,4 +1,4 @@
-"""RankTurns, held to an executor of a few lines of numpy that knows only the definitions."""
+"""Checks RankTurns against a numpy executor of a few lines that follows the definitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import foremoe
 
 
 def draw_rows(load: foremoe.Load, micro_step: int, layer: int, seed: int) -> list[np.ndarray]:
-    """int32 [tokens, top_k] of each rank, in an order drawn at random, with rows without a route."""
+    """Draws routes, int32 [tokens, top_k] per rank, in random order, two rows of which have no route."""
     random = np.random.default_rng(seed)
     rows = []
     for counts in load.array[micro_step, layer]:
@@ -23,7 +23,7 @@ def draw_rows(load: foremoe.Load, micro_step: int, layer: int, seed: int) -> lis
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("residency", ["static", "resident", "shared"])
-def test_rows_that_travel_by_the_turns_reach_the_slot_of_their_expert(residency: str, in_flight: int) -> None:
+def test_rows_dispatched_by_turns_reach_the_slot_of_their_expert(residency: str, in_flight: int) -> None:
     load = draw_load(3)
     plan = foremoe.plan(load, guest_slots=1, residency=residency, in_flight=in_flight)
     ranks = [foremoe.RankTurns(plan, load, rank=r) for r in range(load.num_ranks)]
@@ -47,7 +47,7 @@ def test_rows_that_travel_by_the_turns_reach_the_slot_of_their_expert(residency:
             for source in range(load.num_ranks):
                 came = [np.count_nonzero(sent[source][r] == expert) for expert in plan.slot_expert[event, layer, r]]
                 np.testing.assert_array_equal(turn.received[:, source], came)
-            of_rank = np.full(len(rows[r]), -1)  # where each row goes
+            of_rank = np.full(len(rows[r]), -1)  # destination rank of each row
             of_rank[orders[r]] = np.repeat(np.arange(load.num_ranks), turn.send)
             for expert in range(load.num_experts):
                 to = [np.full(count, rank) for of, rank, _, count in turn.blocks if of == expert]
@@ -68,7 +68,7 @@ def test_rows_that_travel_by_the_turns_reach_the_slot_of_their_expert(residency:
             np.testing.assert_array_equal(in_blocks, counts)
 
 
-def test_turns_are_found_by_their_place_and_by_number(load: foremoe.Load) -> None:
+def test_turns_are_indexed_by_pass_and_by_number(load: foremoe.Load) -> None:
     plan = foremoe.plan(load)
     turns = foremoe.RankTurns(plan, load, rank=1)
     turn = turns["backward", 2, 1]
@@ -85,14 +85,14 @@ def test_turns_are_found_by_their_place_and_by_number(load: foremoe.Load) -> Non
     np.testing.assert_array_equal(home.slots(routes), expected)
 
 
-def test_peers_alone_are_refused_where_turns_do_not_tell_all_that_they_need(load: foremoe.Load) -> None:
+def test_the_peer_path_is_rejected_for_residency_free(load: foremoe.Load) -> None:
     plan = foremoe.plan(load, guest_slots=1, residency="free")
     foremoe.RankTurns(plan, load, rank=0, phase="recompute", path="host")
     with pytest.raises(foremoe.InputError, match="path: peer cannot serve a plan of residency free"):
         foremoe.RankTurns(plan, load, rank=0, phase="recompute", path="peer")
 
 
-def test_copies_are_the_plans_and_both_ends_agree(load: foremoe.Load) -> None:
+def test_copies_match_the_plan_and_both_ends_agree(load: foremoe.Load) -> None:
     plan = foremoe.plan(load, guest_slots=1)
     ranks = [foremoe.RankTurns(plan, load, rank=r, path="peer") for r in range(load.num_ranks)]
     homes = load.num_experts // load.num_ranks
@@ -114,7 +114,7 @@ def test_copies_are_the_plans_and_both_ends_agree(load: foremoe.Load) -> None:
     assert arrived > 0
 
 
-def test_an_arena_holds_what_the_ranks_of_its_node_fetch_by_the_host_path(load: foremoe.Load) -> None:
+def test_an_arena_contains_the_experts_that_its_node_copies_by_the_host_path(load: foremoe.Load) -> None:
     plan = foremoe.plan(load, guest_slots=1)
     ranks = [foremoe.RankTurns(plan, load, rank=r, path="host") for r in range(load.num_ranks)]
     fetched: list[set[tuple[int, int]]] = [set(), set()]
@@ -131,7 +131,7 @@ def test_an_arena_holds_what_the_ranks_of_its_node_fetch_by_the_host_path(load: 
         ranks[0].arena(2)
 
 
-def test_gradients_go_home_once(load: foremoe.Load) -> None:
+def test_gradients_are_returned_home_once(load: foremoe.Load) -> None:
     plan = foremoe.plan(load, guest_slots=1)
     ends: dict[tuple[int, ...], list[int]] = {}
     for r in range(load.num_ranks):
@@ -148,7 +148,7 @@ def test_gradients_go_home_once(load: foremoe.Load) -> None:
     assert not foremoe.RankTurns(plan, load, rank=0, phase="recompute").draining(0)
 
 
-def test_views_outlive_what_they_were_made_from() -> None:
+def test_views_outlive_their_plan_and_load() -> None:
     load = draw_load()
     turn = foremoe.RankTurns(foremoe.plan(load), load, rank=0)[0]
     expected = turn.to_slots.copy()
@@ -159,7 +159,7 @@ def test_views_outlive_what_they_were_made_from() -> None:
     assert all(repr(copy) for copy in copies)
 
 
-def test_routes_that_the_load_does_not_count_are_refused(load: foremoe.Load) -> None:
+def test_routes_that_disagree_with_the_load_are_rejected(load: foremoe.Load) -> None:
     turn = foremoe.RankTurns(foremoe.plan(load), load, rank=0)["forward", 0, 0]
     routes = draw_rows(load, 0, 0, 0)[0]
     for wrong, words in [
@@ -175,7 +175,7 @@ def test_routes_that_the_load_does_not_count_are_refused(load: foremoe.Load) -> 
             expect_refused(lambda made=made, wrong=wrong: made(wrong), "routes", words)
 
 
-def test_a_plan_of_another_load_is_refused(load: foremoe.Load) -> None:
+def test_a_plan_of_another_load_is_rejected(load: foremoe.Load) -> None:
     with pytest.raises(foremoe.InputError, match="different load"):
         foremoe.RankTurns(foremoe.plan(draw_load(5)), load, rank=0)
     turns = foremoe.RankTurns(foremoe.plan(load), load, rank=0)

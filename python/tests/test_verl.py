@@ -1,4 +1,4 @@
-"""foremoe.verl without verl: a package that imports external modules and has engines as verl does stands in for it."""
+"""Tests foremoe.verl with a fake verl package that imports external modules and registers engines like verl."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def test_the_engine_is_registered_when_verl_imports_its_engines(tmp_path: pathli
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed")
-def test_what_is_missing_is_said_when_it_is_used() -> None:
+def test_a_missing_package_is_reported_on_use() -> None:
     with pytest.raises(ImportError, match=r"foremoe\.verl needs verl 0\.9 and .*: No module named 'verl'"):
         foremoe.verl.register()
 
 
-def test_another_version_of_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_verl_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("0.8.2", "0.90.0", "1.0.0"):
         monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__=version))  # type: ignore[misc]
         with pytest.raises(ImportError, match=f"needs verl 0.9 and .*: verl is {version}"):

@@ -1,4 +1,4 @@
-"""Counts collectives and waits for the device: the same counter for planned layers and for transformers' own."""
+"""Counts collectives and device synchronizations, in planned layers and in those of transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTED = (
 
 
 class Counter:
-    """counts: by name of a collective, and "waits" for the device."""
+    """Attribute counts: calls per collective; key "waits": device synchronizations."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -34,7 +34,7 @@ class Counter:
 
     @contextlib.contextmanager
     def collectives(self, *importers: Any) -> Iterator[None]:
-        """Counts those that are called as dist.NAME, or in modules that import them by name."""
+        """Counts collectives called as dist.NAME, or by name in the modules `importers`."""
         with pytest.MonkeyPatch.context() as patch:
             for module in (dist, *importers):
                 for name in COUNTED:
@@ -44,7 +44,7 @@ class Counter:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Counts operators, and methods of tensors, that wait for the device."""
+        """Counts operators and tensor methods that wait for the device."""
         count = self
 
         class Operators(torch.utils._python_dispatch.TorchDispatchMode):
@@ -64,7 +64,7 @@ class Counter:
 
     @contextlib.contextmanager
     def waits_in(self, *modules: Any) -> Iterator[None]:
-        """Counts waits in the forwards of these modules, which are not inside of each other."""
+        """Counts waits in the forward passes of these modules, which must not be nested."""
         inside = contextlib.ExitStack()
         hooks = [
             of.register_forward_pre_hook(lambda *_: (inside.enter_context(self.waits()), None)[1]) for of in modules
@@ -75,7 +75,7 @@ class Counter:
             hook.remove()
 
     def count_layers(self, model: Any, batch: Any, *importers: Any) -> None:
-        """Forward and backward of a model of transformers: waits in its MoE layers, and collectives anywhere."""
+        """Counts collectives of a forward and backward, and the waits in MoE layers and in the backward."""
         layers = [of.mlp for of in model.model.layers]
         with self.collectives(*importers), self.waits_in(*layers):
             out = model(batch, use_cache=False).logits

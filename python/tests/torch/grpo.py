@@ -1,4 +1,4 @@
-"""A tiny model, its tokenizer and a trainer of trl's kind, for the tests of foremoe.trl."""
+"""Tiny model, tokenizer and TRL trainer for the tests of foremoe.trl."""
 
 from __future__ import annotations
 

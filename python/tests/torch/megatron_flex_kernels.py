@@ -1,7 +1,7 @@
-"""Stand-ins over gloo for the kernels of DeepEP, HybridEP and NCCL-EP, which Megatron-LM's own managers call.
+"""Replaces the kernels of DeepEP, HybridEP and NCCL-EP, which Megatron-LM's managers call, by gloo code for tests.
 
-For tests alone. All ranks gather everything and keep what is theirs, so ranks must have as many tokens each. They show
-that the managers get what they must; not streams, buffers of fixed size on a device, or types shorter than float32.
+Each rank gathers all rows and selects its own, so all ranks must have the same number of tokens. The replacements
+test the arguments of the managers. They do not test streams, fixed-size device buffers, or types below float32.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 from megatron_training import Case
 
-# The managers turn probabilities into float32; so the router computes them in it.
+# The managers cast probabilities to float32, so the router computes them in float32.
 ROUTER = {"moe_router_dtype": "fp32"}
-BACKENDS = ["deepep", "hybridep"]  # of this megatron-core
-CONTEXTS: list[int] = []  # of NCCL-EP: its numbers of experts, one after the other
+BACKENDS = ["deepep", "hybridep"]  # available in this megatron-core
+CONTEXTS: list[int] = []  # number of experts of each NCCL-EP context, in order of creation
 _context: dict[str, Any] = {}
 
 
 def with_backend(case: Case, backend: str, **fields: Any) -> Case:
     config = {**case.config, "moe_flex_dispatcher_backend": backend, **fields}
-    if backend == "ncclep":  # below what Megatron-LM would need without a plan
+    if backend == "ncclep":  # less than Megatron-LM needs without a plan
         config.setdefault("moe_expert_rank_capacity_factor", 1.2)
     return Case(case.ep, "flex", case.ddp, case.recompute, config, case.dtype)
 
@@ -53,7 +53,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """[ranks, tokens, …] on each rank → its [tokens, …] of the sum"""
+    """[ranks, tokens, …] on each rank → this rank's [tokens, …] of the sum over ranks"""
 
     @staticmethod
     def forward(ctx: Any, x: Any, group: Any) -> Any:
@@ -66,13 +66,13 @@ class _Sum(torch.autograd.Function):
 
 
 def _sum_rows(x: Any, rank: Any, token: Any, like: Any, group: Any) -> Any:
-    """Rows [rows, hidden] back to their ranks and tokens, summed."""
+    """Returns rows [rows, hidden] to their source ranks and adds those of the same token."""
     full = torch.zeros(like, dtype=x.dtype).index_put((rank, token), x, accumulate=True)
     return _Sum.apply(full, group)
 
 
 def fused_dispatch(x: Any, indices: Any, probs: Any, num_experts: int, group: Any, **_: Any) -> Any:
-    """DeepEP: a rank gets each token once that chose any of its experts."""
+    """DeepEP's dispatch: a rank receives a token once, however many of the rank's experts the token chose."""
     own = num_experts // dist.get_world_size(group)
     local = _gathered(indices, group) - dist.get_rank(group) * own
     mine = (local >= 0) & (local < own) & (_gathered(indices, group) >= 0)
@@ -89,7 +89,7 @@ def fused_combine(x: Any, group: Any, handle: Any, **_: Any) -> Any:
 
 
 def _by_expert(x: Any, routing_map: Any, probs: Any, group: Any, own: int) -> Any:
-    """Rows of this rank's experts, those of an expert side by side: rows, probabilities, tokens of each, places."""
+    """Returns this rank's rows, grouped by expert, their probabilities, the tokens per expert, and their sources."""
     mine = slice(dist.get_rank(group) * own, (dist.get_rank(group) + 1) * own)
     expert, rank, token = _gathered(routing_map, group)[..., mine].permute(2, 0, 1).nonzero(as_tuple=True)
     everyones = _Gather.apply(x, group)
@@ -145,18 +145,18 @@ def nccl_ep_combine(buffer: Any, x: Any, **_: Any) -> Any:
 
 
 def expect(backend: str) -> None:
-    """Skips the test where this megatron-core lacks the backend, and gives Megatron-LM the kernels."""
+    """Installs the kernels in Megatron-LM. Skips the test if this megatron-core lacks the backend."""
     apply()
     if backend not in BACKENDS:
         pytest.skip(f"this megatron-core has no {backend}")
 
 
 def apply() -> None:
-    """Gives them to Megatron-LM, in this process, for good."""
+    """Installs the kernels in Megatron-LM until this process ends."""
     import megatron.core.transformer.moe.fused_a2a as fused_a2a
     import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
 
-    torch.compiler.set_stance("force_eager")  # dispatch_preprocess would be compiled
+    torch.compiler.set_stance("force_eager")  # avoids compiling dispatch_preprocess
     torch.cuda.synchronize = lambda *_: None
     kernels = [fused_dispatch, fused_combine, hybrid_ep_dispatch, hybrid_ep_combine]
     if hasattr(token_dispatcher, "_NCCLEPManager"):

@@ -1,4 +1,4 @@
-"""A few MoE layers of Megatron-LM, trained on the same routes as they are and under a plan: what its tests share."""
+"""Trains a few MoE layers of Megatron-LM on the same routes with and without a plan. Shared by the Megatron tests."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ LEARNING_RATE = 0.05
 
 @dataclasses.dataclass
 class Case:
-    """A way of training."""
+    """Training configuration."""
 
     ep: int = 4
     dispatcher: str = "alltoall"
-    ddp: dict[str, Any] | None = None  # arguments of DistributedDataParallelConfig; None: without it
-    recompute: str = ""  # "moe": of each MoE layer; "all": one checkpoint of the whole model
+    ddp: dict[str, Any] | None = None  # arguments of DistributedDataParallelConfig; None: no DDP
+    recompute: str = ""  # "moe": checkpoint each MoE layer; "all": one checkpoint around the whole model
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: Any = torch.float64
 
 
-_made_groups: dict[str, dict[str, Any]] = {}  # Megatron-LM's variables, by what initialize_model_parallel() was given
+_made_groups: dict[str, dict[str, Any]] = {}  # Megatron-LM's globals by the arguments of initialize_model_parallel()
 
 
 def group_of(rank: int) -> tuple[int, int]:
-    """The ranks of its group of two."""
+    """Ranks of the group of two that contains this rank."""
     return rank // 2 * 2, rank // 2 * 2 + 1
 
 
 def begin_groups(ep: int, **more: Any) -> None:
-    """Use expert-parallel groups of that many ranks. They are made once per process: Megatron-LM makes 50 of them."""
+    """Uses expert-parallel groups of `ep` ranks. Caches them per process, since Megatron-LM creates 50 groups."""
     from megatron.core import parallel_state
 
     own = {name: value for name, value in vars(parallel_state).items() if name.isupper() and name.startswith("_")}
@@ -71,9 +71,9 @@ def make_config(case: Case, **more: Any) -> Any:
 
 
 def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
-    """x + MoE(tanh(linear(x))), a few times; without layers, a dense one. An expert's weights are the same anywhere.
+    """Builds `layers` blocks x + MoE(tanh(linear(x))), or one dense block if `layers` is 0.
 
-    first: layer, of the whole model; those before are on other pipeline stages.
+    An expert's weights depend on its layer and id, not on its rank. first: this pipeline stage's first layer.
     """
     from megatron.core import tensor_parallel
     from megatron.core.enums import ModelType
@@ -86,7 +86,7 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
             super().__init__(config)
             self.model_type = ModelType.encoder_or_decoder
             self.first = first
-            self.checkpointed = False  # all layers as one
+            self.checkpointed = False  # True: one checkpoint around all layers
             self._of_stage_before: Any = None
             spec = get_moe_module_spec(use_te=False, num_experts=EXPERTS, moe_grouped_gemm=False)
             build = build_module if isinstance(spec, ModuleSpec) else lambda spec, **options: spec(**options)
@@ -96,7 +96,7 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
             )
 
         def set_input_tensor(self, tensor: Any) -> None:
-            """What the pipeline stage before computed; None on the first."""
+            """Sets the output of the previous pipeline stage, or None on the first stage."""
             self._of_stage_before = tensor[0] if isinstance(tensor, list) else tensor
 
         def layers(self, x: Any) -> Any:
@@ -132,13 +132,13 @@ def wrap(case: Case, config: Any, net: Any) -> Any:
 
     if case.ddp is None:
         return net
-    # Small buckets, so that some are reduced while others are still being computed.
+    # Small buckets: some are reduced while the gradients of others are still being computed.
     options = {"grad_reduce_in_fp32": False, "bucket_size": 300, **case.ddp}
     return DistributedDataParallel(config, DistributedDataParallelConfig(**options), net)
 
 
 def routes_of(step: int, micro_step: int, layer: int, rank: int) -> Any:
-    """int64 [tokens, top_k]. Skewed, from step 10 on more so; other experts are popular in every micro-step."""
+    """Draws skewed routes, int64 [tokens, top_k], more skewed from step 10 on. Hot experts change per micro-step."""
     of = 100 * step + 10 * micro_step + layer
     power, least = (4, 0.02) if step < 10 else (8, 0.001)
     popular = torch.rand(EXPERTS, generator=torch.Generator().manual_seed(of)) ** power + least
@@ -157,7 +157,7 @@ def counts_of(step: int, rank: int, layers: Sequence[int] = range(LAYERS), micro
 
 
 def batch(step: int, micro_step: int, dtype: Any = torch.float64) -> Any:
-    """[tokens, 1, hidden], another one on each rank."""
+    """Draws inputs [tokens, 1, hidden], which differ between ranks."""
     random = torch.Generator().manual_seed(50 * (10 * step + micro_step) + dist.get_rank())
     return torch.randn(TOKENS, 1, HIDDEN, dtype=torch.float64, generator=random).to(dtype).requires_grad_()
 
@@ -171,7 +171,7 @@ def replay(net: Any, step: int, micro_step: int) -> None:
 
 
 def run_step(case: Case, model: Any, net: Any, step: int) -> dict[str, Any]:
-    """Forward and backward of all micro-batches, gradients reduced: losses, gradients of inputs."""
+    """Runs all micro-batches forward and backward. Returns losses and gradients of inputs."""
     losses, inputs = [], []
     for m in range(MICRO_STEPS):
         replay(net, step, m)
@@ -195,9 +195,10 @@ def train(
     inside: Callable[[Any, int], contextlib.AbstractContextManager[Any]] | None = None,
     after: Callable[[Any, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Steps of plain descent. prepare(model) → what `inside`(that, step) makes a context of, around a step's passes.
+    """Trains by plain gradient descent. Returns losses, gradients of inputs and of weights, and rows.
 
-    after(that, step): before gradients are finished. Returns losses, gradients of inputs and of weights, by step.
+    `inside` and `after` get the result of prepare(model). inside() makes a context around a step's passes; after() runs
+    at its end, before gradients are synchronized.
     """
     from megatron.core.transformer.moe.router_replay import RouterReplay
 
@@ -233,14 +234,14 @@ _expected: dict[str, dict[str, Any]] = {}
 
 
 def train_unplanned(case: Case) -> dict[str, Any]:
-    """train() as Megatron-LM itself does it. Once per case and process."""
+    """train() without a plan. Cached per case and process."""
     if repr(case) not in _expected:
         _expected[repr(case)] = train(case)
     return _expected[repr(case)]
 
 
 def modelled_seconds(counts: Sequence[Any], in_flight: int = 1) -> dict[str, float]:
-    """Of forward and backward, by the simulator, of these layers on the default cluster. counts: of each rank."""
+    """Modelled seconds of forward and backward of these layers by policy, on the default cluster. counts: per rank."""
     load = foremoe.Load.from_array(torch.stack(list(counts), 2).numpy(), top_k=TOP_K, ranks_per_node=2)
     model = {
         "name": "as make_config() has it", "moe_layers": load.num_layers, "experts": EXPERTS, "top_k": TOP_K,
@@ -257,7 +258,7 @@ def modelled_seconds(counts: Sequence[Any], in_flight: int = 1) -> dict[str, flo
 
 @contextlib.contextmanager
 def counted_rows() -> Iterator[list[int]]:
-    """How many rows each call of an expert of this rank computes, guests' too."""
+    """Records the number of rows of each expert call on this rank, including guests."""
     from megatron.core.transformer.mlp import MLP
 
     rows: list[int] = []
@@ -275,7 +276,7 @@ def counted_rows() -> Iterator[list[int]]:
 def under_a_plan(
     case: Case, options: dict[str, Any], before: Callable[[Any], None] | None = None
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """train() in planned steps, and the metrics of the last. before(model): before attach()."""
+    """Runs train() in planned steps. Returns its result and the last step's metrics. before: runs before attach()."""
     metrics: dict[str, float] = {}
 
     def prepare(model: Any) -> Any:
@@ -293,8 +294,8 @@ def under_a_plan(
 
 
 def expect_no_waits(planned: bool = True, **options: Any) -> None:
-    """In one micro-batch, forward and backward, through all layers, where tensors would be on the device, nothing waits
-    for it and no counts are gathered; where it is not planned, the same count sees both."""
+    """Asserts that a planned forward and backward neither waits for the device nor gathers counts. With planned=False,
+    asserts that the same counter sees both."""
     begin_groups(4)
     net = make_net(make_config(Case()))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2, **options)
@@ -315,7 +316,7 @@ def expect_no_waits(planned: bool = True, **options: Any) -> None:
 
 
 def expect_planned_forwards(**options: Any) -> None:
-    """Of old log-probabilities: in a phase without backward, outputs are those without a plan."""
+    """Asserts that planning does not change the outputs of a phase of forward passes alone (old log-probabilities)."""
     begin_groups(4)
     net = make_net(make_config(Case()))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2, **options)
@@ -337,26 +338,26 @@ def expect_planned_forwards(**options: Any) -> None:
 
 
 def is_bitwise(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether losses and gradients of two runs are equal to the last bit."""
+    """Whether losses and gradients of two runs are bitwise equal."""
     of_weights = [(a[name], b[name]) for a, b in zip(found["weights"], expected["weights"], strict=True) for name in b]
     inputs = zip(found["inputs"], expected["inputs"], strict=True)
     return found["losses"] == expected["losses"] and all(torch.equal(a, b) for a, b in (*inputs, *of_weights))
 
 
 def rho_at_homes(counts: Any) -> float:
-    """Of a group of two ranks. counts: [micro_steps, layers, experts], of both."""
+    """Imbalance ratio of two ranks without replicas. counts: [micro_steps, layers, experts], summed over both."""
     at_homes = counts.view(*counts.shape[:2], 2, -1).sum(-1).double()
     return float((at_homes.amax(-1) / at_homes.mean(-1)).mean())
 
 
 def expect_planned_rows(metrics: dict[str, float]) -> None:
-    """Ranks computed the rows that were planned for them, which are more even than without a plan."""
+    """Asserts that ranks computed the planned rows, and that these are more even than without a plan."""
     assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
     assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
 
 
 def expect_shadow(metrics: dict[str, float], counts: list[Any], in_flight: int = 1) -> None:
-    """What shadow mode says is what counts say. counts: of each rank of this rank's group."""
+    """Asserts that the metrics of shadow mode match `counts`, one array per rank of this rank's group."""
     assert metrics["foremoe/rho_vanilla"] == pytest.approx(rho_at_homes(sum(counts)), rel=1e-12)
     assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
     seconds = modelled_seconds(counts, in_flight)
@@ -365,7 +366,7 @@ def expect_shadow(metrics: dict[str, float], counts: list[Any], in_flight: int =
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
-    """Largest |a − b| ÷ largest |b|, of losses, gradients of inputs and gradients of weights."""
+    """Largest |a − b| ÷ largest |b| of any tensor: of losses, gradients of inputs and gradients of weights."""
 
     def of(pairs: Any) -> float:
         return max((float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs), default=0.0)
@@ -379,14 +380,14 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, fl
 
 
 def expect_equal(found: dict[str, Any], expected: dict[str, Any], bound: float = 1e-12) -> None:
-    """Losses and gradients are equal to the rounding of float64."""
+    """Asserts that losses and gradients differ by at most `bound`, relative."""
     worst = differences(found, expected)
     assert max(worst.values()) <= bound, worst
 
 
 @contextlib.contextmanager
 def stale_guests() -> Iterator[None]:
-    """Experts that come later do not replace the first ones."""
+    """Injects a fault: guests keep the weights of their first copy."""
     first: dict[Any, Any] = {}
 
     def stale(self: Any, expert: int) -> Any:
@@ -398,12 +399,12 @@ def stale_guests() -> Iterator[None]:
 
 
 def state(net: Any) -> dict[str, Any]:
-    """What a checkpoint, an optimizer and a sync of weights see: names in order, with values."""
+    """Names and values, in order, as seen by a checkpoint, an optimizer and a weight sync."""
     sharded = {}
     for name, layer in net.named_modules():
         if hasattr(layer, "token_dispatcher"):
             for key, of in layer.sharded_state_dict(prefix=f"{name}.").items():
-                if hasattr(of, "build"):  # a factory of gated weights
+                if hasattr(of, "build"):  # a sharded-tensor factory, used for gated weights
                     for i, part in enumerate(of.build() if isinstance(of.build(), list) else of.build().values()):
                         sharded[f"{key}/{i}"] = part
                 else:
@@ -443,7 +444,7 @@ def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> N
 
 
 def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """What work(rank) returns, of each rank, in a process each."""
+    """Runs work(rank) in one process per rank. Returns the results by rank."""
     with tempfile.TemporaryDirectory() as folder:
         run_ranks(RANKS, _on_rank, work, folder)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]

@@ -1,4 +1,4 @@
-"""What calls raise, and on which ranks: what tests of refusals share."""
+"""Shared by tests of rejected arguments: the errors that calls raise, and on which ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 import foremoe
 
-ODD = 2  # of four ranks, the one that is given something else
+ODD = 2  # the one of four ranks whose arguments differ
 OTHERS = "ranks 0, 1, 3"
 
 
 def refusal(call: Callable[[], Any]) -> str:
-    """The type and the words of the error that it raises."""
+    """Returns type and message of the error that `call` raises, or "nothing"."""
     try:
         call()
     except Exception as error:
@@ -24,8 +24,8 @@ def refusal(call: Callable[[], Any]) -> str:
 
 
 def input_error(call: Callable[[], Any], within: float = 60.0) -> str:
-    """The words of the InputError that it raises within so many seconds, which begin with its field. All ranks begin
-    it together."""
+    """Returns the message of the InputError that `call` raises, or "nothing". Collective. Asserts that the message
+    begins with the error's field and that `call` takes less than `within` seconds."""
     dist.barrier()
     since = time.monotonic()
     said = "nothing"

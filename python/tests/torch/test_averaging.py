@@ -1,4 +1,4 @@
-"""Gradients of all parameters are means over ranks, inside and outside of phases, or what trains is refused by name."""
+"""Gradients are averaged over ranks inside and outside of phases; setups that do not average are rejected."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from training import (
     spread,
 )
 
-BESIDE = 0.3  # weight of an auxiliary loss
+AUXILIARY_WEIGHT = 0.3  # weight of an auxiliary loss
 F32 = torch.float32
 
 
 def eager_gradients(seeds: list[int], scale: float = 1.0) -> dict[str, Any]:
-    """Of one process with all experts, whose routers choose: the mean over ranks of the sum over seeds."""
+    """Gradients of one process with all experts and its own routing: mean over ranks of the sum over seeds."""
     model = make_eager_model()
     for seed in seeds:
         for rank in range(RANKS):
@@ -40,7 +40,7 @@ def eager_gradients(seeds: list[int], scale: float = 1.0) -> dict[str, Any]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("reentrant", [None, True, False])  # checkpoints; None: there are none
+@pytest.mark.parametrize("reentrant", [None, True, False])  # None: no activation checkpointing
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp2", "accelerate", "by hand"])
 def test_gradients_without_a_phase_are_those_of_one_process(rank: int, trainer: str, reentrant: bool | None) -> None:
     model = make_model(torch.float64)
@@ -63,7 +63,7 @@ def test_gradients_without_a_phase_are_those_of_one_process(rank: int, trainer: 
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_backward_without_a_phase_is_refused_where_nothing_averages(rank: int, frozen: bool) -> None:
+def test_a_backward_outside_a_phase_is_rejected_if_nothing_averages_gradients(rank: int, frozen: bool) -> None:
     model = make_model(torch.float64)
     ep = spread(model)
     for wrapped in (False, True):
@@ -83,27 +83,27 @@ def test_a_backward_without_a_phase_is_refused_where_nothing_averages(rank: int,
 @pytest.mark.parametrize(
     ("wrapper", "when"), [("ddp", "before"), ("ddp", "inside"), ("ddp", "after"), (None, "inside")]
 )
-def test_an_auxiliary_loss_beside_a_phase_is_averaged_once(rank: int, wrapper: str | None, when: str) -> None:
+def test_an_auxiliary_loss_outside_a_phase_is_averaged_once(rank: int, wrapper: str | None, when: str) -> None:
     ep, model, trained = begin(wrapper)
 
-    def beside(now: str) -> None:
+    def add_auxiliary_loss(now: str) -> None:
         if now == when:
             with ep.unplanned() if now == "inside" else contextlib.nullcontext():
-                (loss_of(trained, draw_batches(rank, 1, 4)[0]) * BESIDE).backward()
+                (loss_of(trained, draw_batches(rank, 1, 4)[0]) * AUXILIARY_WEIGHT).backward()
 
-    beside("before")
-    run_phase(ep, trained, between=lambda m: beside("inside" if m == 1 else ""))
-    beside("after")
-    planned, aside = expected_gradients(), eager_gradients([4], BESIDE)
+    add_auxiliary_loss("before")
+    run_phase(ep, trained, between=lambda m: add_auxiliary_loss("inside" if m == 1 else ""))
+    add_auxiliary_loss("after")
+    planned, aside = expected_gradients(), eager_gradients([4], AUXILIARY_WEIGHT)
     assert gradient_error(ep, model, {name: planned[name] + aside[name] for name in planned}) <= 1e-12
 
 
-def clip_by_accelerate(parameters: Any, max_norm: float) -> None:
+def clip_with_accelerate(parameters: Any, max_norm: float) -> None:
     accelerate.Accelerator(cpu=True).clip_grad_norm_(parameters, max_norm)
 
 
-@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, clip_by_accelerate])
-def test_ranks_that_clipped_by_norms_of_their_own_are_refused(rank: int, clip: Callable[[Any, float], Any]) -> None:
+@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, clip_with_accelerate])
+def test_clipping_by_per_rank_norms_is_rejected(rank: int, clip: Callable[[Any, float], Any]) -> None:
     ep, model, trained = begin(dtype=F32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run_phase(ep, trained)
@@ -114,10 +114,10 @@ def test_ranks_that_clipped_by_norms_of_their_own_are_refused(rank: int, clip: C
     assert "expected the same on all ranks. Ranks have trained apart. Likely causes: torch.nn.utils.clip" in said
 
 
-def test_ranks_that_clipped_without_a_phase_are_refused_in_the_next_forward(rank: int) -> None:
+def test_clipping_by_per_rank_norms_outside_a_phase_is_rejected_in_the_next_forward(rank: int) -> None:
     ep, model, trained = begin("ddp", F32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for clip in (lambda parameters, norm: ep.clip_grad_norm_(norm), clip_by_accelerate):
+    for clip in (lambda parameters, norm: ep.clip_grad_norm_(norm), clip_with_accelerate):
         optimizer.zero_grad()
         loss_of(trained, draw_batches(rank, 1, 3)[0]).backward()
         clip(model.parameters(), 0.1)
@@ -129,7 +129,7 @@ def test_ranks_that_clipped_without_a_phase_are_refused_in_the_next_forward(rank
 @pytest.mark.parametrize(("wrapper", "sharded", "refused"), [
     (None, (), True), ("fsdp2", (), True), ("ddp", (), False), (None, ["*.q_proj.weight"], False),
 ])  # fmt: skip
-def test_weights_that_differ_from_the_start_are_refused_unless_ddp_broadcasts_or_others_shard_them(
+def test_different_initial_weights_are_rejected_unless_ddp_broadcasts_or_another_library_shards_them(
     rank: int, wrapper: str | None, sharded: Any, refused: bool
 ) -> None:
     model = make_model(F32)
@@ -145,14 +145,14 @@ def test_weights_that_differ_from_the_start_are_refused_unless_ddp_broadcasts_or
     assert "on rank 2, " in said and "Load or initialize the same weights on all ranks" in said
 
 
-def test_a_name_of_sharded_weights_that_no_parameter_has_is_refused(rank: int) -> None:
+def test_a_sharded_name_that_matches_no_parameter_is_rejected(rank: int) -> None:
     model = make_model(F32)
     said = refusal(lambda: spread(model).wrap(model, sharded=["lm_tail.*"]))
     assert said == "InputError: sharded: 'lm_tail.*' is the name of no parameter"
 
 
 @pytest.mark.parametrize("options", [{}, {"wrapper": "own"}, {"sharded": ["lm_head.weight"]}])
-def test_weights_that_drift_apart_are_refused_by_plan_unless_others_shard_them(
+def test_plan_rejects_weights_that_diverge_unless_another_library_shards_them(
     rank: int, options: dict[str, Any]
 ) -> None:
     model = make_model(F32)
@@ -170,7 +170,7 @@ def test_weights_that_drift_apart_are_refused_by_plan_unless_others_shard_them(
     assert "] on rank 2; [" in said or "] on rank 2, [" in said
 
 
-def test_a_module_beside_the_wrapped_one_is_not_trained(rank: int) -> None:
+def test_training_the_unwrapped_module_is_rejected(rank: int) -> None:
     refused = 'RuntimeError: the module that ep.wrap(model, "ddp") returned did not run'
     ep, model, _ = begin("ddp", F32)
     assert refusal(lambda: run_phase(ep, model)).startswith(refused)
@@ -178,14 +178,14 @@ def test_a_module_beside_the_wrapped_one_is_not_trained(rank: int) -> None:
     assert refusal(loss_of(model, draw_batches(rank, 1, 3)[0]).backward).startswith(refused)
 
 
-def test_a_part_of_the_model_cannot_be_wrapped(rank: int) -> None:
+def test_wrapping_a_part_of_the_model_is_rejected(rank: int) -> None:
     model = make_model(F32)
     said = refusal(lambda: spread(model).wrap(model.model))
     assert said.startswith("InputError: model: it is a part of the model whose experts are spread")
     assert "lacks lm_head.weight" in said
 
 
-def test_a_ddp_over_fewer_ranks_is_refused(rank: int) -> None:
+def test_ddp_over_fewer_ranks_is_rejected(rank: int) -> None:
     ep, model, _ = begin("own", F32)
     halves = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
     trained = DistributedDataParallel(model, process_group=halves[rank // 2])
@@ -212,8 +212,8 @@ def test_fsdp2_must_average_the_last_micro_step(rank: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.amp.GradScaler, ShardedGradScaler])
-def test_a_scaler_of_one_rank_is_refused_and_one_of_all_ranks_skips_on_all(rank: int, kind: Any) -> None:
-    """Gradients overflow in one expert of rank 1, in the first of two steps."""
+def test_a_local_grad_scaler_is_rejected_and_a_sharded_one_skips_on_all_ranks(rank: int, kind: Any) -> None:
+    """In the first of two steps, the gradients of one expert of rank 1 overflow."""
     ep, model, trained = begin(dtype=F32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = kind("cpu", init_scale=4.0)
@@ -241,8 +241,8 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_hooks_on_gradients_of_experts_are_refused(rank: int, name: str) -> None:
-    """Hooks that are made before experts are spread, before plan(), and inside a phase."""
+def test_hooks_on_gradients_of_experts_are_rejected(rank: int, name: str) -> None:
+    """Registers hooks before experts are spread, before plan(), and inside a phase."""
 
     def expect_refused(act: Callable[[], Any]) -> None:
         said = refusal(act)
@@ -264,7 +264,7 @@ def test_hooks_on_gradients_of_experts_are_refused(rank: int, name: str) -> None
 
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("when", ["first", "between", "in the micro-step", "last"])
-def test_zero_grad_inside_a_phase_is_refused(rank: int, to_none: bool, when: str) -> None:
+def test_zero_grad_inside_a_phase_is_rejected(rank: int, to_none: bool, when: str) -> None:
     ep, model, trained = begin("ddp", F32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run_phase(ep, trained)
@@ -285,7 +285,7 @@ def test_zero_grad_inside_a_phase_is_refused(rank: int, to_none: bool, when: str
 
 
 def test_a_parameter_without_a_gradient_on_any_rank_has_none(rank: int) -> None:
-    """A tower that no rank used, and one that rank 1 alone did."""
+    """No rank uses the first tower; only rank 1 uses the second."""
     model = make_model(F32)
     model.unused, model.used = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     for tower in (model.unused, model.used):

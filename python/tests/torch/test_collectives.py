@@ -1,4 +1,4 @@
-"""What the layers of a planned phase ask of process groups and the device: two all-to-alls a pass, and nothing else."""
+"""Layers of a planned phase issue two all-to-alls per pass, and neither other collectives nor device waits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from counting import Counter
 from training import LAYERS, begin, draw_all_routes, draw_batches, draw_routes
 
 
-def lacking_in(layer: int | None, rank: int) -> list[Any]:
-    """Routes of two micro-steps; in one layer of the first one a row of rank 1 has none."""
+def routes_with_a_gap(layer: int | None, rank: int) -> list[Any]:
+    """Routes of two micro-steps. In micro-step 0, one row of rank 1 has no route in `layer`."""
     routes = draw_all_routes(rank, 2, 8)
     if layer is not None and rank == 1:
         routes[0][1, 5, layer] = -1
@@ -22,12 +22,12 @@ def lacking_in(layer: int | None, rank: int) -> list[Any]:
 def count_in_a_phase(
     rank: int, routes: list[Any] | None = None, *, path: str = "peer", micro_step: int = 0, **options: Any
 ) -> dict[str, int]:
-    """Collectives and waits for the device in the layers of one micro-step, forward and backward. Copies and gradients
-    of guests, which are on their own group, are left out."""
+    """Counts collectives and device waits in the layers of one micro-step, forward and backward. Excludes copies and
+    gradients of guests, which use their own group."""
     ep, model, _ = begin(dtype=torch.float32, path=path)
     (batch,) = draw_batches(rank, 1, 8)
     counter = Counter()
-    drawn = mock.patch("foremoe.torch.figures.judge", return_value="")  # drawn routes are those of other rows
+    drawn = mock.patch("foremoe.torch.figures.judge", return_value="")  # the drawn routes do not match the batch
     options = {"unrouted": "drop", "on_mismatch": "refuse", **options}
     with drawn, ep.plan(routes or draw_routes(rank, 1, 8), **options) as phase:
         for m in phase.micro_steps:
@@ -42,29 +42,29 @@ def count_in_a_phase(
 
 
 @pytest.mark.parametrize("path", ["peer", "host"])
-def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(rank: int, path: str) -> None:
+def test_a_planned_layer_exchanges_no_counts_and_never_waits(rank: int, path: str) -> None:
     assert count_in_a_phase(rank, path=path) == {"all_to_all_single": 4 * LAYERS}
 
 
-def test_nor_does_one_in_which_all_rows_have_routes_where_some_may_lack_them(rank: int) -> None:
+def test_a_layer_with_complete_routes_exchanges_no_counts_even_if_routes_may_be_missing(rank: int) -> None:
     for layer, micro_step in ((None, 0), (1, 1)):
-        counts = count_in_a_phase(rank, lacking_in(layer, rank), unrouted="home", micro_step=micro_step)
+        counts = count_in_a_phase(rank, routes_with_a_gap(layer, rank), unrouted="home", micro_step=micro_step)
         assert counts == {"all_to_all_single": 4 * LAYERS}
 
 
-def test_a_layer_in_which_a_rank_lacks_a_route_exchanges_counts_and_rows_once_more(rank: int) -> None:
-    counts = count_in_a_phase(rank, lacking_in(1, rank), unrouted="home")
+def test_a_layer_with_a_missing_route_adds_one_exchange_of_counts_and_rows(rank: int) -> None:
+    counts = count_in_a_phase(rank, routes_with_a_gap(1, rank), unrouted="home")
     assert counts.pop("all_to_all_single") == 4 * LAYERS + 5
     assert set(counts) == {"waits"}
 
 
-def test_a_layer_whose_router_chooses_exchanges_counts_once_more(rank: int) -> None:
+def test_a_layer_with_its_own_routing_adds_one_exchange_of_counts(rank: int) -> None:
     counts = count_in_a_phase(rank, on_mismatch="home")
     assert counts.pop("all_to_all_single") == 5 * LAYERS
     assert set(counts) == {"waits"}
 
 
-def test_the_same_count_without_a_plan_sees_the_exchange_of_counts(rank: int) -> None:
+def test_the_counter_sees_the_exchange_of_counts_without_a_plan(rank: int) -> None:
     _, model, _ = begin("own", torch.float32)
     counter = Counter()
     counter.count_layers(model, draw_batches(rank, 1, 8)[0])

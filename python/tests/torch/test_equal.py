@@ -1,4 +1,4 @@
-"""Training under a plan is training: loss and every gradient are those of one eager process."""
+"""Training under a plan gives the same loss and gradients as one eager process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from training import (
 
 F32, F64 = torch.float32, torch.float64
 RESIDENCIES = ("static", "resident", "shared")
-BALANCERS = ("feplb", "llep", "ultraep", "moonep")  # whose plans are `shared`, whatever is asked for
+BALANCERS = ("feplb", "llep", "ultraep", "moonep")  # their plans are always `shared`
 STEPS: dict[str, dict[str, Any]] = {
     "ddp": {"seed": 4, "wrapper": "ddp"},
     "no guests": {"guest_slots": 0, "path": "host"},
@@ -42,7 +42,7 @@ for residency in RESIDENCIES:
 for policy in BALANCERS:
     STEPS[policy] = {"seed": 6, "policy": policy}
 
-copies: dict[str, tuple[int, int]] = {}  # into all ranks, by case: by either path, and by the host path
+copies: dict[str, tuple[int, int]] = {}  # per case, over all ranks: copies by either path, and by the host path
 
 
 def copies_of(rank: int, case: str) -> tuple[int, int]:
@@ -55,9 +55,9 @@ def copies_of(rank: int, case: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, case: str) -> None:
+def test_losses_and_gradients_match_one_eager_process(rank: int, case: str) -> None:
     copied, from_host = copies_of(rank, case)
-    if case not in BALANCERS:  # they may find nothing to copy
+    if case not in BALANCERS:  # a balancer may plan no copies
         assert (copied > 0) == (case != "no guests"), "guests were there"
     if "auto" in case:
         assert (0 < from_host < copied) if "shared" in case else (0 <= from_host <= copied)
@@ -65,7 +65,7 @@ def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, case: st
         assert from_host == (copied if "host" in case else 0), "by the path that was asked for"
 
 
-def test_guests_that_stay_are_copied_less_often_and_not_again_for_a_recomputation(rank: int) -> None:
+def test_resident_guests_are_copied_less_often_and_not_again_for_recomputation(rank: int) -> None:
     static, resident, shared = (copies_of(rank, f"{of}, peer, plain")[0] for of in RESIDENCIES)
     assert static < resident < shared
     for of in ("static, peer", "static, host", "resident, peer", "resident, host"):
@@ -73,7 +73,7 @@ def test_guests_that_stay_are_copied_less_often_and_not_again_for_a_recomputatio
 
 
 def error_of(grads: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Over all tensors, each relative to its own size."""
+    """Root of the sum of squared relative errors over all tensors."""
     total = 0.0
     for name, grad in grads.items():
         exact = expected[name].double()
@@ -82,8 +82,8 @@ def error_of(grads: dict[str, Any], expected: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_short_types_round_no_worse_than_one_eager_process(rank: int, dtype: Any) -> None:
-    """By errors against float64."""
+def test_half_precision_errors_are_close_to_those_of_one_eager_process(rank: int, dtype: Any) -> None:
+    """Compares errors relative to float64."""
     batches, routes = ([draw(r, 2, 9) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
     _, exact = reference(F64, batches, routes, weights=dtype)
     try:
@@ -114,8 +114,8 @@ def replace(ep: Any) -> None:
     (step_an_optimizer, "an optimizer of experts stepped"), (scale_by_hand, "the weights experts were changed"),
     (replace, "the weights experts were replaced"),
 ])  # fmt: skip
-def test_stale_weights_are_refused_and_gradients_stay(rank: int, change: Callable[[Any], None], words: str) -> None:
-    """Weights that change inside a phase make guests stale."""
+def test_weights_changed_in_a_phase_are_rejected_and_gradients_are_kept(rank: int, change: Callable[[Any], None], words: str) -> None:
+    """Weights that change inside a phase would make guests stale."""
     ep, _, trained = begin(dtype=F32, residency="shared")
     weights = ep.expert_parameters()
     gradients = [torch.ones_like(w) for w in weights]
@@ -126,8 +126,8 @@ def test_stale_weights_are_refused_and_gradients_stay(rank: int, change: Callabl
     assert all(w.grad is gradient for w, gradient in zip(weights, gradients, strict=True))
 
 
-def test_a_checkpoint_of_several_layers_is_refused_under_shared(rank: int) -> None:
-    """The buffers of one layer are lent to the next."""
+def test_a_checkpoint_of_several_layers_is_rejected_with_shared_residency(rank: int) -> None:
+    """Layers share guest buffers in turn, so a recomputation of several layers would need them twice."""
     ep, model, _ = begin(dtype=F32, residency="shared")
     (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
 
@@ -141,14 +141,14 @@ def test_a_checkpoint_of_several_layers_is_refused_under_shared(rank: int) -> No
 
 
 @pytest.mark.parametrize("path", ["peer", "host"])
-def test_a_phase_of_forwards_alone_gives_the_same_outputs(rank: int, path: str) -> None:
+def test_a_forward_only_phase_gives_the_same_outputs(rank: int, path: str) -> None:
     worst, figures = recompute(rank, draw_routes, path=path)
     assert worst < 1e-12
     assert sum(gather(figures["copies"])) > 0
 
 
 def test_evaluation_needs_no_plan(rank: int) -> None:
-    """Without a phase every row runs at its home: the output is that of the whole model."""
+    """Without a phase every row is served at home, and the output equals that of the whole model."""
     whole, model = make_model(F32), make_model(F32)
     spread(model)
     (batch,) = draw_batches(rank, 1, 7)

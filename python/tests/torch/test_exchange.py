@@ -1,4 +1,4 @@
-"""What a rank computes of the rows that it received, in one process."""
+"""Computation of received rows in home and guest slots, in one process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from foremoe.torch.dispatch import Dispatch
 from foremoe.torch.exchange import computed_in_slots
 
 HOMES, GUESTS, HIDDEN = 2, 2, 4
-ENDS = torch.tensor([3, 5, 6, 9], dtype=torch.int32)  # of the rows of each slot
+ENDS = torch.tensor([3, 5, 6, 9], dtype=torch.int32)  # end of each slot's rows
 HOME_ROWS = int(ENDS[HOMES - 1])
 
 
-class Noted(torch.autograd.Function):
-    """The identity, which says when it ran."""
+class RecordPasses(torch.autograd.Function):
+    """Identity that records each forward and backward in `events`."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, events: list[str], who: str) -> Any:
@@ -44,11 +44,11 @@ class Layer:
         who = "homes" if weights["matrix"] is self.matrix else "guests"
         parts = rows.tensor_split(offsets[:-1].long())
         out = torch.cat([part @ matrix for part, matrix in zip(parts, weights["matrix"], strict=True)])
-        return Noted.apply(out.tanh(), self._events, who)
+        return RecordPasses.apply(out.tanh(), self._events, who)
 
 
 class Guests:
-    """What LayerTurn is to GuestRows."""
+    """Replaces LayerTurn as seen by GuestRows."""
 
     def __init__(self, events: list[str]) -> None:
         self.matrix = torch.randn(GUESTS, HIDDEN, HIDDEN)
@@ -77,7 +77,7 @@ def dispatch(rows: int) -> Dispatch:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_homes_come_before_the_wait_for_guests_forward_and_backward(kept: bool) -> None:
+def test_home_slots_run_before_the_wait_for_guests_in_both_passes(kept: bool) -> None:
     torch.manual_seed(0)
     events: list[str] = []
     layer, guests = Layer(events), Guests(events)

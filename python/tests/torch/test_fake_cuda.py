@@ -1,4 +1,4 @@
-"""Planned layers never make the host wait for the device: checked on device "cuda" without a GPU (fake_cuda.py)."""
+"""Planned layers never make the host wait for the device. Runs on a fake device "cuda" (fake_cuda.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cuda() -> Iterator[FakeCuda]:
 
 
 def draw_routes() -> list[torch.Tensor]:
-    """Of each micro-step, [rows, layers, top_k]; experts of all ranks but 0 are popular, so that rank 0 has guests."""
+    """Routes of each micro-step, [rows, layers, top_k]. The hot experts are not on rank 0, so rank 0 has guests."""
     random = torch.Generator().manual_seed(0)
     weight = torch.full((EXPERTS,), 0.02)
     weight[5], weight[9], weight[13] = 1.0, 0.6, 0.4
@@ -37,7 +37,7 @@ def draw_routes() -> list[torch.Tensor]:
     ]
 
 
-class Left(Exception):
+class LeavePhase(Exception):
     """Ends a phase before drain(), which waits for the device once."""
 
 
@@ -49,18 +49,17 @@ def waits_of_a_phase(
     spoil: Callable[[torch.Tensor], object] | None = None,
     **options: Any,
 ) -> tuple[list[str], int]:
-    """Waits in all micro-steps, from what prepares them to their backward pass; and copies of experts into this rank.
+    """Returns the waits in all micro-steps, from preparation to backward, and the number of copies into this rank.
 
-    Everything is planned on the CPU. Then the weights are fake tensors on "cuda". spoil: called with the hidden states
-    of each layer.
+    Plans on the CPU, then replaces weights by fake "cuda" tensors. spoil: called with each layer's hidden states.
     """
     sizes = Sizes(experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, intermediate=HIDDEN, dtype="bfloat16")
     layers = [Experts(f"layer {i}", sizes) for i in range(LAYERS)]
     with mock.patch(
         "foremoe.torch.channels.can_make_gloo", lambda *_: False
-    ):  # each rank plans all: nobody else is there
+    ):  # this rank plans all layers: no other rank runs
         ep = ExpertParallel(layers, ranks_per_node=2, **options)
-    ep.ranks = dataclasses.replace(ep.ranks, failures=None)  # the fake group's store has an entry for every key
+    ep.ranks = dataclasses.replace(ep.ranks, failures=None)  # the fake group's store returns a value for any key
     planned = ep.plan(draw_routes(), phase, on_mismatch=on_mismatch)
     for layer in layers:
         layer.set_weights({name: cuda.parameter_like(weight) for name, weight in layer.weights().items()})
@@ -68,8 +67,8 @@ def waits_of_a_phase(
     ep.experts.ranks = dataclasses.replace(ep.ranks, device=cuda.device)
     grad = contextlib.nullcontext() if phase == "policy_update" else torch.no_grad()
     cuda.waits.clear()
-    plans_are_alike = mock.patch("foremoe.torch.phase.others_than", lambda *_: [])  # once a phase it waits for others
-    with plans_are_alike, cuda.stand_ins(), contextlib.suppress(Left), grad, planned:
+    skip_comparison = mock.patch("foremoe.torch.phase.others_than", lambda *_: [])  # it waits for peers once per phase
+    with skip_comparison, cuda.stand_ins(), contextlib.suppress(LeavePhase), grad, planned:
         for m in planned.micro_steps:
             with planned.micro_step(m):
                 hidden = torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16, device=cuda.device)
@@ -80,7 +79,7 @@ def waits_of_a_phase(
                 if phase == "policy_update":
                     hidden.float().square().mean().backward()
         found = list(cuda.waits), planned.guests.copies["peer"]
-        raise Left
+        raise LeavePhase
     return found
 
 
@@ -94,7 +93,7 @@ def test_planned_layers_never_wait_for_the_device(cuda: FakeCuda, residency: str
     assert cuda.uploads - before == MICRO_STEPS, "one copy brings the tables of all layers"
 
 
-def test_layers_whose_routers_choose_wait_for_counts_and_the_harness_sees_it(cuda: FakeCuda) -> None:
+def test_layers_with_their_own_routing_wait_for_counts_and_the_harness_detects_it(cuda: FakeCuda) -> None:
     with pytest.raises(DATA_DEPENDENT):
         waits_of_a_phase(cuda, on_mismatch="home")
     assert len(cuda.waits) == 1
@@ -102,10 +101,10 @@ def test_layers_whose_routers_choose_wait_for_counts_and_the_harness_sees_it(cud
 
 
 @pytest.mark.parametrize("read", ["item", "tolist", "nonzero", "numpy"])
-def test_a_planted_look_at_a_value_is_counted(cuda: FakeCuda, read: str) -> None:
+def test_an_injected_read_of_a_value_is_counted(cuda: FakeCuda, read: str) -> None:
     with pytest.raises((*DATA_DEPENDENT, RuntimeError, TypeError)):
         waits_of_a_phase(cuda, spoil=lambda hidden: getattr(hidden.sum(), read)())
-    if read != "numpy":  # it raises before it reads
+    if read != "numpy":  # numpy() raises before it reads
         assert len(cuda.waits) == 1
         assert "test_fake_cuda.py" in cuda.waits[0]
 
@@ -123,7 +122,7 @@ def test_a_planted_look_at_a_value_is_counted(cuda: FakeCuda, read: str) -> None
     (lambda hidden: torch.cuda.synchronize(), "synchronize"),
     (lambda hidden: torch.cuda.Event().synchronize(), "synchronize"),
 ])  # fmt: skip
-def test_a_planted_wait_is_counted_once_a_layer(
+def test_an_injected_wait_is_counted_once_per_layer(
     cuda: FakeCuda, spoil: Callable[[torch.Tensor], object], name: str
 ) -> None:
     waits, _ = waits_of_a_phase(cuda, spoil=spoil)
@@ -131,15 +130,15 @@ def test_a_planted_wait_is_counted_once_a_layer(
     assert all(name in wait and "test_fake_cuda.py" in wait for wait in waits)
 
 
-def test_a_copy_that_is_pinned_and_does_not_block_is_no_wait(cuda: FakeCuda) -> None:
+def test_a_pinned_non_blocking_copy_does_not_count_as_a_wait(cuda: FakeCuda) -> None:
     waits, _ = waits_of_a_phase(
         cuda, spoil=lambda hidden: torch.zeros(3).pin_memory().to(hidden.device, non_blocking=True)
     )
     assert waits == []
 
 
-def test_layouts_that_cuda_refuses_are_refused(cuda: FakeCuda) -> None:
-    """The strides of a grouped GEMM's operands are multiples of 16 bytes."""
+def test_layouts_that_cuda_rejects_are_rejected(cuda: FakeCuda) -> None:
+    """Operands of a grouped GEMM need strides that are multiples of 16 bytes."""
     with cuda.stand_ins():
         offsets = torch.zeros(2, dtype=torch.int32, device=cuda.device)
         rows = torch.zeros(4, 8, dtype=torch.bfloat16, device=cuda.device)
@@ -149,8 +148,8 @@ def test_layouts_that_cuda_refuses_are_refused(cuda: FakeCuda) -> None:
             grouped_linear(rows[:, :7], weight[:, :7, :7].contiguous(), offsets)
 
 
-def test_gradients_of_the_stand_in_for_the_autograd_engine_are_those_of_autograd(cuda: FakeCuda) -> None:
-    """On real tensors: values, accumulation where a tensor is read twice, and gradients of chosen inputs alone."""
+def test_the_fake_autograd_engine_computes_the_gradients_of_autograd(cuda: FakeCuda) -> None:
+    """Checks on real tensors: values, accumulation of a tensor read twice, and gradients of selected inputs."""
 
     def gradients() -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""Groups of expert parallelism that are not the world: each has its own model and plan, and knows nothing of the other.
+"""Expert-parallel groups smaller than the world, each with its own model and plan.
 
-There are two groups whose ranks are neither adjacent nor in the world's order.
+The ranks of the two groups interleave: (0, 2) and (1, 3).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def groups() -> list[Any]:
 
 
 def place(rank: int) -> tuple[int, int, Any]:
-    """Which group it is in, its rank there, and the group."""
+    """Returns the index of this rank's group, the rank within it, and the group."""
     (which,) = (i for i, ranks in enumerate(GROUPS) if rank in ranks)
     return which, GROUPS[which].index(rank), groups()[which]
 
@@ -63,8 +63,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_one_eager_process_per_group_and_plans_too(rank: int, case: str) -> None:
-    """Under "peer" one of the groups has a micro-step more than the other, and ranks of its own on different nodes."""
+def test_each_group_has_its_own_plan_and_matches_one_eager_process(rank: int, case: str) -> None:
+    """In "peer" cases group 1 has uneven micro-batches, and one rank per node where group 0 has two."""
     which, own, group = place(rank)
     nodes = {"ranks_per_node": 2 - which} if "residency" in CASES[case] else {}
     options = CASES[case] | nodes | {"uneven": "peer" in case and which == 1}
@@ -77,13 +77,13 @@ def test_losses_and_gradients_are_those_of_one_eager_process_per_group_and_plans
     assert of_groups[0][0][0] != of_groups[1][0][0]
 
 
-def test_a_group_of_others_is_refused(rank: int) -> None:
+def test_a_group_without_this_process_is_rejected(rank: int) -> None:
     others = groups()[1 - place(rank)[0]]
     said = refusal(lambda: spread(make_model(F32), others))
     assert said == "InputError: group: this process is none of its ranks"
 
 
-def test_evaluation_and_files_hold_the_groups_experts_and_detached_ones_leave_no_groups(rank: int) -> None:
+def test_evaluation_and_state_use_the_groups_experts_and_detach_destroys_the_groups(rank: int) -> None:
     which, _, group = place(rank)
     before = num_groups()
     whole, model = make_model(F32, which), make_model(F32, which)
@@ -98,7 +98,7 @@ def test_evaluation_and_files_hold_the_groups_experts_and_detached_ones_leave_no
     assert num_groups() == before
 
 
-def said(of: Callable[[], Any]) -> str:
+def error_without_new_groups(of: Callable[[], Any]) -> str:
     before = num_groups()
     try:
         of()
@@ -108,8 +108,8 @@ def said(of: Callable[[], Any]) -> str:
     return "nothing"
 
 
-def test_ranks_that_made_other_groups_before_are_told_so(rank: int) -> None:
-    """One rank has made a group more than the others, then all have as many again. Not all versions count these."""
+def test_different_numbers_of_process_groups_are_reported(rank: int) -> None:
+    """Rank 0 creates an extra group, then the others do. Some PyTorch versions do not count these groups."""
     _, _, group = place(rank)
 
     def make_one() -> None:
@@ -121,12 +121,12 @@ def test_ranks_that_made_other_groups_before_are_told_so(rank: int) -> None:
             dist.new_group([rank], use_local_synchronization=True)
         counts = gather(distributed_c10d.get_pg_count())
         told = "ranks [1, 2, 3] have made other process groups before than rank 0"
-        assert said(make_one).startswith(told if len(set(counts)) > 1 else "nothing")
+        assert error_without_new_groups(make_one).startswith(told if len(set(counts)) > 1 else "nothing")
     assert len(set(counts)) == 1
 
 
-def test_all_ranks_ask_torch_for_the_groups_of_all_in_one_order_and_get_their_own(rank: int) -> None:
-    """Where a new group splits the NCCL communicator, every rank of the default group must ask for it."""
+def test_all_ranks_create_all_groups_in_one_order_and_get_their_own(rank: int) -> None:
+    """If new_group() splits the NCCL communicator, every rank of the default group must call it."""
     which, _, group = place(rank)
     own = dist.new_group
 
@@ -152,7 +152,7 @@ def test_all_ranks_ask_torch_for_the_groups_of_all_in_one_order_and_get_their_ow
         dist.destroy_process_group(group)
 
 
-def test_ranks_of_no_group_stand_by(rank: int) -> None:
+def test_ranks_without_a_group_stand_by(rank: int) -> None:
     which, own, group = place(rank)
     if which == 1:
         stand_by()
@@ -160,39 +160,39 @@ def test_ranks_of_no_group_stand_by(rank: int) -> None:
         run_step(own, F64, group=group, ranks_per_node=1)
 
 
-def test_all_ranks_refuse_what_one_refuses_and_make_no_group(rank: int) -> None:
+def test_an_error_on_one_rank_is_raised_on_all_and_no_group_is_made(rank: int) -> None:
     _, _, group = place(rank)
     model = make_model(F32)
-    found = gather(said(lambda: spread(model, group, depth=0 if rank == 1 else 2)))
+    found = gather(error_without_new_groups(lambda: spread(model, group, depth=0 if rank == 1 else 2)))
     own = found[1]
     assert own.startswith("depth: 0")
     assert found == [own if of == 1 else f"rank 1 refused: {own}" for of in range(RANKS)]
-    refused = said(lambda: make_groups([] if rank == 2 else [(group, "gloo")]))
+    refused = error_without_new_groups(lambda: make_groups([] if rank == 2 else [(group, "gloo")]))
     assert refused.startswith("ranks [2] do not make the gloo group of ranks [0, 2]")
 
 
 kept: list[Any] = []
 
 
-def end_at_once(rank: int) -> dict[str, Any]:
-    """Like a script whose last word is an exchange, and whose model still refers to its group."""
+def exit_after_an_exchange(rank: int) -> dict[str, Any]:
+    """Ends like a script that exits right after an exchange, with a live reference to its group."""
     kept.append(dist.group.WORLD)
     make_groups([])
 
-    def last_word() -> None:
-        sys.setswitchinterval(30)  # so gloo's thread, which wants to let go of the tensors, is not let in below
+    def exchange_at_exit() -> None:
+        sys.setswitchinterval(30)  # keeps the GIL below from gloo's thread, which must release the tensors
         kept[0].barrier().wait()
         kept[0].alltoall_base(torch.empty(RANKS, 1), torch.ones(RANKS, 1), [], [])
         since = time.monotonic()
         while time.monotonic() < since + 1:
             pass
 
-    atexit.register(last_word)
+    atexit.register(exchange_at_exit)
     return {}
 
 
-def test_a_rank_whose_last_word_is_an_exchange_ends_well() -> None:
-    assert on_all_ranks(end_at_once) == [{}] * RANKS
+def test_a_rank_that_exits_right_after_an_exchange_exits_cleanly() -> None:
+    assert on_all_ranks(exit_after_an_exchange) == [{}] * RANKS
 
 
 @pytest.mark.parametrize(
@@ -204,10 +204,10 @@ def test_a_rank_whose_last_word_is_an_exchange_ends_well() -> None:
         ("2.9.1", 0, "nccl", False),
     ],
 )
-def test_a_torch_that_would_wait_forever_is_refused_by_name(
+def test_torch_versions_that_would_deadlock_are_rejected(
     monkeypatch: pytest.MonkeyPatch, version: str, bound: int | None, backend: str, waits: bool
 ) -> None:
-    """Before 2.15 ranks outside a gloo group split the default NCCL communicator, and its members do not."""
+    """Before 2.15, ranks outside a gloo group split the default NCCL communicator, while its members do not."""
     world = types.SimpleNamespace(bound_device_id=bound if bound is None else torch.device("cuda", bound))
     monkeypatch.setattr(groups_module.dist, "group", types.SimpleNamespace(WORLD=world))
     monkeypatch.setattr(torch, "__version__", version)

@@ -1,4 +1,4 @@
-"""The host path when something goes wrong: layers run at homes, on all ranks alike, and gradients stay exact."""
+"""Faults of the host path: all ranks serve the affected layers at home, and gradients stay exact."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from foremoe._engine.arena import NodeArena
 from foremoe._engine.host_path import HostPath
 from foremoe.torch import ExpertParallel
 
-LONG = 60.0  # seconds, far above a phase's host_timeout: who waited for it in full would find nothing missing
+LONG = 60.0  # seconds, far above host_timeout: a phase that waited this long would have no fallbacks
 
 
 def names_in_shared_memory(processes: set[int] | None = None) -> list[str]:
-    """That one of these processes made, by default this one."""
+    """Names of shared-memory files created by these processes, by default by this one."""
     makers = processes or {os.getpid()}
     return [f.name for f in pathlib.Path("/dev/shm").glob("foremoe-*") if int(f.name.split("-")[3]) in makers]
 
 
-def once_filled(change: Callable[[Any], None]) -> Spoil:
-    """On each rank: change(arena) when all is published and nothing was read."""
+def after_publishing(change: Callable[[Any], None]) -> Spoil:
+    """Calls change(arena) on each rank after all experts are published and before any is read."""
 
     @contextlib.contextmanager
     def spoil(ep: Any, phase: Any) -> Iterator[None]:
@@ -60,13 +60,13 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
 
 
 def flip_a_bit(arena: Any) -> None:
-    """In the first expert of the first node's arena."""
+    """Flips a bit in the first expert of the first node's arena."""
     if arena._ranks.rank == 0:
         arena._places.segments(next(iter(arena._places._of)))[-1][5] ^= 1
 
 
-def bring_stale_weights(arena: Any) -> None:
-    """Of the phase before, in place of this one's first expert."""
+def publish_stale_weights(arena: Any) -> None:
+    """Replaces the first expert by weights of the previous phase's version."""
     places = arena._places
     if arena._ranks.rank == 0:
         zeros = [np.zeros_like(segment) for segment in places.segments(next(iter(places._of)))]
@@ -76,7 +76,7 @@ def bring_stale_weights(arena: Any) -> None:
 @contextlib.contextmanager
 def stale(ep: Any, phase: Any) -> Iterator[None]:
     ep._memory._version = 4
-    with once_filled(bring_stale_weights)(ep, phase):
+    with after_publishing(publish_stale_weights)(ep, phase):
         yield
 
 
@@ -88,7 +88,7 @@ def publish_nothing(ep: Any, phase: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def publish_late(ep: Any, phase: Any) -> Iterator[None]:
-    """Experts come after micro-step 0, when nobody waits for them any more."""
+    """Publishes experts after the ranks have agreed on micro-steps 0 and 1 without them."""
     publish, agree = NodeArena._publish, HostPath.agree
     late: list[Any] = []
 
@@ -99,7 +99,7 @@ def publish_late(ep: Any, phase: Any) -> Iterator[None]:
     def agree_then_publish(self: Any, micro_step: int) -> Any:
         at_homes = agree(self, micro_step)
         if micro_step == 0:
-            self._check.result()  # of micro-step 1: they are not there
+            self._check.result()  # the check of micro-step 1 finds no experts
             dist.barrier(ep.ranks.agreement.group)
             for of in late:
                 publish(*of).result()
@@ -111,8 +111,8 @@ def publish_late(ep: Any, phase: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def until_the_end() -> Iterator[threading.Event]:
-    """An event that is set when a rank lets its arena go."""
+def set_at_close() -> Iterator[threading.Event]:
+    """Yields an event that is set when a rank closes its host path."""
     close, ended = HostPath.close, threading.Event()
 
     def end_then_close(self: Any, complete: bool) -> None:
@@ -124,8 +124,8 @@ def until_the_end() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def hold_what_comes(ep: Any, phase: Any) -> Iterator[None]:
-    """What owners on other nodes send is on its way until the phase ends."""
+def delay_receives(ep: Any, phase: Any) -> Iterator[None]:
+    """Delays receives from owners on other nodes until the phase ends."""
     start = arena.start_point_to_point
 
     class Held:
@@ -140,30 +140,30 @@ def hold_what_comes(ep: Any, phase: Any) -> Iterator[None]:
         works = zip(start(operations), operations, strict=True)
         return [Held(work) if operation.op is dist.irecv else work for work, operation in works]
 
-    with until_the_end() as ended, mock.patch.object(arena, "start_point_to_point", held):
+    with set_at_close() as ended, mock.patch.object(arena, "start_point_to_point", held):
         yield
 
 
 @contextlib.contextmanager
-def hold_what_is_written(ep: Any, phase: Any) -> Iterator[None]:
-    """Each rank writes nothing into its arena until the phase ends."""
+def delay_writes(ep: Any, phase: Any) -> Iterator[None]:
+    """Delays all writes into the arena until the phase ends."""
     write = NodeArena._write
 
     def held(self: Any, *of: Any) -> None:
         ended.wait(LONG)
         write(self, *of)
 
-    with until_the_end() as ended, mock.patch.object(NodeArena, "_write", held):
+    with set_at_close() as ended, mock.patch.object(NodeArena, "_write", held):
         yield
 
 
 FAULTS = {
-    "damaged": once_filled(flip_a_bit),
+    "damaged": after_publishing(flip_a_bit),
     "stale": stale,
     "never": publish_nothing,
     "late": publish_late,
-    "link": hold_what_comes,
-    "writing": hold_what_is_written,
+    "link": delay_receives,
+    "writing": delay_writes,
 }
 
 
@@ -171,7 +171,7 @@ results: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def run(rank: int, fault: str, how: str) -> dict[str, Any]:
-    """A step that some guests of do not reach. Once."""
+    """Runs a step in which some guests do not arrive. Cached per fault and mode."""
     if (fault, how) not in results:
         options: dict[str, Any] = {"checkpointing": True} if how == "checkpointing" else {"residency": how}
         of_fault = {"host_timeout": 0.3, "spoil": FAULTS[fault]} if fault else {}
@@ -181,14 +181,14 @@ def run(rank: int, fault: str, how: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", ["static", "resident", "shared", "checkpointing"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_layers_that_lack_a_guest_run_at_homes(rank: int, fault: str, how: str) -> None:
+def test_layers_with_a_missing_guest_are_served_at_home(rank: int, fault: str, how: str) -> None:
     result = run(rank, fault, how)
     assert gather(result["fallbacks"]) == RANKS * [result["fallbacks"]], "ranks disagree"
     assert 0 < result["fallbacks"] <= MICRO_STEPS * LAYERS
     assert result["rho_computed"] > result["rho_planned"]
 
 
-def test_a_guest_that_comes_late_serves_from_then_on(rank: int) -> None:
+def test_a_late_guest_serves_from_its_arrival_on(rank: int) -> None:
     never, late, whole = (gather(run(rank, fault, "static"))[0] for fault in ("never", "late", ""))
     assert never["fallbacks"] == MICRO_STEPS * late["fallbacks"] // 2, "micro-steps 0 and 1"
     assert never["copies"] == 0
@@ -197,14 +197,14 @@ def test_a_guest_that_comes_late_serves_from_then_on(rank: int) -> None:
     assert late["copies"] == whole["copies"]
 
 
-def test_nobody_waits_for_a_slow_link_or_a_slow_writer(rank: int) -> None:
+def test_no_rank_waits_for_a_slow_link_or_a_slow_writer(rank: int) -> None:
     link, writing = (run(rank, fault, "static") for fault in ("link", "writing"))
     assert 0 < link["fallbacks"] <= writing["fallbacks"] == MICRO_STEPS * LAYERS
     assert sum(gather(writing["copies"])) == 0
 
 
-def test_memory_that_cannot_be_shared_is_refused_on_all_ranks_which_may_go_on_by_the_peer_path(rank: int) -> None:
-    """Too little shared memory on one node."""
+def test_a_shared_memory_error_is_raised_on_all_ranks_and_the_peer_path_still_works(rank: int) -> None:
+    """One node has too little shared memory."""
 
     def too_little(experts: Any, segment_bytes: Any) -> Any:
         raise foremoe.InputError("too little memory")
@@ -221,7 +221,7 @@ def test_memory_that_cannot_be_shared_is_refused_on_all_ranks_which_may_go_on_by
     assert sum(gather(run_phase(ep, trained, 5, 1).figures()["copies"])) > 0
 
 
-def test_shared_memory_has_no_name_while_it_is_used_and_after_an_error(rank: int) -> None:
+def test_shared_memory_is_unlinked_while_in_use_and_after_an_error(rank: int) -> None:
     ep = spread(make_model(torch.float32), path="host", ranks_per_node=2)
     with contextlib.suppress(KeyError), ep.plan(draw_routes(rank, 1, 5)):
         dist.barrier()
@@ -243,7 +243,7 @@ def train_and_fail(rank: int, folder: str, fails: str) -> None:
         at_homes = agree(self, micro_step)
         if fails == "killed" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        if fails == "damaged":  # after the check
+        if fails == "damaged":  # after the checksum was verified
             for expert in self._arena._places._of:
                 self._arena._places.segments(expert)[0][0] ^= 1 << rank
             dist.barrier()
@@ -260,7 +260,7 @@ def train_and_fail(rank: int, folder: str, fails: str) -> None:
 
 
 @pytest.mark.parametrize("fails", ["damaged", "killed"])
-def test_a_failure_after_the_agreement_ends_all_ranks_with_nothing_applied(fails: str) -> None:
+def test_a_failure_after_the_agreement_ends_all_ranks_and_applies_no_gradients(fails: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             rank_starter().Process(target=train_and_fail, args=(rank, folder, fails)) for rank in range(matrix.RANKS)
@@ -276,7 +276,7 @@ def test_a_failure_after_the_agreement_ends_all_ranks_with_nothing_applied(fails
         assert not any(alive)
         said = {int(path.name): path.read_text() for path in pathlib.Path(folder).glob("[0-9]")}
         left = names_in_shared_memory(started)
-    # Rank 1 alone has a guest.
+    # Only rank 1 has a guest.
     assert sorted(said) == ([0, 1] if fails == "damaged" else [0])
     assert all(of.startswith("as before: ") for of in said.values()), said
     assert fails == "killed" or "was damaged in the node's arena after it had been checked" in said[1]

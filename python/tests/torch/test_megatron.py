@@ -1,6 +1,6 @@
-"""Megatron-LM's MoE layers under a plan, against the same layers as Megatron-LM runs them.
+"""Compares Megatron-LM's MoE layers under a plan with the same layers without one.
 
-Expert parallelism is of 4, and of 2 with two expert-data-parallel replicas.
+Uses EP 4, and EP 2 with two expert-data-parallel replicas.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Planned:
         self.rows.append(int(made.slot_tokens[:, :, replicas._ranks.rank].sum()))
 
     def detach(self) -> bool:
-        """Whether the model is as it was."""
+        """Detaches. Returns whether the model and its dispatchers are unchanged."""
         before = state(self.model)
         self.replicas.detach()
         dispatchers = [m.token_dispatcher for m in self.model.modules() if hasattr(m, "token_dispatcher")]
@@ -102,7 +102,7 @@ class Planned:
 
 
 def compare(case: Case, options: dict[str, Any], **more: Any) -> tuple[dict[str, float], Planned, dict[str, Any]]:
-    """Differences, how it was planned, and what was found."""
+    """Returns differences from an unplanned run, the planned run, and the result of train()."""
     begin_groups(case.ep)
     planned = Planned(**options)
     found = train(case, planned.prepare, planned.inside, **more)
@@ -110,10 +110,10 @@ def compare(case: Case, options: dict[str, Any], **more: Any) -> tuple[dict[str,
 
 
 @pytest.mark.parametrize("name", CASES | ROUNDED)
-def test_losses_and_gradients_are_those_of_megatrons_own_layers_and_models_stay_as_they_were(
+def test_losses_and_gradients_match_unplanned_layers_and_models_are_unchanged(
     rank: int, name: str
 ) -> None:
-    """Nothing is registered, every rank computes the rows that were planned for it, and detach() gives all back."""
+    """Also: no module is registered, ranks compute their planned rows, and detach() restores the model."""
     case, options = (CASES | ROUNDED)[name]
     worst, planned, found = compare(case, options)
     assert planned.same and planned.detach()
@@ -126,7 +126,7 @@ def test_losses_and_gradients_are_those_of_megatrons_own_layers_and_models_stay_
     for metrics in planned.metrics:
         assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
         assert metrics["foremoe/rho_planned"] <= metrics["foremoe/rho_vanilla"]
-        for of_rho, of_buffers in (("rho_planned_max", ""), ("rho_vanilla_max", "_vanilla")):  # as many tokens each
+        for of_rho, of_buffers in (("rho_planned_max", ""), ("rho_vanilla_max", "_vanilla")):  # equal tokens per rank
             factor = metrics[f"foremoe/rank_capacity_factor{of_buffers}"]
             assert 0 <= factor - metrics[f"foremoe/{of_rho}"] < 0.002
     if "recomputed" not in name and "shared" not in name:
@@ -138,11 +138,11 @@ def test_losses_and_gradients_are_those_of_megatrons_own_layers_and_models_stay_
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(rank: int, planned: bool) -> None:
+def test_a_planned_layer_exchanges_no_counts_and_never_waits(rank: int, planned: bool) -> None:
     expect_no_waits(planned)
 
 
-def test_shadow_mode_changes_nothing_and_tells_what_counts_tell(rank: int) -> None:
+def test_shadow_mode_changes_no_results_and_its_metrics_match_the_counts(rank: int) -> None:
     begin_groups(2)
     case = Case(ep=2, ddp=OVERLAP)
     attached: list[Any] = []
@@ -161,7 +161,7 @@ def test_shadow_mode_changes_nothing_and_tells_what_counts_tell(rank: int) -> No
     assert not any(router._forward_hooks for router in routers)
 
 
-def test_gradients_that_come_after_the_backward_are_seen_where_reductions_overlap(rank: int) -> None:
+def test_gradients_added_after_the_backward_are_lost_only_with_overlapped_reduction(rank: int) -> None:
     late: list[Any] = []
 
     def add(replicas: Any, step: int) -> None:
@@ -177,7 +177,7 @@ def test_gradients_that_come_after_the_backward_are_seen_where_reductions_overla
     assert max(gather(alone)) < 1e-12
 
 
-def test_a_registered_guest_and_a_stale_one_are_seen(rank: int) -> None:
+def test_registered_and_stale_guests_are_detected(rank: int) -> None:
     begin_groups(2)
     net = make_net(make_config(Case(ep=2, ddp=OVERLAP)))
     before = state(net)["parameters"]
@@ -188,5 +188,5 @@ def test_a_registered_guest_and_a_stale_one_are_seen(rank: int) -> None:
         assert max(gather(compare(Case(ep=2, ddp=OVERLAP), {})[0]["loss"])) > 1e-6
 
 
-def test_old_log_probabilities_are_computed_under_a_plan(rank: int) -> None:
+def test_old_log_probabilities_are_unchanged_under_a_plan(rank: int) -> None:
     expect_planned_forwards()

@@ -1,4 +1,4 @@
-"""How much room Megatron-LM's flex dispatcher must have, against its own formula, row by row."""
+"""Checks the suggested buffer capacity of Megatron-LM's flex dispatcher against its own formula, row by row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(seed: int, micro_steps: int = 3, layers: int = 2, tokens: int = TOKENS
 
 
 def rows_beyond(load: foremoe.Load, slots: np.ndarray, factor: float, *, align: int = 1, padded: bool = False) -> int:
-    """Over all layers, micro-steps and ranks: rows for which HybridEP's budget has no room."""
+    """Number of rows that exceed HybridEP's budget, over all layers, micro-steps and ranks."""
     beyond = 0
     for m, layer, rank, _ in np.ndindex(*slots.shape[:3], 1):
         tokens = [int(load.array[m, layer, r].sum()) // TOP_K for r in range(RANKS)]
@@ -46,7 +46,7 @@ def rows_beyond(load: foremoe.Load, slots: np.ndarray, factor: float, *, align: 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("align", "padded"), [(1, False), (16, False), (1, True)])
-def test_the_factor_is_the_least_with_which_no_row_is_dropped(seed: int, align: int, padded: bool) -> None:
+def test_the_factor_is_the_smallest_that_drops_no_row(seed: int, align: int, padded: bool) -> None:
     load = drawn(seed, tokens=TOKENS - seed)
     plan = foremoe.plan(load, guest_slots=1)
     for slots in (planned_slots(plan), home_slots(load)):
@@ -57,19 +57,19 @@ def test_the_factor_is_the_least_with_which_no_row_is_dropped(seed: int, align: 
         assert less < 1 or rows_beyond(load, slots, less, align=align, padded=padded) > 0
 
 
-def test_a_plan_tells_its_factor() -> None:
+def test_a_plan_suggests_its_capacity_factor() -> None:
     load = drawn(1)
     future: Future[foremoe.Plan] = Future()
     future.set_result(made := foremoe.plan(load, guest_slots=1))
     plan = Plan(load, types.SimpleNamespace(finish=future.result), "policy_update", 1, Buffers())  # type: ignore[arg-type]
-    # Oracle: of all ranks the one with the most rows, in any layer and micro-step.
+    # Oracle: the most rows of any rank in any layer and micro-step.
     rows = made.slot_tokens.sum(-1)
     assert plan.suggested_rank_capacity_factor() == math.ceil(1000 * int(rows.max()) / (TOKENS * TOP_K)) / 1000
     assert Buffers().factor(load, home_slots(load)) > 1.3 > 1.1 > plan.suggested_rank_capacity_factor()
 
 
-def test_a_factor_that_is_no_binary_fraction_holds_its_last_row() -> None:
-    """As int(1000 · 1.001) is 1000."""
+def test_rounding_of_the_factor_drops_no_row() -> None:
+    """int(1000 · 1.001) is 1000."""
     assert int(1000 * 1.001) == 1000
     load = load_of(np.array([[[[1000, 0], [1000, 0]]]]))
     for rows in range(1000, 4000):
@@ -79,10 +79,10 @@ def test_a_factor_that_is_no_binary_fraction_holds_its_last_row() -> None:
 
 def test_the_rows_of_each_slot_are_padded() -> None:
     load = load_of(np.full((1, 1, 2, 4), 10))
-    assert Buffers(16).factor(load, home_slots(load)) == 1.6  # of 2 experts 20 rows each, padded to 32 each; 40 tokens
+    assert Buffers(16).factor(load, home_slots(load)) == 1.6  # 2 experts of 20 rows, padded to 32 rows; 40 tokens
 
 
-def test_a_rank_without_tokens_has_room_for_none_unless_all_are_padded() -> None:
+def test_a_rank_without_tokens_needs_an_infinite_factor_unless_ranks_are_padded() -> None:
     load = load_of(np.array([[[[6, 6], [0, 0]]]]))
     assert Buffers().factor(load, home_slots(load)) == math.inf
     assert Buffers(padded_ranks=True).factor(load, home_slots(load)) == 1
@@ -90,7 +90,7 @@ def test_a_rank_without_tokens_has_room_for_none_unless_all_are_padded() -> None
     assert Buffers().factor(empty, home_slots(empty)) == 1
 
 
-def test_the_configuration_says_how_buffers_are_sized() -> None:
+def test_buffer_sizes_follow_the_configuration() -> None:
     def of(**fields: object) -> Buffers:
         return Buffers.of(types.SimpleNamespace(**fields))
 

@@ -1,6 +1,6 @@
-"""Megatron-LM's flex dispatcher under a plan, with its own managers and stand-ins for their kernels.
+"""Compares Megatron-LM's flex dispatcher under a plan with its all-to-all dispatcher.
 
-What is expected is what Megatron-LM's all-to-all dispatcher computes.
+Uses Megatron-LM's own managers; gloo code replaces their kernels (megatron_flex_kernels.py).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
 }
 
 
-class Sharp:
-    """Routers so sure that some of the chosen experts have probability 0."""
+class SharpenRouters:
+    """Scales router weights so that some chosen experts get probability 0, and counts these."""
 
     def __init__(self) -> None:
         self.zeros = 0
@@ -65,7 +65,7 @@ of_backends = pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"
 
 @of_backends
 @pytest.mark.parametrize("name", CASES)
-def test_losses_and_gradients_are_those_of_megatrons_all_to_all(rank: int, name: str, backend: str) -> None:
+def test_losses_and_gradients_match_the_all_to_all_dispatcher(rank: int, name: str, backend: str) -> None:
     kernels.expect(backend)
     case, options = CASES[name]
     begin_groups(case.ep)
@@ -79,15 +79,15 @@ def test_losses_and_gradients_are_those_of_megatrons_all_to_all(rank: int, name:
 def test_a_chosen_expert_of_probability_zero_keeps_its_row(rank: int, backend: str) -> None:
     kernels.expect(backend)
     begin_groups(4)
-    sharp = Sharp()
+    sharp = SharpenRouters()
     expected = train(Case(config=ROUTER), sharp)
     assert sharp.zeros > 20
-    found, _ = under_a_plan(kernels.with_backend(Case(config=ROUTER), backend), {}, Sharp())
+    found, _ = under_a_plan(kernels.with_backend(Case(config=ROUTER), backend), {}, SharpenRouters())
     kernels.nccl_ep_finalize()
     expect_equal(found, expected)
 
 
-def test_the_largest_probabilities_alone_would_lose_it() -> None:
+def test_top_k_of_the_probabilities_alone_would_lose_that_row() -> None:
     from foremoe.megatron.dispatch import chosen_slots
 
     routing_map = torch.tensor([[False, False, True, True], [True, False, False, True], [False, True, False, False]])
@@ -100,7 +100,7 @@ def test_the_largest_probabilities_alone_would_lose_it() -> None:
     assert not torch.equal(own[:2], routing_map[:2])
 
 
-def test_a_stale_guest_is_seen(rank: int) -> None:
+def test_a_stale_guest_is_detected(rank: int) -> None:
     kernels.expect("deepep")
     begin_groups(4)
     with stale_guests():
@@ -108,8 +108,8 @@ def test_a_stale_guest_is_seen(rank: int) -> None:
     assert max(gather(differences(found, train_unplanned(Case(config=ROUTER)))["loss"])) > 1e-6
 
 
-def test_nccls_context_is_made_anew_where_the_number_of_experts_changes(rank: int) -> None:
-    """Before, in and after a step."""
+def test_the_nccl_ep_context_is_recreated_when_the_number_of_experts_changes(rank: int) -> None:
+    """Runs the model before, in and after a step."""
     kernels.expect("ncclep")
     begin_groups(4)
     case = kernels.with_backend(Case(config=ROUTER), "ncclep", moe_expert_rank_capacity_factor=4.0)
@@ -132,8 +132,8 @@ def test_nccls_context_is_made_anew_where_the_number_of_experts_changes(rank: in
     kernels.nccl_ep_finalize()
 
 
-def test_a_plan_that_needs_larger_buffers_is_refused(rank: int) -> None:
-    """0.16 has no such field."""
+def test_a_plan_that_exceeds_the_buffers_is_rejected(rank: int) -> None:
+    """megatron-core 0.16 lacks moe_expert_rank_capacity_factor, so the test sets it."""
     kernels.expect("hybridep")
     begin_groups(4)
     net = make_net(make_config(kernels.with_backend(Case(config=ROUTER), "hybridep")))

@@ -1,4 +1,4 @@
-"""Where the plans of Megatron-LM's steps come from: trainers ask for them."""
+"""Plans requested by Megatron-LM trainers, directly and through slime's hooks."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adoptin
 
 
 def make() -> tuple[Any, Any]:
-    """A model and its replicas, in two expert-parallel groups."""
+    """Builds a model with replicas attached, in two expert-parallel groups."""
     begin_groups(2)
     net = make_net(make_config(CASE))
     return net, foremoe.megatron.attach(net, ranks_per_node=2)
 
 
-def test_counts_that_ranks_do_not_have_alike_are_refused_on_all(rank: int) -> None:
+def test_counts_of_different_shapes_are_rejected_on_all_ranks(rank: int) -> None:
     own = torch.zeros(2 + rank // 3, 6, 16, dtype=torch.int64)
     for counts, experts in ((own, 16), (own[:, :, :0], 0)):
         said = refusal(lambda counts=counts: gathered_counts(counts, dist.group.WORLD))
@@ -66,8 +66,8 @@ def test_counts_that_ranks_do_not_have_alike_are_refused_on_all(rank: int) -> No
         assert said.startswith(f"InputError: counts: of the ranks are {shapes}")
 
 
-def test_a_share_that_fails_ends_the_step_of_all_groups_and_the_next_one_runs(rank: int) -> None:
-    """One rank of one of two expert-parallel groups cannot plan."""
+def test_a_planning_error_ends_the_step_of_all_groups_and_the_next_step_runs(rank: int) -> None:
+    """Planning fails on one rank of one of the two expert-parallel groups."""
     net, replicas = make()
     counts = counts_of(0, rank)
     with failing_on(3):
@@ -78,12 +78,12 @@ def test_a_share_that_fails_ends_the_step_of_all_groups_and_the_next_one_runs(ra
     with replicas.step(replicas.plan(counts)):
         run_step(CASE, net, net, 0)
     assert 1 <= replicas.metrics()["foremoe/rho_computed"] < 1.1
-    replicas.plan(counts)  # nobody executes it
+    replicas.plan(counts)  # is never executed
     replicas.detach()
 
 
-def test_what_a_function_of_counts_raises_on_one_rank_is_refused_on_all(rank: int) -> None:
-    """Counts that are made where the ranks plan together."""
+def test_an_error_in_a_counts_function_is_raised_on_all_ranks(rank: int) -> None:
+    """Passes a function that returns counts, and that fails on rank 2."""
     _, replicas = make()
 
     def read() -> Any:
@@ -96,7 +96,7 @@ def test_what_a_function_of_counts_raises_on_one_rank_is_refused_on_all(rank: in
     replicas.detach()
 
 
-def test_a_plan_that_was_begun_is_that_of_the_same_counts_and_phase_on_all_ranks(rank: int) -> None:
+def test_a_plan_begun_earlier_is_reused_only_for_the_same_counts_and_phase_on_all_ranks(rank: int) -> None:
     net, replicas = make()
     counts = counts_of(0, rank)
     begun = replicas.plan(lambda: counts)
@@ -108,8 +108,8 @@ def test_a_plan_that_was_begun_is_that_of_the_same_counts_and_phase_on_all_ranks
     replicas.detach()
 
 
-def test_plans_that_are_made_in_shadow_mode_do_not_meet_those_of_its_steps(rank: int) -> None:
-    """The main thread plans while a step is planned in the background: first on even ranks, last on odd ones."""
+def test_explicit_plans_in_shadow_mode_do_not_mix_with_background_plans(rank: int) -> None:
+    """The main thread plans while the background plans a step: before it on even ranks, after it on odd ranks."""
     begin_groups(2)
     net = make_net(make_config(CASE))
     replicas = foremoe.megatron.attach(net, mode="shadow", ranks_per_node=2, cluster=None)
@@ -142,7 +142,7 @@ ARGS = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=True, offlo
 
 
 def fill_slimes_lists(rank: int) -> None:
-    """slime.utils.routing_replay with [rows, top_k] of each layer and micro-step of the rollout."""
+    """Installs a fake slime.utils.routing_replay with routes [rows, top_k] per layer and micro-step of the rollout."""
 
     class Replay:
         def __init__(self, lists: list[Any]) -> None:
@@ -170,7 +170,7 @@ def log_probabilities(model: Any) -> list[Any]:
 
 
 def train_with(hooks: Any, hook: Any, prepare: Any = lambda model: None) -> tuple[dict[str, Any], list[Any]]:
-    """Training with slime's calls of its hooks, and the metrics of each step."""
+    """Trains, calling `hook` as slime does. Returns the result of train() and each step's metrics."""
     finalized: list[Any] = []
     metrics: list[Any] = []
 
@@ -193,7 +193,7 @@ def train_with(hooks: Any, hook: Any, prepare: Any = lambda model: None) -> tupl
     return found, metrics
 
 
-def test_slimes_hooks_train_as_planned_and_plan_the_log_probabilities(rank: int) -> None:
+def test_slimes_hooks_plan_training_steps_and_log_probabilities(rank: int) -> None:
     begin_groups(2)
     fill_slimes_lists(rank)
     hooks = foremoe.slime.Hooks(mode="active", ranks_per_node=2)
@@ -222,8 +222,8 @@ def test_slimes_hooks_train_as_planned_and_plan_the_log_probabilities(rank: int)
     assert sum(gather(hooks.replicas.metrics()["foremoe/copies"])) > 0
 
 
-def test_the_documented_flag_is_shadow_mode_and_changes_nothing(rank: int) -> None:
-    """As slime finds the function of the flag of docs/users/adopting.md."""
+def test_the_documented_flag_enables_shadow_mode_and_changes_no_results(rank: int) -> None:
+    """Imports the function named by the flag in docs/users/adopting.md, as slime does."""
     begin_groups(2)
     fill_slimes_lists(rank)
     (path,) = re.findall(r"--custom-megatron-before-train-step-hook-path (\S+)", DOCS.read_text())

@@ -1,4 +1,4 @@
-"""The seconds that shadow mode says a step would take."""
+"""Step times that shadow mode models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foremoe.megatron.seconds import Modelled, shape_of
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize(("dispatcher", "dispatch"), [("alltoall", "row"), ("flex", "token")])
-def test_seconds_are_those_of_a_steps_policy_update_and_nothing_is_planned_for_them(
+def test_modelled_seconds_match_a_simulated_policy_update_without_planning_again(
     monkeypatch: pytest.MonkeyPatch, in_flight: int, dispatcher: str, dispatch: str
 ) -> None:
     config = make_config(Case())

@@ -1,4 +1,4 @@
-"""Planned steps inside what trainers have: Megatron-LM's own schedule and optimizers, and the document's code."""
+"""Planned steps with Megatron-LM's own schedule and optimizers, and with the code of docs/users/adopting.md."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHARDED = {"use_distributed_optimizer": True}
 
 
 def test_the_documented_snippet_runs_with_megatrons_own_schedule(rank: int) -> None:
-    """Against that schedule without it."""
+    """Compares the results with those of the same schedule without the snippet."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     begin_groups(2)
@@ -82,8 +82,8 @@ def test_the_documented_snippet_runs_with_megatrons_own_schedule(rank: int) -> N
 
 
 @pytest.mark.parametrize("name", ["megatron_forward_backward", "in_step"])
-def test_the_documented_wrap_counts_training_steps_and_changes_nothing(rank: int, name: str) -> None:
-    """It is around Megatron-LM's own schedule, by the line for each trainer."""
+def test_the_documented_wrapper_measures_training_steps_and_changes_no_results(rank: int, name: str) -> None:
+    """Wraps Megatron-LM's own schedule with the documented line for each trainer."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     begin_groups(2)
@@ -125,7 +125,7 @@ def test_the_documented_wrap_counts_training_steps_and_changes_nothing(rank: int
 
 
 def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[dict[str, Any], list[float]]:
-    """Three steps of Megatron-LM's own Adam, clipped: weights by name, and norms of gradients."""
+    """Runs three clipped steps of Megatron-LM's Adam. Returns weights by name, and gradient norms."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     config = make_config(case)
@@ -153,7 +153,7 @@ def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[di
 
 
 @pytest.mark.parametrize("ddp", [OVERLAP, SHARDED, SHARDED | OVERLAP | {"overlap_param_gather": True}])
-def test_steps_of_megatrons_optimizers_give_the_same_weights(rank: int, ddp: dict[str, Any]) -> None:
+def test_steps_of_megatrons_optimizers_give_the_same_weights_under_a_plan(rank: int, ddp: dict[str, Any]) -> None:
     begin_groups(2)
     case = Case(ep=2, dtype=torch.float32, config={"moe_router_dtype": "fp32"}, ddp=ddp)
     expected, norms = optimize(case)

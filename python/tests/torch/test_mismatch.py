@@ -1,4 +1,4 @@
-"""Routers that choose other experts than recorded, under on_mismatch="home": all is as in one eager process."""
+"""Under on_mismatch="home", routers that choose other experts than recorded train as in one eager process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rows_that_were_not_recorded_are_counted_by_micro_step_and_layer(rank: int, case: str) -> None:
+def test_unrecorded_choices_are_counted_by_micro_step_and_layer(rank: int, case: str) -> None:
     result = run_step(rank, **{"dtype": torch.float64, **CASES[case]})
     assert sum(gather(result["copies"])) > 0
     assert result["mismatched"] == result["mismatched_expected"]
@@ -38,14 +38,14 @@ def test_rows_that_were_not_recorded_are_counted_by_micro_step_and_layer(rank: i
         assert result["rho_computed"] == pytest.approx(result["rho_at_homes"], rel=1e-12)
 
 
-def test_a_phase_of_forwards_alone_gives_the_same_outputs(rank: int) -> None:
+def test_a_forward_only_phase_gives_the_same_outputs(rank: int) -> None:
     worst, figures = recompute(rank, draw_routes, wrong=0.2, unrouted="home")
     assert worst < 1e-12
     assert gather(figures["mismatched"]) == 4 * [figures["mismatched"]]
     assert all(0 < rows < 4 * 22 * 2 for layers in figures["mismatched"] for rows in layers)
 
 
-def test_recorded_rows_fill_the_quotas_of_the_plan_and_homes_where_a_layer_falls_back() -> None:
+def test_recorded_rows_fill_the_planned_quotas_or_are_served_at_home_after_a_fallback() -> None:
     ranks, own = 4, 2
     random = np.random.default_rng(1)
     popularity = random.random(ranks * own) ** 5
@@ -66,7 +66,7 @@ def test_recorded_rows_fill_the_quotas_of_the_plan_and_homes_where_a_layer_falls
     assert (served.reshape(ranks, slots) == plan.slot_tokens[0, 0]).all()
 
 
-def test_a_row_goes_as_planned_in_whatever_order_it_was_chosen_or_home() -> None:
+def test_recorded_choices_go_to_planned_slots_in_any_order_and_others_go_home() -> None:
     planned, recorded = torch.tensor([[2, 4], [0, 5], [-1, -1]]), torch.tensor([[0, 2], [0, 3], [-1, -1]])
     ids = torch.tensor([[2, 0], [3, 1], [1, 2]])  # two ranks of two homes and a guest slot
     slots, as_recorded = chosen_slots(planned, recorded, ids, own=2, slots=3)

@@ -1,4 +1,4 @@
-"""Models that transformers loaded in parts, each rank its own experts: planned, they train as one eager process."""
+"""Models whose experts transformers sharded at load time train under a plan as in one eager process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from foremoe.torch import ExpertParallel
 
 
 def load(dtype: Any, **config: Any) -> Any:
-    """float64: torch's grouped_mm, which transformers' own exchange would run, has no such kernel."""
+    """Loads a sharded model. In float64 experts run eagerly, since torch's grouped_mm has no float64 kernel."""
     config = {"fsdp_size": RANKS, "ep_size": RANKS, "ep_implementation": "foremoe"} | config
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder_of(dtype),
@@ -52,7 +52,7 @@ F32, F64 = torch.float32, torch.float64
 
 @functools.cache
 def folder_of(dtype: Any) -> str:
-    """A folder with the files of the whole model."""
+    """Returns a folder with the checkpoint of the whole model."""
     rank = dist.get_rank()
     transformers.utils.logging.disable_progress_bar()
     folders = [tempfile.mkdtemp() if rank == 0 else None]
@@ -73,7 +73,7 @@ def attach(model: Any, **options: Any) -> Any:
     {"dtype": F64}, {"dtype": F32}, {"residency": "shared", "path": "host"},
     {"residency": "static", "checkpointing": True},
 ])  # fmt: skip
-def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, options: dict[str, Any]) -> None:
+def test_losses_and_gradients_match_one_eager_process(rank: int, options: dict[str, Any]) -> None:
     options = dict(options)
     dtype, checkpointing = options.pop("dtype", F64), options.pop("checkpointing", False)
     batches, routes = ([draw(r, 3, 3) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
@@ -92,8 +92,8 @@ def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, options:
     ep.detach()
 
 
-def test_clipped_steps_of_adamw_give_the_same_weights_which_leave_the_ranks_whole(rank: int) -> None:
-    """Two steps, the second of two phases; then the weights in every form in which they leave the ranks."""
+def test_clipped_adamw_steps_give_the_same_weights_in_every_saved_form(rank: int) -> None:
+    """Trains two steps, the second of two phases, then compares weights in every format that gathers them."""
     model, eager = load(F64), make_model(F64)
     ep = attach(model)
     optimizer, expected = (torch.optim.AdamW(m.parameters(), lr=0.05, weight_decay=0.1) for m in (model, eager))
@@ -132,8 +132,8 @@ def test_clipped_steps_of_adamw_give_the_same_weights_which_leave_the_ranks_whol
     assert own.to_local().shape[0] == EXPERTS // RANKS
 
 
-def test_a_forward_without_a_plan_is_that_of_the_whole_model(rank: int) -> None:
-    """Before a plan can be made, without one, within a phase, and when the executor is gone again."""
+def test_a_forward_without_a_plan_matches_the_whole_model(rank: int) -> None:
+    """Checks before attaching, without a plan, within a phase, and after detaching."""
     whole, model = make_model(F64), load(F64)
     whole.set_experts_implementation("eager")
     (batch,) = draw_batches(rank, 1, 7)
@@ -154,7 +154,7 @@ def test_a_forward_without_a_plan_is_that_of_the_whole_model(rank: int) -> None:
     expect_equal()
 
 
-def test_what_the_sharded_model_generates_replays_without_mismatch(rank: int) -> None:
+def test_routes_of_a_sharded_generation_replay_without_mismatch(rank: int) -> None:
     model = load(F32)
     ep = attach(model)
     prompt = draw_batches(rank, 1, 11)[0][:, :5].clamp(min=2)
@@ -171,21 +171,21 @@ def test_what_the_sharded_model_generates_replays_without_mismatch(rank: int) ->
     assert phase.figures()["rho_vanilla"]["mean"] > 1
 
 
-def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(rank: int) -> None:
+def test_a_planned_layer_exchanges_no_counts_and_never_waits(rank: int) -> None:
     model, counter = load(F32), Counter()
     ep = attach(model)
     with ep.plan(draw_routes(rank, 1, 8)) as phase:
         with phase.micro_step(0):
             counter.count_layers(model, draw_batches(rank, 1, 8)[0], native)
         phase.drain()
-    assert counter.counts.pop("batch_isend_irecv") > 0  # copies and gradients, on their own group
+    assert counter.counts.pop("batch_isend_irecv") > 0  # copies and gradients of guests, on their own group
     assert counter.counts == {"all_to_all_single": 4 * LAYERS}
 
 
-def test_the_same_count_sees_the_exchange_of_counts_by_transformers(rank: int) -> None:
+def test_the_counter_sees_the_exchange_of_counts_by_transformers(rank: int) -> None:
     counter = Counter()
     counter.count_layers(load(F32), draw_batches(rank, 1, 8)[0], native)
-    assert counter.counts["all_to_all_single"] == LAYERS  # counts; rows go by the functions with gradients
+    assert counter.counts["all_to_all_single"] == LAYERS  # counts; rows use all_to_all_single_autograd
     assert counter.counts["all_to_all_single_autograd"] == 2 * LAYERS
     assert counter.counts["waits"] >= LAYERS
 
@@ -197,11 +197,11 @@ def test_the_same_count_sees_the_exchange_of_counts_by_transformers(rank: int) -
     ({"ep_size": 1}, "ep_implementation: model.layers.0.mlp has experts that are sharded"),
     ({"fsdp_mixed_precision": True}, "fsdp_mixed_precision: is not supported"),
 ])  # fmt: skip
-def test_other_ways_of_sharding_are_refused_by_name(rank: int, config: dict[str, Any], words: str) -> None:
+def test_unsupported_sharding_options_are_rejected_by_name(rank: int, config: dict[str, Any], words: str) -> None:
     assert refusal(lambda: expert_layers(load(F32, **config))).startswith(f"InputError: {words}")
 
 
-def test_what_cannot_run_is_refused_by_name(rank: int) -> None:
+def test_unsupported_groups_versions_wrappers_and_calls_are_rejected_by_name(rank: int) -> None:
     model = load(F32)
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     said = refusal(lambda: ExpertParallel(expert_layers(model), halves[rank // 2], replicate_group=None))

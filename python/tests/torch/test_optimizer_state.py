@@ -1,7 +1,7 @@
-"""An optimizer's state leaves a spread model whole, and a run resumes on another number of ranks, or on one process.
+"""Whole optimizer state is saved from a spread model, and the run resumes on another number of ranks or in one process.
 
-Four ranks train two steps and save. Four, two and one train the third step, and so does an eager process that was never
-interrupted.
+Four ranks train two steps and save. Four, two and one ranks load and train the third step. The reference is an
+uninterrupted eager process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from refusals import refusal
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 from training import draw_batches, draw_routes, loss_of, make_model, reference, spread, worst_difference
 
-MICRO_STEPS = RANKS  # of a step in all, whatever the number of ranks
+MICRO_STEPS = RANKS  # in total per step, independent of the number of ranks
 STEPS = 3
 LR = 1e-2
 
@@ -66,11 +66,11 @@ def set_up(wrapper: str | None, group: Any = None) -> tuple[Any, Any, Any, Any]:
 
 @functools.cache
 def saved_by(wrapper: str | None) -> dict[str, Any]:
-    """The state of model and optimizer after two steps."""
+    """Returns the state of model and optimizer after two steps."""
     _, ep, trained, optimizer = set_up(wrapper)
     for step in range(STEPS - 1):
         train_step(ep, trained, optimizer, step)
-    if ep.rank == 1:  # as a state that was loaded may be
+    if ep.rank == 1:  # a loaded state may have another order of keys
         for p, of in optimizer.state.items():
             optimizer.state[p] = dict(reversed(of.items()))
     on_rank_0 = ep.whole_optimizer_state(optimizer, rank0_only=True, cpu_offload=True)
@@ -83,7 +83,7 @@ def saved_by(wrapper: str | None) -> dict[str, Any]:
 
 @functools.cache
 def uninterrupted() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The weights after two and after three steps of one eager process."""
+    """Returns the weights of one eager process after two and after three steps."""
     model = make_model(torch.float64)
     optimizer = make_optimizer([list(model.parameters())])
     for step in range(STEPS):
@@ -125,7 +125,7 @@ def test_a_run_resumes_in_one_process_with_a_plain_optimizer(rank: int, saving: 
 
 
 @of_wrappers
-def test_the_state_has_the_names_and_shapes_of_the_unspread_model(rank: int, saving: str | None) -> None:
+def test_saved_state_has_the_names_and_shapes_of_the_unspread_model(rank: int, saving: str | None) -> None:
     shapes = {name: p.shape for name, p in make_model(torch.float64).named_parameters()}
     state = saved_by(saving)["optimizer"]
     assert {name: of["exp_avg"].shape for name, of in state["state"].items()} == shapes
@@ -133,7 +133,7 @@ def test_the_state_has_the_names_and_shapes_of_the_unspread_model(rank: int, sav
     assert sorted(name for group in state["param_groups"] for name in group["params"]) == sorted(shapes)
 
 
-def test_state_that_cannot_be_whole_is_refused_on_all_ranks(rank: int) -> None:
+def test_incomplete_or_mismatched_state_is_rejected_on_all_ranks(rank: int) -> None:
     model, ep, trained, optimizer = set_up("fsdp2")
     train_step(ep, trained, optimizer, 0)
     state = ep.whole_optimizer_state(optimizer)
@@ -165,7 +165,7 @@ def test_state_that_cannot_be_whole_is_refused_on_all_ranks(rank: int) -> None:
     factored = torch.optim.Adafactor(ep.expert_parameters())
     for p in ep.expert_parameters():
         p.grad = torch.ones_like(p)
-    refusal(factored.step)  # is refused already
+    refusal(factored.step)  # step() is rejected too, but creates the state
     said = refusal(lambda: ep.whole_optimizer_state(factored))
     assert said.startswith("InputError: optimizer: row_var of parameter 0 is [4, 32, 1], but")
     if rank == 2:

@@ -1,4 +1,4 @@
-"""What an engineer can get wrong, and what a rank that dies does to the others."""
+"""Misuse of ExpertParallel, and the effect of a rank that dies on the others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ import foremoe
 from foremoe._engine.arguments import PlanningArguments, expect_warm_start
 from foremoe.torch import ExpertParallel, grouped_linear
 
-# Whose plans are of residency shared, whatever is asked.
+# Policies whose plans always have residency shared.
 SHARING = ("feplb", "llep", "ultraep", "moonep", "echo", "fastermoe")
 
 
-class Hides(torch.autograd.Function):
-    """rows @ weight, which keeps its weight where autograd does not see it."""
+class HiddenWeightMatmul(torch.autograd.Function):
+    """rows @ weight. Stores the weight outside autograd's saved tensors."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any) -> Any:
@@ -41,15 +41,15 @@ class Hides(torch.autograd.Function):
         return grads[0] @ ctx.weight.T, ctx.rows.T @ grads[0]
 
 
-class Hiding(Layer):
+class HiddenWeightLayer(Layer):
     def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
         ends = [0, *offsets.tolist()]
         parts = zip(ends[:-1], ends[1:], weights["matrix"], strict=True)
-        return torch.cat([Hides.apply(rows[begin:end], weight) for begin, end, weight in parts])
+        return torch.cat([HiddenWeightMatmul.apply(rows[begin:end], weight) for begin, end, weight in parts])
 
 
-class Summed(Layer):
-    """Its experts are sums of two weights, of which autograd gives both gradients in one tensor."""
+class SummedWeightsLayer(Layer):
+    """Uses the sum of two weights. Autograd returns one tensor as the gradient of both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def halves() -> list[Any]:
 
 
 def spread(layers: list[Layer], **options: Any) -> Any:
-    """Over two ranks, of a model that has no other parameters. The other two do the same."""
+    """Spreads layers over this rank's group of two ranks. The model has no other parameters."""
     ep = ExpertParallel(layers, halves()[dist.get_rank() // 2], replicate_group=None, **options)
     ep.wrap(torch.nn.Module(), "own")
     return ep
@@ -87,7 +87,7 @@ def ones(layer: Layer) -> tuple[Any, Any, Any]:
 
 
 def run_one(ep: Any, layer: Layer, micro_steps: int = 1) -> int:
-    """Returns the number of experts that were copied into this rank."""
+    """Runs one phase. Returns the number of experts copied into this rank."""
     phase = ep.plan(routes() * micro_steps)
     with phase:
         for m in phase.micro_steps:
@@ -121,18 +121,18 @@ def run_one(ep: Any, layer: Layer, micro_steps: int = 1) -> int:
     ("rehome", 1, "InputError: rehome: is none of"),
     ("in_flight", 2, "InputError: in_flight: is none of"),
 ])  # fmt: skip
-def test_arguments_that_cannot_be_are_refused_by_name(rank: int, name: str, value: Any, words: str) -> None:
+def test_invalid_arguments_are_rejected_by_name(rank: int, name: str, value: Any, words: str) -> None:
     assert words in refusal(lambda: spread([Layer()], **{name: value}))
 
 
 @pytest.mark.parametrize("policy", SHARING)
 def test_experts_that_hide_their_weights_cannot_share_buffers(rank: int, policy: str) -> None:
-    said = refusal(lambda: spread([Hiding()], policy=policy))
+    said = refusal(lambda: spread([HiddenWeightLayer()], policy=policy))
     assert said.startswith("InputError: residency: shared, but the experts of own read")
-    spread([Hiding()], policy="static", residency="shared").detach()
+    spread([HiddenWeightLayer()], policy="static", residency="shared").detach()
 
 
-def test_layers_that_cannot_be_spread_are_refused(rank: int) -> None:
+def test_layers_that_cannot_be_spread_are_rejected(rank: int) -> None:
     spread_already = Layer()
     spread([spread_already])
     for layers, words in (
@@ -148,12 +148,12 @@ def test_layers_that_cannot_be_spread_are_refused(rank: int) -> None:
     inside = Layer()
     left = spread([inside])
     with left.unplanned():
-        copied = copy.deepcopy(inside)  # as reference models are made
+        copied = copy.deepcopy(inside)  # the usual way to make a reference model
         left.detach()
     assert inside.execute is None and copied.execute is not None
 
 
-def test_routes_and_options_of_a_phase_that_cannot_be_are_refused(rank: int) -> None:
+def test_invalid_routes_and_options_of_a_phase_are_rejected(rank: int) -> None:
     ep, (good,) = spread([Layer()]), routes()
     for of, words in (
         ([good.float()], "routes[0]: is torch.float32"),
@@ -181,14 +181,14 @@ def test_routes_and_options_of_a_phase_that_cannot_be_are_refused(rank: int) -> 
 
 
 def plan_of(source: list[int], **options: Any) -> foremoe.Plan:
-    """A former plan, with one guest on rank 1 where the source is HOT."""
+    """Makes a former plan. With source HOT it has one guest, on rank 1."""
     return foremoe.plan(foremoe.Load.from_array(np.array([[[source] * 2]]), top_k=1), **options)
 
 
 HOT = [9, 1, 0, 0]
 
 
-def test_former_plans_that_cannot_be_are_refused(rank: int) -> None:
+def test_invalid_former_plans_are_rejected(rank: int) -> None:
     ep, of = spread([Layer()]), rank % 2
     skewed, static = plan_of(HOT), plan_of(HOT, residency="static")
     assert np.array_equal(static.slot_expert, skewed.slot_expert), "only their residencies differ"
@@ -209,7 +209,7 @@ def test_former_plans_that_cannot_be_are_refused(rank: int) -> None:
         cold.detach()
 
 
-def test_a_former_plan_is_where_planning_starts(rank: int) -> None:
+def test_planning_starts_from_a_former_plan(rank: int) -> None:
     ep, skewed = spread([Layer()]), plan_of(HOT)
     ep.expect_warm_starts()
     with mock.patch.object(ep._shares, "start_plan", wraps=ep._shares.start_plan) as planner:
@@ -218,7 +218,7 @@ def test_a_former_plan_is_where_planning_starts(rank: int) -> None:
     assert [call.kwargs["previous"] is skewed for call in planner.call_args_list] == [True, False]
 
 
-def test_calls_out_of_order_are_refused(rank: int) -> None:
+def test_calls_out_of_order_are_rejected(rank: int) -> None:
     layer = Layer()
     ep = spread([layer])
     phase = ep.plan(routes())
@@ -259,7 +259,7 @@ def test_a_rank_without_a_batch_is_told_to_idle(rank: int) -> None:
         uneven.drain()
 
 
-ROWS = (4, 1, 0, 1)  # of each expert, over both ranks
+ROWS = (4, 1, 0, 1)  # rows per expert, summed over both ranks
 
 
 def own(of_all: Any) -> Any:
@@ -267,13 +267,13 @@ def own(of_all: Any) -> Any:
     return of_all[2 * of : 2 * of + 2]
 
 
-def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(rank: int) -> None:
+def test_a_custom_layer_is_sharded_trained_clipped_and_saved(rank: int) -> None:
     layer = Layer()
     whole = layer.matrix.detach().clone()
     ep = spread([layer])
     assert torch.equal(layer.matrix, own(whole))
     run_one(ep, layer)
-    # Rows of ones: the gradient of an expert is its rows, over both ranks, in the mean.
+    # All rows are ones, so an expert's gradient is its number of rows over both ranks, divided by the ranks.
     assert [float(g.max()) for g in layer.matrix.grad] == [rows / RANKS for rows in own(ROWS)]
     norm = sum((HIDDEN * n / RANKS) ** 2 for n in ROWS) ** 0.5
     assert float(ep.clip_grad_norm_(1.0)) == pytest.approx(norm)
@@ -308,8 +308,8 @@ def test_a_frozen_layer_has_no_gradients(rank: int) -> None:
     assert frozen.matrix.grad is None
 
 
-def test_weights_whose_gradients_are_one_tensor_have_their_own_sums(rank: int) -> None:
-    summed = Summed()
+def test_weights_that_share_a_gradient_tensor_accumulate_separately(rank: int) -> None:
+    summed = SummedWeightsLayer()
     assert sum(gather(run_one(spread([summed]), summed, micro_steps=2))) > 0
     gradients = [[float(g.min()) for g in weight.grad] for weight in summed.weights().values()]
     assert gradients == 2 * [[2 * rows / RANKS for rows in own(ROWS)]]
@@ -334,7 +334,7 @@ def die(rank: int, folder: str) -> None:
         pathlib.Path(folder, "found").write_text(f"{'kept' if kept else 'changed'}: {error}")
 
 
-def test_a_rank_that_dies_ends_the_others_soon_with_nothing_applied() -> None:
+def test_a_dead_rank_ends_the_others_soon_and_no_gradients_are_applied() -> None:
     with tempfile.TemporaryDirectory() as folder:
         processes = [rank_starter().Process(target=die, args=(rank, folder)) for rank in range(RANKS)]
         for process in processes:
@@ -348,8 +348,8 @@ def test_a_rank_that_dies_ends_the_others_soon_with_nothing_applied() -> None:
         assert pathlib.Path(folder, "found").read_text().startswith("kept: ")
 
 
-def test_a_warm_start_is_refused_exactly_where_it_has_no_effect() -> None:
-    """Against the planner: plans from a former plan and from none."""
+def test_a_warm_start_is_rejected_exactly_where_it_has_no_effect() -> None:
+    """Compares with the planner: does a former plan change its plans?"""
     shape: Any = {"layers": 2, "experts": 32, "ranks": 8, "top_k": 2, "micro_steps": 4, "tokens_per_rank": 400}
     loads = [foremoe.synthesize_load(seed=seed, group_size=2, **shape) for seed in range(8)]
     cases: list[tuple[str, dict[str, Any]]] = [
@@ -378,6 +378,6 @@ def test_a_warm_start_is_refused_exactly_where_it_has_no_effect() -> None:
             depth=2, ranks_per_node=None, threads=1, options=given,
         )  # fmt: skip
         refused = refusal(lambda arguments=arguments: expect_warm_start(arguments)) != "nothing"
-        # static takes a former plan once in a hundred steps, and finemoe with a former load alone.
+        # static uses a former plan about once in a hundred steps; finemoe needs a former load as well.
         is_rare = policy in ("static", "finemoe") or options.get("residency") == "static"
         assert refused != differs or (is_rare and not refused), (policy, options, differs, refused)

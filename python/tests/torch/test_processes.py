@@ -1,4 +1,4 @@
-"""Rank processes of the tests: one that fails ends the others, and none outlives the test that started it."""
+"""Rank processes of the tests: if one fails, the others end, and none outlives the test that started it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fail_a_test(rank: int, number: int) -> None:
     dist.barrier()
 
 
-def test_a_test_that_fails_on_a_rank_tells_why_and_the_next_one_has_other_ranks(
+def test_a_failure_on_a_rank_is_reported_and_the_next_test_gets_new_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("processes.GRACE", 2)
@@ -52,7 +52,7 @@ def test_a_test_that_fails_on_a_rank_tells_why_and_the_next_one_has_other_ranks(
 
 
 def hang(rank: int, folder: str) -> None:
-    """Rank 0 sleeps, and rank 1 waits for it."""
+    """Rank 0 sleeps, and rank 1 waits for it in a barrier."""
     begin_rank(rank, RANKS, folder)
     pathlib.Path(folder, f"{rank}.process").write_text(str(os.getpid()))
     if rank == 1:
@@ -60,7 +60,7 @@ def hang(rank: int, folder: str) -> None:
     time.sleep(600)
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
@@ -81,10 +81,10 @@ def test_ranks_die_with_a_test_that_is_killed(tmp_path: pathlib.Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", script], cwd=pathlib.Path(__file__).parent) as test:
         files = [tmp_path / f"{rank}.process" for rank in range(RANKS)]
-        until(lambda: all(file.exists() and file.read_text() for file in files))
+        wait_until(lambda: all(file.exists() and file.read_text() for file in files))
         test.send_signal(signal.SIGKILL)
     ranks = [int(file.read_text()) for file in files]
-    until(lambda: not any(is_running(rank) for rank in ranks))
+    wait_until(lambda: not any(is_running(rank) for rank in ranks))
 
 
 def hang_shortly(rank: int, folder: str) -> None:

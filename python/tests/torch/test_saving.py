@@ -1,4 +1,4 @@
-"""What leaves a spread model for files and rollouts is what the unspread model would give."""
+"""State dicts and files saved from a spread model equal those of the unspread model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_model(case: str, seed: int = 0) -> Any:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     for name, buffer in model.named_buffers():
-        if "bias" in name:  # of a router
+        if "bias" in name:  # a router's bias
             buffer.normal_(std=0.01)
     return model.bfloat16() if "bfloat16" in case else model
 
@@ -58,7 +58,7 @@ def spread(model: Any, wrapper: str | None = None) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def train(model: Any) -> None:
-    """Changes all of its parameters, and the biases of its routers."""
+    """Changes all parameters and the biases of routers."""
     for p in model.parameters():
         p.mul_(1.5)
     for name, buffer in model.named_buffers():
@@ -66,22 +66,22 @@ def train(model: Any) -> None:
             buffer.add_(0.25)
 
 
-def equal(these: dict[str, Any], those: dict[str, Any]) -> str:
-    """The first entry that differs; empty where none does."""
+def first_difference(these: dict[str, Any], those: dict[str, Any]) -> str:
+    """Returns the first entry that differs, "order" if only the order does, or "" if both are equal."""
     for name in [*those, *these]:
         if name not in these or name not in those or not torch.equal(these[name], those[name]):
             return name
     return "" if list(these) == list(those) else "order"
 
 
-def tied(state: dict[str, Any]) -> list[tuple[str, str]]:
-    """The names of tensors in the same memory."""
+def shared_tensors(state: dict[str, Any]) -> list[tuple[str, str]]:
+    """Pairs of names whose tensors share memory."""
     first: dict[int, str] = {}
     return [(first[of.data_ptr()], name) for name, of in state.items() if first.setdefault(of.data_ptr(), name) != name]
 
 
 def files(folder: str) -> dict[str, Any]:
-    """Their tensors, and the words of all other files."""
+    """Reads the tensors of safetensors files, and the text of JSON files."""
     found: dict[str, Any] = {}
     for name in sorted(os.listdir(folder)):
         path = pathlib.Path(folder, name)
@@ -89,14 +89,14 @@ def files(folder: str) -> dict[str, Any]:
             found |= {f"{name}: {key}": value for key, value in load_file(path).items()}
         else:
             of = json.loads(path.read_text())
-            of.get("metadata", {}).pop("total_size", None)  # transformers counts tensors in the same memory once
+            of.get("metadata", {}).pop("total_size", None)  # transformers counts shared memory once
             found[name] = torch.tensor(list(json.dumps(of).encode()))
     return found
 
 
 @functools.cache
 def folder() -> str:
-    """A folder of all ranks."""
+    """Creates a temporary folder that all ranks share."""
     folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folders)
     return folders[0]
@@ -104,7 +104,7 @@ def folder() -> str:
 
 @pytest.mark.parametrize("wrapper", [None, "fsdp2"])
 @pytest.mark.parametrize("case", ALL)
-def test_whole_states_and_files_are_those_of_the_unspread_model_and_load(
+def test_whole_states_and_files_equal_those_of_the_unspread_model_and_load(
     rank: int, case: str, wrapper: str | None
 ) -> None:
     eager, model = make_model(case), make_model(case)
@@ -113,31 +113,31 @@ def test_whole_states_and_files_are_those_of_the_unspread_model_and_load(
     for of in (eager, model):
         train(of)
     with torch.no_grad():
-        trained(ids, use_cache=False)  # leaves FSDP2's root with whole parameters
+        trained(ids, use_cache=False)  # leaves the parameters of FSDP2's root unsharded
     expected = eager.state_dict()
     state = ep.whole_state_dict(trained)
-    assert equal(state, expected) == ""
-    assert tied(state) == tied(expected) and (tied(state) or case not in TIED)
+    assert first_difference(state, expected) == ""
+    assert shared_tensors(state) == shared_tensors(expected) and (shared_tensors(state) or case not in TIED)
     fresh = make_model(case, seed=1)
     fresh.load_state_dict(state)
     with torch.no_grad():
         logits = [of(ids, use_cache=False).logits for of in (eager, fresh)]
     assert torch.equal(*logits)
     on_rank_0 = ep.whole_state_dict(trained, rank0_only=True, cpu_offload=True)
-    assert equal(on_rank_0, expected) == "" if rank == 0 else not on_rank_0
+    assert first_difference(on_rank_0, expected) == "" if rank == 0 else not on_rank_0
 
     where = f"{folder()}/{case}, {wrapper}"
     ep.save_pretrained(trained, where, max_shard_size="20KB")
     if rank == 0:
         eager.save_pretrained(f"{where}, eager", max_shard_size="20KB")
     dist.barrier()
-    assert equal(files(where), files(f"{where}, eager")) == ""
-    assert equal(type(eager).from_pretrained(where).state_dict(), expected) == ""
+    assert first_difference(files(where), files(f"{where}, eager")) == ""
+    assert first_difference(type(eager).from_pretrained(where).state_dict(), expected) == ""
 
     other = make_model(case, seed=2)
     of_other, wrapped = spread(other, wrapper)
     of_other.load_whole_state_dict(wrapped, state)
-    assert equal(of_other.whole_state_dict(wrapped), expected) == ""
+    assert first_difference(of_other.whole_state_dict(wrapped), expected) == ""
     with torch.no_grad():
         difference = (wrapped(ids, use_cache=False).logits - logits[0]).abs().max()
     assert float(difference) < (0.1 if "bfloat16" in case else 1e-3)
@@ -145,13 +145,13 @@ def test_whole_states_and_files_are_those_of_the_unspread_model_and_load(
         of.detach()
 
 
-def test_families_with_a_routers_bias_have_it_in_their_state() -> None:
+def test_families_with_router_biases_have_them_as_buffers() -> None:
     for case in WITH_ROUTER_BIAS:
         assert any("bias" in name for name, _ in make_model(case).named_buffers()), case
 
 
-def test_save_pretrained_of_a_spread_model_names_the_one_that_saves_all(rank: int) -> None:
-    """Whole states are accepted, and detaching gives the unspread state back."""
+def test_save_pretrained_of_a_spread_model_is_rejected_and_names_the_replacement(rank: int) -> None:
+    """Also: model.save_pretrained() accepts a whole state, and detach() restores the unspread state."""
     model = make_model("Qwen3Moe")
     ep = ExpertParallel(expert_layers(model))
     own, where = model.state_dict(), f"{folder()}/report"
@@ -163,13 +163,13 @@ def test_save_pretrained_of_a_spread_model_names_the_one_that_saves_all(rank: in
     model.save_pretrained(f"{where}/{rank}", state_dict=whole)
     ddp = ep.wrap(model, "ddp")
     ddp.load_state_dict(ddp.state_dict())
-    assert equal(ep.whole_state_dict(ddp), whole) == ""
+    assert first_difference(ep.whole_state_dict(ddp), whole) == ""
     ep.detach()
-    assert equal(model.state_dict(), make_model("Qwen3Moe").state_dict()) == ""
+    assert first_difference(model.state_dict(), make_model("Qwen3Moe").state_dict()) == ""
     model.save_pretrained(f"{where}/detached/{rank}")
 
 
-def test_one_ranks_experts_and_other_mistakes_are_refused_on_all_ranks(rank: int) -> None:
+def test_partial_states_and_other_invalid_arguments_are_rejected_on_all_ranks(rank: int) -> None:
     model, other = make_model("Qwen3Moe"), make_model("Qwen3Moe")
     ep = ExpertParallel(expert_layers(model))
     own, whole = model.state_dict(), ep.whole_state_dict(model)

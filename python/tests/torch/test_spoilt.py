@@ -1,4 +1,4 @@
-"""A step that is spoilt is seen: what test_equal.py compares would differ if the executor did something else."""
+"""Injected faults change the results, so the comparisons of test_equal.py would detect them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def drop_guests_gradients(ep: Any, phase: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def drop_copies(ep: Any, phase: Any) -> Iterator[None]:
-    """Guest slots hold something else than the weights that came."""
+    """Overwrites guest slots after their weights have arrived."""
     wait = Guests.wait
 
     def overwritten(self: Any, turn: int) -> None:
@@ -44,7 +44,7 @@ def drop_copies(ep: Any, phase: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def turn_rows(ep: Any, phase: Any) -> Iterator[None]:
+def rotate_rows(ep: Any, phase: Any) -> Iterator[None]:
     prepare = phase._prepare
 
     def rolled(micro_step: int, at_homes: set[int]) -> Any:
@@ -66,7 +66,7 @@ def replay_nothing(ep: Any, phase: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def swap_micro_steps(ep: Any, phase: Any) -> Iterator[None]:
-    """The routes of one micro-step are replayed under the plan of another."""
+    """Replays the routes of one micro-step under the plan of another."""
     for i, layer in enumerate(ep.layers):
         own = [routes[:, i].long() for routes in phase.routes.own]
 
@@ -81,14 +81,14 @@ by_each_path = pytest.mark.parametrize("path", ["peer", "host"])
 
 
 @by_each_path
-@pytest.mark.parametrize("spoil", [drop_guests_gradients, drop_copies, turn_rows])
-def test_a_step_that_is_spoilt_is_seen(rank: int, spoil: Any, path: str) -> None:
+@pytest.mark.parametrize("spoil", [drop_guests_gradients, drop_copies, rotate_rows])
+def test_faults_in_a_step_change_its_results(rank: int, spoil: Any, path: str) -> None:
     result = run_step(rank, torch.float64, spoil=spoil, path=path, may_differ=True)
     assert max(gather(result["difference"])) > 1e-3
 
 
 @by_each_path
 @pytest.mark.parametrize("spoil", [replay_nothing, swap_micro_steps])
-def test_other_experts_than_recorded_are_refused(rank: int, spoil: Any, path: str) -> None:
+def test_experts_that_differ_from_the_recorded_routes_are_rejected(rank: int, spoil: Any, path: str) -> None:
     said = refusal(lambda: run_step(rank, torch.float64, spoil=spoil, path=path))
     assert said.startswith("RuntimeError: model.layers.0.mlp: it ran other experts than its routes say"), said

@@ -1,4 +1,4 @@
-"""What one rank is given otherwise than the others is refused by all of them, by its name, within five seconds."""
+"""If arguments differ between ranks, all ranks raise an error that names the argument within five seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foremoe._engine.together import refused_together, shortened, spelled
 from foremoe.torch import ExpertParallel, stand_by
 
 input_error = functools.partial(input_error, within=5.0)
-# By argument of ExpertParallel: what rank 2 is given, and what all others are.
+# Argument of ExpertParallel → (value on rank 2, value on the other ranks).
 ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "guest_slots": (2, 1),
     "residency": ("shared", "resident"),
@@ -41,34 +41,34 @@ MAY_DIFFER = {"threads"}
 
 
 class Named(Layer):
-    """Its weights have another name."""
+    """Layer whose weights have another name."""
 
     def weights(self) -> dict[str, Any]:
         return {"square": self.matrix}
 
 
 def layers_of(**odd: Any) -> list[Any]:
-    """Two layers; the second with other attributes."""
+    """Makes two layers and sets the attributes `odd` on the second."""
     layers = [Layer(), Layer()]
     for name, value in odd.items():
         setattr(layers[1], name, value)
     return layers
 
 
-def of_weight(change: Callable[[Any], Any]) -> list[Any]:
+def layers_with_weight(change: Callable[[Any], Any]) -> list[Any]:
     layers = layers_of()
     for layer in layers:
         layer.matrix = torch.nn.Parameter(change(layer.matrix.detach()))
     return layers
 
 
-def of_frozen() -> list[Any]:
+def layers_with_a_frozen_weight() -> list[Any]:
     layers = layers_of()
     layers[1].matrix.requires_grad_(False)
     return layers
 
 
-# What rank 2 has for layers, and how the error begins.
+# Layers on rank 2, and the beginning of the error.
 ODD_LAYERS: dict[str, tuple[Callable[[], list[Any]], str]] = {
     "number": (lambda: [Layer()], f"layers: 1 on rank 2, 2 on {OTHERS}"),
     "name": (
@@ -86,31 +86,31 @@ ODD_LAYERS: dict[str, tuple[Callable[[], list[Any]], str]] = {
         "layers[0]: own, top 1 of 4 experts, 8 wide, with square on rank 2",
     ),
     "type": (
-        lambda: of_weight(lambda weight: weight.double()),
+        lambda: layers_with_weight(lambda weight: weight.double()),
         f"layers[0].matrix: float64 [4, {HIDDEN}, {HIDDEN}], trained on rank 2",
     ),
     "shape": (
-        lambda: of_weight(lambda _: torch.zeros(4, 6, 6)),
+        lambda: layers_with_weight(lambda _: torch.zeros(4, 6, 6)),
         "layers[0].matrix: float32 [4, 6, 6], trained on rank 2, float32 [4, 8, 8], trained",
     ),
-    "frozen": (of_frozen, f"layers[1].matrix: float32 [4, {HIDDEN}, {HIDDEN}], frozen on rank 2"),
+    "frozen": (layers_with_a_frozen_weight, f"layers[1].matrix: float32 [4, {HIDDEN}, {HIDDEN}], frozen on rank 2"),
 }
 
 
 def test_every_argument_is_compared() -> None:
-    """One that is new must be compared, and be put to the test here."""
+    """Fails if a new argument is missing in this file."""
     arguments = set(inspect.signature(ExpertParallel).parameters) - {"options"} | OPTIONS
     assert arguments == set(ARGUMENTS) | ELSEWHERE | MAY_DIFFER
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_all_ranks_refuse_an_argument_that_one_has_otherwise(rank: int, name: str) -> None:
+def test_all_ranks_reject_an_argument_that_differs_on_one_rank(rank: int, name: str) -> None:
     odd, others = ARGUMENTS[name]
     said = input_error(lambda: ExpertParallel(layers_of(), **{name: odd if rank == ODD else others}))
     assert said == f"{name}: {odd!r} on rank 2, {others!r} on {OTHERS}; expected the same on all ranks"
 
 
-def test_an_option_of_one_rank_alone_is_named_and_threads_may_differ(rank: int) -> None:
+def test_an_option_given_on_one_rank_is_rejected_and_threads_may_differ(rank: int) -> None:
     given = {"tolerance": 0.1} if rank == ODD else {}
     said = input_error(lambda: ExpertParallel(layers_of(), **given))
     assert said == f"tolerance: 0.1 on rank 2, not given on {OTHERS}; expected the same on all ranks"
@@ -118,30 +118,30 @@ def test_an_option_of_one_rank_alone_is_named_and_threads_may_differ(rank: int) 
 
 
 @pytest.mark.parametrize("name", ODD_LAYERS)
-def test_all_ranks_refuse_layers_that_one_has_otherwise(rank: int, name: str) -> None:
+def test_all_ranks_reject_layers_that_differ_on_one_rank(rank: int, name: str) -> None:
     layers = ODD_LAYERS[name][0]() if rank == ODD else layers_of()
     assert input_error(lambda: ExpertParallel(layers)).startswith(ODD_LAYERS[name][1])
 
 
-def expect_told_by_all(rank: int, call: Callable[[], Any], words: str) -> None:
+def expect_error_on_all_ranks(rank: int, call: Callable[[], Any], words: str) -> None:
     assert input_error(call).startswith(words if rank == ODD else f"rank 2 refused: {words}")
 
 
-def test_what_one_rank_refuses_is_told_by_all(rank: int) -> None:
+def test_an_error_on_one_rank_is_raised_on_all_ranks(rank: int) -> None:
     odd = rank == ODD
-    expect_told_by_all(rank, lambda: ExpertParallel([] if odd else layers_of()), "layers: there is no MoE layer")
-    expect_told_by_all(
+    expect_error_on_all_ranks(rank, lambda: ExpertParallel([] if odd else layers_of()), "layers: there is no MoE layer")
+    expect_error_on_all_ranks(
         rank, lambda: ExpertParallel(layers_of(), path="air" if odd else "peer"), "path: 'air', expected auto, host or "
     )
     ep = ExpertParallel([Layer()])
     routes = [torch.zeros(1, 1, 1 + odd, dtype=torch.long)]
-    expect_told_by_all(
+    expect_error_on_all_ranks(
         rank, lambda: ep.plan(routes), "routes[0]: is torch.int64 [1, 1, 2]; expected integers [rows, 1, 1]"
     )
 
 
 @pytest.mark.parametrize("package", ["foremoe", "torch"])
-def test_other_versions_are_refused_also_where_all_stand_by(rank: int, package: str) -> None:
+def test_different_package_versions_are_rejected_even_in_stand_by(rank: int, package: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if rank == ODD:
             patch.setattr(f"{package}.__version__", "0.0.1")
@@ -151,7 +151,7 @@ def test_other_versions_are_refused_also_where_all_stand_by(rank: int, package: 
 
 @functools.cache
 def groups() -> tuple[list[Any], list[Any]]:
-    """Two of all ranks, and two of half of them."""
+    """Makes two groups of all ranks, and one group of each half."""
     return [dist.new_group(list(range(RANKS))) for _ in range(2)], [dist.new_group(of) for of in ([0, 1], [2, 3])]
 
 
@@ -159,7 +159,7 @@ def make(**options: Any) -> Any:
     return ExpertParallel(layers_of(), **{"replicate_group": None, **options})
 
 
-def test_other_groups_are_refused(rank: int) -> None:
+def test_different_groups_are_rejected(rank: int) -> None:
     (world, same), halves = groups()
     half, odd = halves[rank // 2], rank == ODD
     whole = "[0, 1, 2, 3]"
@@ -172,13 +172,13 @@ def test_other_groups_are_refused(rank: int) -> None:
     ):  # fmt: skip
         said = input_error(lambda options=options: make(**options))
         assert said.startswith(words) and " on rank 2, " in said, said
-    expect_told_by_all(rank, lambda: make(group="all" if odd else None), "group: is a str; expected a process group")
-    expect_told_by_all(rank, lambda: make(copy_group=half if odd else world), "copy_group: [2, 3] named ")
+    expect_error_on_all_ranks(rank, lambda: make(group="all" if odd else None), "group: is a str; expected a process group")
+    expect_error_on_all_ranks(rank, lambda: make(copy_group=half if odd else world), "copy_group: [2, 3] named ")
     said = input_error(lambda: stand_by() if odd else make(group=half))
     assert said.startswith("group: none on rank 2, [2, 3] on rank 3, [0, 1] on ranks 0, 1; expected")
 
 
-def test_groups_that_know_nothing_of_each_other_may_have_other_arguments(rank: int) -> None:
+def test_independent_groups_may_have_different_arguments(rank: int) -> None:
     half = groups()[1][rank // 2]
     make(group=half, depth=3 if rank > 1 else 2).detach()
     if rank < 2:
@@ -189,7 +189,7 @@ def test_groups_that_know_nothing_of_each_other_may_have_other_arguments(rank: i
     assert said.startswith("depth: 2 on rank 2, 3 on rank 3; expected")
 
 
-def test_all_ranks_plan_and_wrap_alike(rank: int) -> None:
+def test_arguments_of_plan_and_wrap_must_be_equal_on_all_ranks(rank: int) -> None:
     odd = rank == ODD
     ep = ExpertParallel([Layer()])
     good, model = [torch.tensor([[[rank]]])], torch.nn.Linear(2, 2)
@@ -212,7 +212,7 @@ def test_all_ranks_plan_and_wrap_alike(rank: int) -> None:
     assert said.startswith("layers[0].matrix: float32 [1, 8, 8], frozen on rank 2, float32 [1, 8, 8], trained on")
 
 
-def test_a_long_value_is_shortened_and_yet_compared() -> None:
+def test_a_shortened_long_value_is_still_compared() -> None:
     long, other = "x" * 1000, "x" * 999 + "y"
     assert len(shortened(long)) < 100
     assert shortened(long) != shortened(other)

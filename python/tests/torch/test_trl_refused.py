@@ -1,4 +1,4 @@
-"""What foremoe.trl cannot serve is refused by name, before it trains."""
+"""foremoe.trl rejects unsupported arguments, options, models and versions by name before training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import foremoe.trl
         ("processing_class", object()),
     ],
 )
-def test_arguments_that_cannot_be_supported_are_named(tmp_path: Any, name: str, value: Any) -> None:
+def test_unsupported_arguments_are_rejected_by_name(tmp_path: Any, name: str, value: Any) -> None:
     with pytest.raises(foremoe.InputError, match=f"^{name}: ") as error:
         foremoe.trl.GRPOTrainer(make_model(), even, make_arguments(str(tmp_path)), **{name: value})
     assert error.value.field == name
@@ -49,7 +49,7 @@ def test_arguments_that_cannot_be_supported_are_named(tmp_path: Any, name: str, 
         "fsdp",
     ],
 )
-def test_options_that_cannot_be_supported_are_named(tmp_path: Any, name: str) -> None:
+def test_unsupported_options_are_rejected_by_name(tmp_path: Any, name: str) -> None:
     arguments = make_arguments(str(tmp_path))
     setattr(arguments, name, True)
     with pytest.raises(foremoe.InputError, match=f"^{name}: ") as error:
@@ -65,7 +65,7 @@ def test_options_that_cannot_be_supported_are_named(tmp_path: Any, name: str) ->
         ("is_distributed_loading_by_transformers", "it is sharded already"),
     ],
 )
-def test_models_that_cannot_be_spread_are_refused(
+def test_models_that_cannot_be_spread_are_rejected(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, attribute: str, words: str
 ) -> None:
     model = make_model()
@@ -74,7 +74,7 @@ def test_models_that_cannot_be_spread_are_refused(
         make_trainer(foremoe.trl.GRPOTrainer, str(tmp_path), model)
 
 
-def test_models_without_experts_and_single_processes_are_refused(tmp_path: Any) -> None:
+def test_models_without_experts_and_single_processes_are_rejected(tmp_path: Any) -> None:
     dense_model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, vocab_size=WORDS
@@ -87,13 +87,13 @@ def test_models_without_experts_and_single_processes_are_refused(tmp_path: Any) 
 
 
 @pytest.mark.parametrize("version", ["1.15.2", "2.0.0"])
-def test_other_versions_of_trl_are_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_other_versions_of_trl_are_rejected(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(trl, "__version__", version)
     with pytest.raises(ImportError, match=rf"needs trl ~=1\.16, not {version}"):
         importlib.reload(foremoe.trl)
 
 
-def test_a_trl_without_what_is_overridden_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trl_without_an_overridden_method_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(trl.GRPOTrainer, "_generate_single_turn")
     with pytest.raises(ImportError, match=r"needs GRPOTrainer\._generate_single_turn"):
         importlib.reload(foremoe.trl)

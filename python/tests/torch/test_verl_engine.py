@@ -1,6 +1,6 @@
-"""foremoe.verl in verl itself: its registry, its micro-batches, its replay of routes and its schedule, on CPU.
+"""Tests foremoe.verl inside verl on CPU: engine registry, micro-batches, routing replay and schedule.
 
-Four processes run all checks, with the variables that docs/users/adopting.md tells a user to set.
+Four processes run all checks, with the environment variables documented in docs/users/adopting.md.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from verl_on_cpu import Losses, Split, begin_groups, draw_batch, engine_class, m
 import foremoe
 
 
-def section_of_the_document() -> str:
+def documented_section() -> str:
     document = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adopting.md"
     return document.read_text().split("\n## verl\n")[1].split("\n## ")[0]
 
 
-def lines_of_the_document() -> list[str]:
-    """Those of the shell blocks of its section on verl."""
-    blocks = section_of_the_document().split("```sh\n")[1:]
+def documented_shell_lines() -> list[str]:
+    """Lines of the shell blocks in the section on verl."""
+    blocks = documented_section().split("```sh\n")[1:]
     return [line for block in blocks for line in block.split("```")[0].replace("\\\n", " ").splitlines()]
 
 
-EXPORTED = [line.split()[1:] for line in lines_of_the_document() if line.startswith("export ")]
+EXPORTED = [line.split()[1:] for line in documented_shell_lines() if line.startswith("export ")]
 VARIABLES = dict(variable.split("=", 1) for of_line in EXPORTED for variable in of_line)
 ACTIVE = VARIABLES.pop("FOREMOE_ATTACH")
 CASES = {
@@ -45,7 +45,7 @@ CASES = {
 }
 
 
-# Mini-batches of each step, in order. The third step's come shuffled.
+# Order of the mini-batches in each step. The third step is shuffled.
 STEPS = {"EP 4": [[0, 1], [0, 1, 0, 1], [1, 0], [0, 1]], "EP 2 × 2": [[0, 1], [0, 1]]}
 
 
@@ -159,11 +159,11 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
 
         return work
 
-    def spoil_on_one_rank(batch: Any) -> None:
+    def corrupt_routes_on_one_rank(batch: Any) -> None:
         if dist.get_rank() == 2:
             batch["routed_experts"].unbind()[5][1, 2, 0] = EXPERTS
 
-    def lose_on_one_rank(batch: Any) -> None:
+    def remove_mask_on_one_rank(batch: Any) -> None:
         if dist.get_rank() == 2:
             del batch["response_mask"]
 
@@ -173,8 +173,8 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
 
     try_to("no replay", step(lambda batch: tu.assign_non_tensor(batch, enable_routing_replay=False)))
     try_to("no routes", step(lambda batch: batch.pop("routed_experts")))
-    try_to("spoilt on one rank", step(spoil_on_one_rank))
-    try_to("lost on one rank", step(lose_on_one_rank))
+    try_to("spoilt on one rank", step(corrupt_routes_on_one_rank))
+    try_to("lost on one rank", step(remove_mask_on_one_rank))
     try_to("no replay on one rank", step(router=replay_nothing_on_one_rank))
     try_to("unknown argument", step(options="mode=active,guests=1"))
     try_to("bias", step(moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.001))
@@ -185,7 +185,7 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
 
 def check_all(rank: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    os.environ.update(VARIABLES)  # before verl is imported; the server that forks ranks is older than this test
+    os.environ.update(VARIABLES)  # before verl is imported; the fork server started before this test
     engines = engine_class()
     import verl.utils.megatron.router_replay_utils as replay
 
@@ -203,11 +203,11 @@ def of_ranks() -> list[dict[str, Any]]:
     return on_all_ranks(check_all)
 
 
-def test_the_documents_options_are_verls() -> None:
+def test_the_documented_options_are_accepted_by_verl() -> None:
     import hydra
 
-    (options,) = (line.split()[3:] for line in lines_of_the_document() if "verl.trainer" in line)
-    variables = re.findall(r'`"?(\+ray_kwargs[^`"]*)"?`', section_of_the_document())
+    (options,) = (line.split()[3:] for line in documented_shell_lines() if "verl.trainer" in line)
+    variables = re.findall(r'`"?(\+ray_kwargs[^`"]*)"?`', documented_section())
     spec = importlib.util.find_spec("verl")
     assert spec is not None and spec.origin is not None
     configs = str(pathlib.Path(spec.origin).parent / "trainer" / "config")
@@ -226,7 +226,7 @@ def test_verl_selects_the_engine(of_ranks: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("options", [ACTIVE, "shadow"])
 @pytest.mark.parametrize("name", CASES)
-def test_losses_and_gradients_are_those_of_verl(of_ranks: list[dict[str, Any]], name: str, options: str) -> None:
+def test_losses_and_gradients_match_those_of_verl(of_ranks: list[dict[str, Any]], name: str, options: str) -> None:
     for rank in of_ranks:
         found = rank["cases"][f"{name}, {options}"]
         expected = found["expected"]
@@ -239,7 +239,7 @@ def test_losses_and_gradients_are_those_of_verl(of_ranks: list[dict[str, Any]], 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_planned_is_what_the_routers_of_each_micro_step_send(of_ranks: list[dict[str, Any]], name: str) -> None:
+def test_plans_have_the_counts_that_routers_send_in_each_micro_step(of_ranks: list[dict[str, Any]], name: str) -> None:
     for rank in of_ranks:
         found = rank["cases"][f"{name}, {ACTIVE}"]
         plans = [found["plans"][int(event.split()[1])] for event in found["events"] if event.startswith("run")]
@@ -253,12 +253,12 @@ def test_what_is_planned_is_what_the_routers_of_each_micro_step_send(of_ranks: l
         assert metrics["foremoe/rho_planned"][0] < metrics["foremoe/rho_vanilla"][0]
 
 
-def test_updates_are_planned_while_what_comes_before_them_runs(of_ranks: list[dict[str, Any]]) -> None:
+def test_updates_are_planned_while_the_preceding_step_runs(of_ranks: list[dict[str, Any]]) -> None:
     for rank in of_ranks:
         known = ["plan 0", "run 0", "plan 1", "run 1", "plan 2", "run 2"]
         ahead = ["plan 3", "plan 4", "run 3", "plan 5", "run 4", "run 5"]
         assert rank["cases"][f"EP 2 × 2, {ACTIVE}"]["events"] == known + ahead
-        # Two more epochs than the step before; then mini-batches of another order, and as they come from then on.
+        # First twice as many mini-batches as before, then another order, after which nothing is planned ahead.
         ahead += ["plan 6", "run 6", "plan 7", "run 7"]
         shuffled = ["plan 8", "plan 9", "run 8", "plan 10", "run 10", "plan 11", "run 11"]
         as_they_come = [f"{what} {i}" for i in (12, 13, 14) for what in ("plan", "run")]
@@ -266,8 +266,8 @@ def test_updates_are_planned_while_what_comes_before_them_runs(of_ranks: list[di
         assert rank["cases"]["EP 4, shadow"]["events"] == 10 * ["run None"]
 
 
-def test_verl_gives_all_ranks_as_many_sequences_or_ends() -> None:
-    """foremoe.verl.ahead relies on it."""
+def test_verl_rejects_batches_that_do_not_divide_evenly_among_ranks() -> None:
+    """foremoe.verl.ahead relies on equal numbers of sequences."""
     from verl.utils import tensordict_utils as tu
 
     of_all_ranks = tu.get_tensordict({"input_ids": torch.zeros(7, 2)})
@@ -277,14 +277,14 @@ def test_verl_gives_all_ranks_as_many_sequences_or_ends() -> None:
         tu.make_iterator(of_all_ranks, mini_batch_size=2, epochs=1, seed=1)
 
 
-def test_shadow_mode_leaves_the_rows_that_verl_does_not_replay(of_ranks: list[dict[str, Any]]) -> None:
+def test_shadow_mode_does_not_replay_rows_that_verl_routes_itself(of_ranks: list[dict[str, Any]]) -> None:
     for name in CASES:
         cases = [(rank["cases"][f"{name}, {ACTIVE}"], rank["cases"][f"{name}, shadow"]) for rank in of_ranks]
         assert all(torch.equal(shadow["counts"], shadow["expected"]["counts"]) for _, shadow in cases)
         assert any(not torch.equal(active["counts"], shadow["counts"]) for active, shadow in cases)
 
 
-def test_arguments_of_attach_are_numbers_words_and_null() -> None:
+def test_attach_arguments_are_parsed_as_numbers_strings_and_null() -> None:
     from foremoe.verl.engine import arguments
 
     given = arguments("cluster=null, residency=static,guest_slots=2,tolerance=.5,model=true,policy=None")
@@ -295,7 +295,7 @@ def test_arguments_of_attach_are_numbers_words_and_null() -> None:
     assert type(given["guest_slots"]) is int
 
 
-def test_what_cannot_be_planned_is_refused_by_name_on_all_ranks(of_ranks: list[dict[str, Any]]) -> None:
+def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[dict[str, Any]]) -> None:
     own, *others = (dict(found["refused"]) for found in of_ranks)
     for mode in ("active", "shadow"):
         assert own[f"dynamic, {mode}"].startswith("InputError: dynamic_context_parallel: is True; expected False")

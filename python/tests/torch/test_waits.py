@@ -1,4 +1,4 @@
-"""How long a rank waited for copies, on the host and, with stand-ins for CUDA's events, on a stream."""
+"""Measured waits for copies: on the host and, with fake CUDA events, on a stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from foremoe._engine.waits import Waits
 
 
-def test_on_a_cpu_it_is_what_the_host_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_the_host_wait_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", iter([10.0, 10.5, 20.0, 22.0]).__next__)
     waits = Waits(torch.device("cpu"))
     for _ in range(2):
@@ -21,7 +21,7 @@ def test_on_a_cpu_it_is_what_the_host_waited(monkeypatch: pytest.MonkeyPatch) ->
     assert waits.seconds == 2.5
 
 
-def test_on_cuda_it_is_what_the_stream_stood_still_and_no_step_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_the_idle_time_of_the_stream_is_measured_without_synchronizing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = types.SimpleNamespace(milliseconds=0.0)
     synchronised = []
 
@@ -44,7 +44,7 @@ def test_on_cuda_it_is_what_the_stream_stood_still_and_no_step_waits_for_it(monk
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     waits = Waits(torch.device("cuda", 0))
     for waited in (250.0, 0.0, 500.0):
-        stream.milliseconds += 1000  # of other work
+        stream.milliseconds += 1000  # other work
         with waits.one():
             stream.milliseconds += waited
     assert synchronised == []

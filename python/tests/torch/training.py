@@ -1,4 +1,4 @@
-"""A tiny Qwen3-MoE that is trained under a plan, and by one eager process: what the tests of foremoe.torch share."""
+"""Trains a tiny Qwen3-MoE under a plan and in one eager process. Shared by the tests of foremoe.torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from foremoe.torch import ExpertParallel
 EXPERTS = 16
 LAYERS = 3
 TOP_K = 2
-MICRO_STEPS = 3  # of run_step()
+MICRO_STEPS = 3  # in run_step()
 
 Spoil = Callable[[Any, Any], contextlib.AbstractContextManager[None]]
-"""(ep, phase) → a context in which the step goes wrong."""
+"""(ep, phase) → context that injects a fault into the step."""
 
 
 def make_model(dtype: Any, seed: int = 0) -> Any:
@@ -37,14 +37,14 @@ def make_model(dtype: Any, seed: int = 0) -> Any:
 
 
 def spread(model: Any, group: Any = None, **options: Any) -> Any:
-    """The ExpertParallel of a model, over all ranks or a group, without replicas unless they are given."""
+    """Spreads a model over all ranks or a group, without a replicate group unless `options` has one."""
     ep: Any = ExpertParallel(expert_layers(model), group, **{"replicate_group": None, **options})
     ep.plan = functools.partial(ep.plan, on_mismatch="replay")  # most routes of tests are drawn, not recorded
     return ep
 
 
 def begin(wrapper: str | None = None, dtype: Any = torch.float64, **options: Any) -> tuple[Any, Any, Any]:
-    """The ExpertParallel of a new model, the model, and what wrap() returned."""
+    """Makes and spreads a model. Returns the ExpertParallel, the model, and the result of wrap()."""
     model = make_model(dtype)
     ep = spread(model, **options)
     return ep, model, ep.wrap(model, wrapper)
@@ -61,8 +61,8 @@ def run_phase(
     after: Callable[[], Any] = lambda: None,
     **options: Any,
 ) -> Any:
-    """Train in a phase, which is returned. backward(loss) is called in each micro-step, and between(m) before it; then
-    between(micro_steps) before drain(), and after() behind it. options: of ExpertParallel.plan()."""
+    """Trains in a phase and returns it. Calls between(m) before micro-step m, backward(loss) in it, and after() after
+    drain(), which between(micro_steps) precedes. options: arguments of ExpertParallel.plan()."""
     rank = dist.get_rank()
     with ep.plan(draw_routes(rank, micro_steps, seed), **options) as phase:
         for m, batch in enumerate(draw_batches(rank, micro_steps, seed)):
@@ -76,7 +76,7 @@ def run_phase(
 
 
 def expected_gradients(seed: int = 3, micro_steps: int = 2) -> dict[str, Any]:
-    """Those of run_phase(), by one eager process."""
+    """Gradients of run_phase(), computed by one eager process."""
     batches, routes = ([draw(r, micro_steps, seed) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
     return reference(torch.float64, batches, routes)[1]
 
@@ -91,7 +91,7 @@ def draw_batches(rank: int, micro_steps: int, seed: int) -> list[Any]:
 
 
 def draw_all_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
-    """Skewed, other experts are popular in every micro-step, so that guests come and go."""
+    """Draws skewed routes for all tokens. Hot experts differ between micro-steps, so guests change."""
     popular = torch.Generator().manual_seed(seed)
     random = torch.Generator().manual_seed(1000 * seed + rank)
     routes = []
@@ -103,7 +103,7 @@ def draw_all_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
 
 
 def draw_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
-    """Of all tokens but the last ones."""
+    """Draws routes for all tokens but the last of each sequence."""
     routes = draw_all_routes(rank, micro_steps, seed)
     for of in routes:
         of[:, -1] = -1
@@ -111,8 +111,8 @@ def draw_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
 
 
 def draw_partial_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
-    """In even micro-steps layer 0 has all, but none in micro-step 2; layer 1 lacks some of rank 1, layer 2 some of all
-    ranks and all of rank 0. In odd ones those of a cached prefix and the last tokens are missing in all layers."""
+    """Draws routes with gaps. Even micro-steps: layer 0 has all routes, or none in micro-step 2; layer 1 lacks some on
+    rank 1; layer 2 lacks all on rank 0 and 30% elsewhere. Odd ones: all layers lack a prefix and the last tokens."""
     routes = draw_all_routes(rank, micro_steps, seed)
     random = torch.Generator().manual_seed(77 * seed + rank)
     for m, of in enumerate(routes):
@@ -128,7 +128,7 @@ def draw_partial_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
 
 
 def execute_eagerly(layer: Any, hidden: Any, ids: Any, gates: Any) -> Any:
-    """All experts of a layer on their rows, one after the other; none where an id is negative."""
+    """Computes a layer's experts one after the other. Skips negative ids."""
     out = torch.zeros_like(hidden)
     for e in range(EXPERTS):
         token, place = (ids == e).nonzero(as_tuple=True)
@@ -141,7 +141,7 @@ def execute_eagerly(layer: Any, hidden: Any, ids: Any, gates: Any) -> Any:
 
 
 def make_eager_model(seed: int = 0) -> Any:
-    """In float64, of one process with all experts."""
+    """Makes a float64 model that computes all experts in this process."""
     model = make_model(torch.float64, seed)
     for layer in expert_layers(model):
         layer.execute_by(functools.partial(execute_eagerly, layer))
@@ -149,8 +149,8 @@ def make_eager_model(seed: int = 0) -> Any:
 
 
 def wrong_routes(dtype: Any, batches: list[Any], routes: list[Any], share: float, seed: int) -> list[Any]:
-    """What the routers of make_model() choose on these batches, in reversed order, but for a share of the experts,
-    which are others. Rows that have no route in `routes` have none."""
+    """Returns the routes that make_model() chooses on these batches, top-k reversed. Replaces a share of the experts by
+    others. Rows without a route in `routes` get none."""
     model, random = make_model(dtype), torch.Generator().manual_seed(seed)
     calls: list[Any] = []
 
@@ -179,7 +179,7 @@ def wrong_routes(dtype: Any, batches: list[Any], routes: list[Any], share: float
 
 
 def loss_of(model: Any, ids: Any, every_row: bool = False) -> Any:
-    """Of all tokens but the last; every_row: and of what each token's row, the last one's too, became."""
+    """Cross-entropy of the next token; every_row: plus a term of all logits, which include the last token's."""
     logits = model(input_ids=ids, use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 64), ids[:, 1:].reshape(-1))
     return loss + 0.1 * logits.square().mean() if every_row else loss
@@ -201,13 +201,13 @@ def reference(
     chosen: Any = None,
     mismatched: Any = None,
 ) -> tuple[float, dict[str, Any]]:
-    """Mean over ranks of one eager process. Rows without a route add nothing, or under "home" choose their experts.
-    Under on_mismatch="home" all others do too.
+    """Returns loss and gradients of one eager process, averaged over ranks. Rows without a route are dropped, or with
+    unrouted="home" choose their experts. With on_mismatch="home" all other rows choose theirs too.
 
-    weights: the type that the weights are rounded to first. state: the weights; None for those of make_model().
-    chosen: int64 [micro_steps, layers, experts], to which what rows without a route choose is added, and what others
-    choose that is not recorded; mismatched: int64 [micro_steps, layers], to which the number of the latter is.
-    Without these three the result is kept, since this takes a large part of a test's time.
+    weights: type to which weights are first rounded. state: the weights; None for those of make_model().
+    chosen: int64 [micro_steps, layers, experts], incremented by choices of rows without a route and by choices that
+    differ from the recorded ones. mismatched: int64 [micro_steps, layers], incremented by the number of the latter.
+    Results are cached if state, chosen and mismatched are None, since this takes a large part of a test's time.
     """
     key = repr(
         (dtype, weights, model_seed, unrouted, on_mismatch, [[of.tolist() for of in b] for b in (*batches, *routes)])
@@ -260,12 +260,12 @@ def reference(
 
 
 def whole(tensor: Any) -> Any:
-    """What FSDP2 has sharded, of all ranks."""
+    """Gathers a tensor that FSDP2 has sharded."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def whole_gradients(ep: Any, model: Any) -> dict[str, Any]:
-    """Of all parameters by name, with the experts of all ranks."""
+    """Gradients of all parameters by name. Gathers experts from all ranks."""
     experts = {id(weight) for weight in ep.expert_parameters()}
     gradients = {}
     for name, p in model.named_parameters():
@@ -278,7 +278,7 @@ def whole_gradients(ep: Any, model: Any) -> dict[str, Any]:
 
 
 def worst_difference(gradients: dict[str, Any], expected: dict[str, Any]) -> tuple[float, str]:
-    """Largest |a − b| ÷ largest |b| of any tensor, and whose it is."""
+    """Largest |a − b| ÷ largest |b| of any tensor, and that tensor's name."""
     worst = (0.0, "")
     for name, gradient in gradients.items():
         scale = expected[name].abs().max().clamp(min=1e-30)
@@ -288,12 +288,12 @@ def worst_difference(gradients: dict[str, Any], expected: dict[str, Any]) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What run_step() runs on a rank, and what eager processes find on all ranks of its group. Nobody writes it."""
+    """Input of run_step() on a rank, and the expected results over all ranks of its group. Never modified."""
 
     batches: list[Any]  # [micro-step]
     routes: list[Any]
     on_mismatch: str
-    chosen: Any  # int64 [micro-step, layer, expert], rows without a route
+    chosen: Any  # int64 [micro-step, layer, expert], choices that are not planned: see reference()
     mismatched: Any  # int64 [micro-step, layer]
     loss: float
     gradients: dict[str, Any]
@@ -312,10 +312,10 @@ def draw_step(
     unrouted: str,
     wrong: float | None,
 ) -> Step:
-    """Draw a step, and train it without experts that are spread: each rank runs its own micro-steps in an eager whole
-    model, and loss and gradients are averaged. Drawn once, since this takes a large part of a test's time.
+    """Draws a step and trains it without spreading experts: each rank runs its micro-steps in an eager whole model, and
+    loss and gradients are averaged. Cached, since this takes a large part of a test's time.
 
-    micro_steps: of each rank of the group. The rest as run_step() takes it.
+    micro_steps: micro-steps per rank of the group. For the other arguments see run_step().
     """
     key = (rank, dtype, seed, model_seed, micro_steps, unrouted, wrong)
     if key in _drawn:
@@ -355,12 +355,12 @@ def run_step(
     may_differ: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Run a step on nodes of two ranks. Expect the loss and the gradients of one eager process, unless the step
-    may_differ, and that detaching gives the model back.
+    """Runs a step on nodes of two ranks. Asserts that loss and gradients equal those of one eager process, unless
+    may_differ is set, and that detach() restores the model.
 
-    checkpointing: of each decoder layer; or "whole": one checkpoint of the whole model. wrong: the share of experts in
-    the routes that routers do not choose, with on_mismatch="home"; None: routes are replayed. rank: of the group among
-    options, which are those of ExpertParallel.
+    checkpointing: True for each decoder layer, "whole" for one checkpoint around the model. wrong: share of recorded
+    experts that routers do not choose, under on_mismatch="home"; None replays the routes. options: arguments of
+    ExpertParallel. rank: rank within options["group"].
     """
     ranks = dist.get_world_size(options.get("group"))
     micro_steps = (*[MICRO_STEPS] * (ranks - 1), MICRO_STEPS - uneven)
@@ -427,9 +427,9 @@ def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> N
 def recompute(
     rank: int, draw: Callable[[int, int, int], Any], wrong: float | None = None, path: str = "peer", **options: Any
 ) -> Any:
-    """Forwards alone under a plan against those with every row at its home, with the same replay: the worst difference,
-    and the phase's figures. draw: routes of a rank, of so many micro-steps, by a seed. wrong: as run_step() takes it.
-    options: of ExpertParallel.plan()."""
+    """Compares planned forward passes with forward passes at home on the same routes. Returns the worst difference and
+    the phase's figures. draw(rank, micro_steps, seed) returns routes. wrong: see run_step(). options: arguments of
+    ExpertParallel.plan()."""
     batches, routes = draw_batches(rank, 3, 8), draw(rank, 3, 8)
     if wrong is not None:
         routes, options = wrong_routes(torch.float64, batches, routes, wrong, rank), {**options, "on_mismatch": "home"}
@@ -450,7 +450,7 @@ def recompute(
 
 
 def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """What work(rank) returns, of each rank, in a process each."""
+    """Runs work(rank) in one process per rank. Returns the results by rank."""
     with tempfile.TemporaryDirectory() as folder:
         run_ranks(RANKS, _on_rank, work, folder)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
