@@ -1,6 +1,6 @@
-// How fast recorded routes are counted and validated, on one core, in ids per second. The routes are those of
-// Qwen3-30B-A3B's shape (48 layers, top-8, U8 for 128 experts) and of DeepSeek-V3's (58 layers, 256 experts, U16),
-// Zipf-like, in memory. bench/count_routes_numpy.py counts the same shape by numpy.bincount per layer.
+// Speed of counting and validating recorded routes on one core, in ids per second. The Zipf-like routes in memory have
+// the shape of Qwen3-30B-A3B (48 layers, top-8, U8 for 128 experts) or DeepSeek-V3 (58 layers, 256 experts, U16).
+// bench/count_routes_numpy.py counts the first shape with numpy.bincount per layer.
 //
 //   count_routes_bench --benchmark_min_time=1
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kTokens = 16'384;
 
-// Distinct experts per row, low ids often; the last token of every 512 has no route.
+// Draws distinct experts per row, with low ids more frequent. The last of every 512 tokens has no route.
 std::vector<std::byte> routes(const RouteShape& shape) {
   Random random(1);
   std::vector<std::byte> bytes(static_cast<std::size_t>(kTokens) * shape.token_bytes());
@@ -61,7 +61,7 @@ constexpr RouteShape kQwen3{.type = RouteType::kU8, .num_layers = 48, .top_k = 8
 constexpr RouteShape kDeepSeekV3{.type = RouteType::kU16, .num_layers = 58, .top_k = 8, .num_experts = 256};
 constexpr RouteShape kTop6{.type = RouteType::kU8, .num_layers = 26, .top_k = 6, .num_experts = 64};
 
-// The argument is the tokens of one call: a whole step at once, and sequences of half a thousand.
+// The argument is the number of tokens per call: a whole step, or one sequence of 512 tokens.
 BENCHMARK_CAPTURE(count_routes, qwen3_u8, kQwen3)->Arg(kTokens)->Arg(512);
 BENCHMARK_CAPTURE(count_routes, deepseek_v3_u16, kDeepSeekV3)->Arg(kTokens)->Arg(512);
 BENCHMARK_CAPTURE(count_routes, top6_u8, kTop6)->Arg(kTokens);

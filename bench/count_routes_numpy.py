@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""The yardstick of count_routes_bench: numpy.bincount, layer by layer, on routes of Qwen3-30B-A3B's shape.
+"""The baseline of count_routes_bench: numpy.bincount, layer by layer, on routes with Qwen3-30B-A3B's shape.
 
-Prints ids per second of one core. Validation (range, distinct entries) is not part of it; with --validate the same
-checks in numpy are.
+Prints ids per second on one core. With --validate, the time includes numpy checks of range and distinct entries.
 """
 
 import argparse
@@ -14,7 +13,7 @@ TOKENS, LAYERS, TOP_K, EXPERTS = 16_384, 48, 8, 128
 
 
 def synthetic_routes(rng):
-    """[tokens, layers, top_k] U8, distinct within a row, low ids more often."""
+    """Draw U8 routes [tokens, layers, top_k], distinct within a row, with low ids more frequent."""
     weight = np.log(np.arange(EXPERTS) + 8.0)
     routes = np.empty((TOKENS, LAYERS, TOP_K), np.uint8)
     for layer in range(LAYERS):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How well a load tells how long --dispatch token takes: the table of lab/performance.md.
+"""Accuracy of times predicted from a load for --dispatch token: a table of lab/performance.md.
 
     bench/dispatch_of_loads.py [--data DIR] [--foremoe PROGRAM]
 
-Simulates the same routes twice on 64 ranks, as a trace, whose tokens are counted, and as its load, of which they are expected.
+Simulates the same routes on 64 ranks twice: as a trace, which counts tokens exactly, and as its load, which gives expected counts.
 """
 
 import functools
@@ -22,7 +22,7 @@ def main():
     call = functools.partial(printed, arguments.foremoe)
 
     def inputs(folder):
-        """Name, model, trace, and how the trace is batched."""
+        """Yield name, model, trace and batching options."""
         def drawn(name, *options):
             path = os.path.join(folder, f"{name}.safetensors")
             call("synth", "--kind", "trace", "--ranks", RANKS, *options, "--out", path)
@@ -35,7 +35,7 @@ def main():
         yield "drawn, one sequence a rank", "qwen3-30b-a3b", one, []
         batched = ["--ranks", RANKS, "--tokens-per-rank", 2048]
         yield "recorded, rollout-mixed", "qwen3-30b-a3b", os.path.join(arguments.data, "rollout-mixed.safetensors"), batched
-        groups = ["--expert-groups", 8, "--groups-per-token", 4]  # of DeepSeek-V3
+        groups = ["--expert-groups", 8, "--groups-per-token", 4]  # as in DeepSeek-V3
         for name, options in (("4 of 8 groups", groups), ("without its model's groups", [])):
             path = drawn(name, "--layers", 1, "--micro-steps", 2, "--shape", "deepseek-v3", *bursty, *options)
             yield f"drawn, {name}", "deepseek-v3", path, []

@@ -3,9 +3,9 @@
 
     bench/figures.py balance|static|shared|rehome|in-flight|links|ablation|growth|whole-step [--data DIR] [--foremoe PROGRAM]
 
-Each row is one or more runs of `foremoe plan INPUT --json`, one thread, on the load tables of DIR (default data);
-growth and whole-step draw their own with `foremoe synth`. Three reference planners plan the same tables: "quota" is
-`--policy ultraep`, "dynamic" and "static" are those of reference_planners.cpp, which must be built beside PROGRAM.
+Each row runs `foremoe plan INPUT --json` once or more with one thread on load tables of DIR (default: data). growth and
+whole-step draw their own tables with `foremoe synth`. Three reference planners plan the same tables: "quota" is
+`--policy ultraep`; "dynamic" and "static" are in reference_planners.cpp, which must be built next to PROGRAM.
 """
 
 import argparse
@@ -23,7 +23,7 @@ TABLES = (
 
 
 def printed(program, *options):
-    """What the program prints. Ends this one where it fails, with what it said."""
+    """Return the program's standard output. If it fails, exit with its output."""
     done = subprocess.run([program, *map(str, options)], capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{options}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
@@ -31,7 +31,7 @@ def printed(program, *options):
 
 
 def command_line(description, *, data=False):
-    """A parser with --foremoe, and with --data where the tables of the repository are read."""
+    """Return a parser with --foremoe and, if `data`, --data for the repository's load tables."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if data:
         parser.add_argument("--data", default="data", help="folder of the load tables")
@@ -44,7 +44,7 @@ class Runs:
         self.program, self.data = program, data
 
     def plan(self, load, *options):
-        """What `plan --json` prints, and cpu_seconds of the whole program."""
+        """Return the output of `plan --json`, plus the whole program's cpu_seconds."""
         path = load if load.endswith(".safetensors") else os.path.join(self.data, f"load-{load}.safetensors")
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "plan.safetensors")
@@ -57,7 +57,7 @@ class Runs:
             return {**json.loads(printed), "cpu_seconds": cpu_seconds}
 
     def reference(self, planner, name, guest_slots):
-        """What a planner of reference_planners.cpp prints."""
+        """Return the output of a planner of reference_planners.cpp."""
         program = os.path.join(os.path.dirname(self.program), "reference_planners")
         command = [program, planner, os.path.join(self.data, f"load-{name}.safetensors"), str(guest_slots)]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Planning behind a rollout, as a timeline printed as a Markdown table in lab/performance.md.
+"""Planning after a rollout: a timeline, printed as a Markdown table for lab/performance.md.
 
     bench/follow_rollout.py [--files 12] [--seconds 12] [--foremoe PROGRAM]
 
-Draws trace files of Qwen3-30B-A3B's shape (one for each of the rollout's last sequences to end), moves them into a
-folder at even times, as rollout workers would, while `foremoe collect --follow` counts them, and then plans for 8
-ranks. Times are seconds after the last file appeared; those of one run, on a machine that does nothing else.
+Draws trace files with Qwen3-30B-A3B's shape, one for each of the rollout's last sequences to end. Moves them into a
+folder at even intervals, as rollout workers would, while `foremoe collect --follow` counts them. Then plans for 8
+ranks. Times are seconds after the last file appeared, from one run on an otherwise idle machine.
 """
 
 import json

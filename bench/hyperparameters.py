@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The hyperparameters of every system, as Markdown tables: lab/hyperparameters.md.
+"""The hyperparameters of every system, as Markdown tables for lab/hyperparameters.md.
 
     bench/hyperparameters.py options|fixed|ours [--foremoe PROGRAM]
 
-options: what --policy-option sets, with range, default and meaning from the program. fixed: constants of systems, from
-their files. ours: what the planner of `foremoe` and `static` takes. The program ends with an error where an option has
-no source below, a source no option, a constant is not in its file as below, or a system is in no table.
+options: the keys of --policy-option, with range, default and meaning as the program prints them. fixed: the systems'
+constants, from their files. ours: the options of the planner of `foremoe` and `static`. The script fails if an option
+has no source below, a source has no option, a constant differs from its file, or a system is in no table.
 """
 
 import json
@@ -17,7 +17,7 @@ from figures import command_line, printed, table
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SYSTEMS = ROOT / "src" / "foremoe" / "policy" / "systems"
 
-# By policy and option: where its default is from. Of options that several policies share, the first has the entry.
+# The source of each default, by policy and option. Options shared by several policies are listed under the first.
 SOURCES = {
     ("eplb-ema", "alpha"): "ours; the review of ForeMoE averages (§1.5) and gives no α",
     ("eplb-ema", "period"): "ours: the 8 micro-steps of the review's step",
@@ -58,7 +58,7 @@ SOURCES = {
     ("llep", "slot_limit"): "ours, for equal memory; the code has none",
 }
 
-# Policies, constant, value, file, how the file has it, and where the value is from.
+# Policies, constant, value, file, text in the file, and the value's source.
 FIXED = [
     ("eplb …", "groups of experts", "1", "eplb.h", "int num_groups = 1;", "ours: load tables have no groups"),
     ("ultraep …", "first target ÷ mean", "1.01", "ultraep.h", "double tolerance = 0.01;", "code"),
@@ -95,10 +95,10 @@ FIXED = [
     ("relibra", "last temperature ÷ cost", "0.00001", "relibra/expert_reordering.h", "last_temperature = 0.00001;", "ours"),
 ]
 
-# Systems without a number of their own, and ours, whose options are the planner's.
+# Systems without constants, and ours, whose options are those of the planner.
 NOTHING = {"vanilla", "eplb", "eplb-oracle", "ema", "static", "foremoe"}
 
-# Of the planner, by option.
+# The sources of the planner's defaults, by option.
 OURS = {
     "guest_slots": "ours; experiments set it for all systems alike",
     "residency": "ours",
@@ -120,7 +120,7 @@ DEFAULT = re.compile(r" \(default (?P<default>[^()]*)\)$|; not given: (?P<rule>.
 
 
 def own_options(program):
-    """{(option, range, meaning, default): [policies]}, as --help-all lists them."""
+    """Return {(option, range, meaning, default): [policies]} from --help-all."""
     text = printed(program, "simulate", "--help-all").partition("Options of single policies")[2]
     options = {}
     for line in text.splitlines()[1:]:

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What fits into a rank's memory beside weights and guests: a table of lab/performance.md.
+"""Memory of the fullest rank and what remains of it for activations: a table of lab/performance.md.
 
     bench/memory.py [--foremoe PROGRAM]
 
-Qwen3-30B-A3B on H100s of 80 GB: one micro-step with the routing and size of the experiment review-memory, on its 64
-ranks, and on 8 ranks whose experts' optimizer states are divided among 8 groups. All 48 layers are drawn, since a rank
-that is full in one of four is not in all. GB (10⁹ bytes) of the fullest rank at its fullest moment in the policy
-update, as `foremoe simulate --json` has them; the program ends with an error where weights, gradients and optimizer are
-not what it calls the state. Activations, and what they leave of 80 GB, are those where whole layers are recomputed,
-where only what is inside experts is, and where none is. They come from the formulas under *Bytes* in
-docs/users/simulation.md (activations_per_token and activations_per_row in src/foremoe/cluster/cost_model.cpp). The
-output head's logits are not among them: 1.2 GB for 4,096 tokens in bf16, if they are kept whole.
+Qwen3-30B-A3B on H100s with 80 GB: one micro-step with the routing and size of the experiment review-memory, on its 64
+ranks, and on 8 ranks whose experts' optimizer states are divided among 8 groups. All 48 layers are drawn, because a
+rank that is full in one of four layers is not full in all. The table gives GB (10⁹ bytes) on the fullest rank at its
+peak in the policy update, from `foremoe simulate --json`. The script fails if weights, gradients and optimizer do not
+add up to the program's state. Activations and free memory are given for recomputing whole layers, only the inside of
+experts, and nothing. They use the formulas under *Bytes* in docs/users/simulation.md (activations_per_token and
+activations_per_row in src/foremoe/cluster/cost_model.cpp). They exclude the output head's logits, which need 1.2 GB for
+4,096 tokens in bf16 if kept whole.
 """
 
 import functools
@@ -21,7 +21,7 @@ import tempfile
 from figures import command_line, printed, table
 
 CAPACITY = 80e9
-# Qwen3-30B-A3B: parameters of an expert, and of all that is no routed expert, which every rank holds.
+# Qwen3-30B-A3B: parameters per expert, and the other parameters, of which every rank has a copy.
 LAYERS, EXPERTS, EXPERT = 48, 128, 3 * 2048 * 768
 OTHERS = LAYERS * (2 * 2048 * 4096 + 2 * 2048 * 512 + 2048 * EXPERTS) + 2 * 2048 * 151936
 WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12  # bytes per parameter
@@ -31,7 +31,7 @@ RUNS = ((G2, ("--guest-slots", 2)), ("foremoe", ("--guest-slots", 1)), ("foremoe
 
 
 def states(ranks, shards):
-    """Bytes of weights, gradients and optimizer of a rank."""
+    """Return a rank's bytes of weights, gradients and optimizer states."""
     own = LAYERS * EXPERTS // ranks * EXPERT
     return (own + OTHERS) * WEIGHT, (own + OTHERS) * GRADIENT, own * OPTIMIZER / shards + OTHERS * OPTIMIZER / ranks
 
@@ -40,8 +40,8 @@ def main():
     call = functools.partial(printed, command_line(__doc__).parse_args().foremoe)
 
     def memory(load, policies, options):
-        """Bytes by part, by policy."""
-        how = ["--cluster", "h100", "--model", "qwen3-30b-a3b", "--dispatch", "row"]  # which memory does not depend on
+        """Return bytes by part, by policy."""
+        how = ["--cluster", "h100", "--model", "qwen3-30b-a3b", "--dispatch", "row"]  # --dispatch does not affect memory
         found = json.loads(call("simulate", load, *how, "--policy", policies, *options, "--json"))
         return {of["policy"]: phase["memory"] for of in found for phase in of["phases"] if phase["phase"] == "policy_update"}
 

@@ -1,11 +1,11 @@
-// How much of the copying hides behind the work between layers, where the device computes and the links are throttled.
+// Overlap of copies with the computation between layers, when the device computes and links are throttled.
 //
 //   overlap [work_ms]          prints Markdown tables for lab/performance.md
 //
-// Every rank fetches the same number of experts at every turn (residency `shared`, two guests of two, forward only), so
-// copying takes a known share of the work of a turn: 90 %, where all of it should hide, and 150 %, where half a work
-// time per turn cannot. The work is a timed wait, as for a host whose device computes. Exposed time is what ranks spent
-// in wait(), of the rank that waited longest.
+// Every rank fetches the same number of experts in every turn (residency `shared`, two guest slots, two experts of the
+// other rank, forward only). Copies thus take a known share of a turn's work: 90 %, which can be hidden completely, or
+// 150 %, of which half a work time per turn cannot. Work is a timed wait, as on a host whose device computes. Exposed
+// time is the time in wait() on the rank that waited longest.
 
 #include <fmt/format.h>
 
@@ -25,18 +25,18 @@ constexpr int kRanks = 2;
 constexpr int kLayers = 4;
 constexpr int kMicroSteps = 10;
 constexpr int kGuests = 2;
-constexpr int kExperts = 4;  // two homes a rank
-constexpr int kTokens = 4;   // of a source; each visits one expert
+constexpr int kExperts = 4;  // two homes per rank
+constexpr int kTokens = 4;   // per source; each visits one expert
 constexpr ExpertShape kShape{.hidden = 64, .intermediate = 64};
 
-// Every source sends a token to each expert, in turn.
+// Every source sends one token to each expert, in order.
 LoadTable even_load() {
   LoadTable table{.top_k = 1, .ranks_per_node = kRanks, .name = "even"};
   table.load = Array<Tokens, 4>({kMicroSteps, kLayers, kRanks, kExperts}, Tokens{kTokens / kExperts});
   return table;
 }
 
-// Both ranks serve every expert: their own at home, the other's as guests.
+// Both ranks serve every expert: their own at home and the other rank's as guests.
 StepPlan even_plan() {
   StepPlan plan;
   plan.policy = "even";
@@ -68,7 +68,7 @@ struct Measured {
 };
 
 struct Setting {
-  double share = 0.9;  // copying ÷ work, of a turn
+  double share = 0.9;  // copy time ÷ work time per turn
   double work_seconds = 0.02;
   int depth = kDefaultDepth;
   PathChoice path = PathChoice::kHost;

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Every policy on every load table by (memory, ρ, copies): which points no other point beats.
+"""Pareto-optimal points in (memory, ρ, copies) over all policies on every load table.
 
     bench/pareto.py [--data DIR] [--foremoe PROGRAM] [--tables A,B] [--points]
 
-Memory: experts that a rank's guest buffers hold over the layers of the model whose few a table shows: layers · G, under `shared` G, one
-set: a second one hides copies, of which nothing is said here, and helps nobody who copies after the router. ρ: mean over (layer,
-micro-step). Copies: per layer and event, whole group; moves of homes are copies too. A point beats another when it is no worse in all
-three and better in one. Each system plans with 1 and 2 guest slots (finemoe-random and -symmetric with the (d − 1)·E/R that they need, d
-= 2); ours with residency static, resident and shared, at its default tolerance and at 0. A first table says for each load how many points
-of ours stand, and which of other systems no point of ours equals or beats; `--points` prints all points.
+Memory: experts in a rank's guest buffers over all layers of the model, of which a table contains a few: layers · G, or G under `shared`
+for one set of buffers. A second set would hide copies, which this table ignores, and does not help systems that copy after the router.
+ρ: mean over (layer, micro-step). Copies: per layer and event, over the whole group, including moves of homes. A point beats another if it
+is no worse in all three and better in one. Each system plans with 1 and 2 guest slots (finemoe-random and -symmetric with the (d − 1)·E/R
+that they need, d = 2). ForeMoE plans with residency static, resident and shared, at its default tolerance and at 0. The first table gives
+per load how many of our points are unbeaten and which other points none of ours equals or beats; `--points` prints all points.
 """
 
 import json
@@ -21,7 +21,7 @@ from figures import TABLES, command_line, table
 OURS = [("foremoe", ["--residency", r, *t]) for r in ("static", "resident", "shared") for t in ([], ["--tolerance", "0"])]
 
 
-LAYERS = {"q30": 48, "v3": 58}  # of Qwen3-30B-A3B and DeepSeek-V3
+LAYERS = {"q30": 48, "v3": 58}  # Qwen3-30B-A3B and DeepSeek-V3
 
 
 @dataclass(frozen=True)

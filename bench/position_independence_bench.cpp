@@ -1,6 +1,6 @@
-// What it costs that a row's bits do not depend on where it stands: forward of one expert on a CPU, in tiles of fixed
-// height against whole blocks. Both run by turns inside one benchmark, so that `ratio` (of the medians; the time shown
-// is both together) does not see the machine's mood. `tile` is the lesser of the two heights in use.
+// Cost of outputs whose bits do not depend on a row's position: one expert's forward on a CPU, in tiles of fixed height
+// compared with whole blocks. Both alternate inside one benchmark, so that `ratio` (of the medians) is robust against
+// other load; the printed time is their sum. `tile` is the smaller of the two heights in use.
 //
 //   position_independence_bench   [hidden/intermediate/rows]
 

@@ -1,21 +1,21 @@
-// Two simple planners with which lab/performance.md compares ours (bench/figures.py runs them).
+// Two simple planners that lab/performance.md compares with ForeMoE (run by bench/figures.py).
 //
 //   reference_planners static|dynamic LOAD GUEST_SLOTS
 //
 // Prints balance and copies as `foremoe plan --json` does: {"rho": {"mean": …, "max": …}, "copies_per_layer_event": …}.
 //
-// Both start from homes and split tokens exactly (planner/token_assignment.h). When the busiest rank is above the level
-// that is aimed at, the tight ranks prove that no split of these replicas helps (FineMoE, equation 3). Only a copy of
-// an expert that they alone hold, on a rank outside, can help. Such a pair moves at most the expert's tokens, the
-// tokens that the tight ranks have above the level, and the room of the other rank below it.
+// Both start from homes and split tokens exactly (planner/token_assignment.h). If the busiest rank is above the target
+// level, the tight ranks prove that no split over these replicas helps (FineMoE, equation 3). Only a copy of an expert
+// whose replicas are all on tight ranks can help, on another rank. Such a pair (expert, rank) moves at most the minimum
+// of the expert's tokens, the tight ranks' tokens above the level, and the other rank's room below it.
 //
-//   static   Guests are chosen once per step. Every micro-step votes for its pairs: the tokens that a pair moves times
-//            the busiest rank's tokens above the mean, the level. The pair with most votes becomes a guest, and all
+//   static   Chooses guests once per step. The level is the mean. Every micro-step votes for its pairs: the tokens that
+//            a pair moves × the busiest rank's tokens above the mean. The pair with most votes becomes a guest, and all
 //            micro-steps are split again, until no pair with a free slot has a vote.
-//   dynamic  Guests stay until their slot is needed. In each micro-step, pairs are tried by the tokens that they move
-//            until one lowers what is above the level, 1 % above the mean. It takes a free slot, or that of the guest
-//            with fewest tokens. This repeats until no rank is above the level or no pair helps. It does not look at
-//            later micro-steps.
+//   dynamic  Guests stay until their slot is needed. The level is 1 % above the mean. Each micro-step tries pairs in
+//            order of the tokens that they move until one lowers the tokens above the level. Its guest takes a free
+//            slot, or the slot of the guest with the fewest tokens. This repeats until no rank is above the level or no
+//            pair helps. Later micro-steps are ignored.
 
 #include <fmt/format.h>
 
@@ -43,10 +43,10 @@ using planner::ReplicaGraph;
 struct Pair {
   int expert = -1;
   int rank = -1;
-  std::int64_t tokens = 0;  // that it could move; of the sum of votes, those times tokens
+  std::int64_t tokens = 0;  // that the copy could move; in a sum of votes, tokens × tokens
 };
 
-// One layer in one micro-step, with its tokens split on the replicas of the last graph.
+// One layer in one micro-step, with its tokens split over the replicas of the last graph.
 class MicroStep {
  public:
   MicroStep(std::span<const std::int64_t> load, int num_ranks) : load_(load) {
@@ -56,7 +56,7 @@ class MicroStep {
   std::int64_t mean() const { return mean_; }  // tokens per rank, rounded up
   const Assignment& assignment() const { return assignment_; }
 
-  // The least largest load. Returns how far it is above the mean.
+  // Minimizes the largest load. Returns its distance above the mean.
   std::int64_t split(const ReplicaGraph& graph, AssignmentSearch& search) {
     water_fill(graph, load_, assignment_);
     return assign_tokens(graph, mean_, assignment_, search, &tight_) - mean_;
@@ -164,7 +164,7 @@ class Layer {
     return -1;
   }
 
-  // A free slot, or that of the guest with fewest tokens.
+  // Returns a free slot, or the slot of the guest with the fewest tokens.
   int least_used_slot(int rank, const Assignment& assignment) const {
     if (const int slot = free_slot(rank); slot >= 0) return slot;
     int least = graph_.first_slot(rank) + homes_;
@@ -174,7 +174,7 @@ class Layer {
     return least;
   }
 
-  // [placement][rank][slot], each as the graph is after prepare(placement).
+  // [placement][rank][slot]: each placement's graph after prepare(placement).
   Array<ExpertId, 3> placements(std::size_t count, const auto& prepare) {
     Array<ExpertId, 3> held(
         {count, static_cast<std::size_t>(graph_.num_ranks()), static_cast<std::size_t>(graph_.slots_per_rank())});

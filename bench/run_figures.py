@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The figures of executing plans in lab/performance.md, printed as Markdown tables.
+"""The figures on plan execution in lab/performance.md, printed as Markdown tables.
 
     bench/run_figures.py gain|memory|returns|bitwise|regression [--data DIR] [--foremoe PROGRAM] [--plot FILE]
 
-Each row is one run of `foremoe run INPUT --json`. Times are fitted to the thread CPU times of all ranks and repeats, and are given as
-ratios between policies of the same run. `regression` trains for 100 steps and needs matplotlib for its plot.
+Each row is one run of `foremoe run INPUT --json`. Times are fitted to the thread CPU times of all ranks and repeats and given as ratios
+between policies of the same run. `regression` trains for 100 steps and needs matplotlib for its plot.
 """
 
 import json
@@ -24,7 +24,7 @@ class Runs:
         self.program, self.data = program, data
 
     def run(self, name, *options):
-        """One object per policy and phase, by (policy, phase)."""
+        """Run a table and return its results by (policy, phase)."""
         path = os.path.join(self.data, name + ".safetensors")
         command = [self.program, "run", path, "--json", *map(str, options)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -34,7 +34,7 @@ class Runs:
 
 
 def gain(runs):
-    """Critical path of foremoe ÷ vanilla against the ratio of their largest rank loads, which is what ρ predicts."""
+    """Critical path of foremoe ÷ vanilla, compared with the ratio of their largest rank loads, which ρ predicts."""
     def rows():
         for name in (*ROLLOUTS, *TABLES_OF_8):
             size = ["--layers", 2, "--micro-steps", 4, "--hidden", 256, "--intermediate", 128, "--tokens-per-rank", 1024]
@@ -53,7 +53,7 @@ def gain(runs):
 
 
 def memory(runs):
-    """Guest memory of a rank by residency, and the copies that it costs."""
+    """A rank's guest memory by residency, and the number and bytes of copies."""
     def rows():
         for residency in ("static", "resident", "shared"):
             done = runs.run("load-q30-ep8-bursty", "--ranks", 8, "--guest-slots", 2, "--policy", "foremoe", "--layers", 4, "--micro-steps", 4,
@@ -67,7 +67,7 @@ def memory(runs):
 
 
 def returns(runs):
-    """Gradients sent home: a guest that stays sends its sum once."""
+    """Bytes of gradients sent home. A guest that stays sends its sum once."""
     def rows():
         for name in ("load-q30-ep8", "load-q30-ep8-bursty"):
             sent = {}
@@ -81,7 +81,7 @@ def returns(runs):
 
 
 def bitwise(runs):
-    """What rows whose bits do not depend on their place cost."""
+    """Cost of outputs whose bits do not depend on a row's position."""
     def rows():
         for hidden, intermediate in ((64, 32), (256, 128)):
             options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", "--layers", 1, "--micro-steps", 2, "--hidden", hidden,
@@ -93,7 +93,7 @@ def bitwise(runs):
 
 
 def regression(runs, plot=None):
-    """100 steps with and without balancing."""
+    """Losses of 100 training steps with and without balancing."""
     losses = {}
     for optimizer, rate in (("sgd", 0.02), ("adam", 0.003)):
         done = runs.run("rollout-math-full", "--ranks", 8, "--guest-slots", 1, "--policy", "vanilla,foremoe", "--layers", 2, "--micro-steps", 2,

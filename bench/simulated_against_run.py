@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The simulator against execution: the table of lab/performance.md.
+"""The simulator compared with execution: a table of lab/performance.md.
 
     bench/simulated_against_run.py [--data DIR] [--foremoe PROGRAM] [--ranks N]
 
-Calibrates this machine, executes vanilla and foremoe on a recorded step (`foremoe run`), simulates the same step on the calibrated
-cluster (`foremoe simulate`), and sets the ratio foremoe ÷ vanilla of the experts' critical path beside its prediction: Σ over turns of the
-slowest rank's experts. Measured are CPU seconds, fitted over all ranks and five repeats.
+Calibrates this machine, executes vanilla and foremoe on a recorded step (`foremoe run`), and simulates the same step on the calibrated
+cluster (`foremoe simulate`). Compares the measured and the predicted ratio foremoe ÷ vanilla of the experts' critical path: Σ over turns
+of the slowest rank's experts. Measured times are CPU seconds, fitted over all ranks and five repeats.
 """
 
 import functools
@@ -19,7 +19,7 @@ HIDDEN, INTERMEDIATE, LAYERS, MICRO_STEPS = 128, 64, 2, 4
 
 
 def config(folder, experts, top_k):
-    """The shape that `foremoe run` executes, as a config.json; attention is whatever the format asks for."""
+    """Write the shape that `foremoe run` executes as a config.json. Its attention sizes are placeholders."""
     path = os.path.join(folder, "small.json")
     with open(path, "w") as file:
         json.dump({"model_type": "qwen3_moe", "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "moe_intermediate_size": INTERMEDIATE,

@@ -1,9 +1,9 @@
-// How long it takes to simulate a policy update of 1,024 ranks × 60 layers × 64 micro-steps, plan given: 1,024 experts,
-// one per rank and two guest slots, on 128 nodes. The load of one micro-step repeats (written out it would be 32 GB);
-// all of its rows are counted anew for every micro-step. Guests are put where a seeded draw says, each serving half of
-// its expert, and one in eight is replaced at every micro-step.
+// Time to simulate a policy update of 1,024 ranks × 60 layers × 64 micro-steps with a given plan: 1,024 experts, one
+// per rank, and two guest slots, on 128 nodes. The load of one micro-step is repeated, because the full table would
+// have 32 GB; all rows are counted again in every micro-step. A seeded draw places the guests. Each serves half of its
+// expert's tokens, and one in eight is replaced at every micro-step.
 //
-// Arguments: ranks, layers, micro-steps. The time is that of one simulation, all processors.
+// Arguments: ranks, layers, micro-steps. The time is for one simulation on all processors.
 
 #include <benchmark/benchmark.h>
 
@@ -83,7 +83,7 @@ class Planner {
         const ExpertId drawn{random_.below(load.size())};
         const ExpertId e = stays ? plan_.slot_expert(m - 1, l, r, g) : drawn;
         const int other = kGuestSlots + 1 - g;
-        const bool moves = !stays && m > 0 && plan_.slot_expert(m - 1, l, r, other) == e;  // it would keep its slot
+        const bool moves = !stays && m > 0 && plan_.slot_expert(m - 1, l, r, other) == e;  // a guest keeps its slot
         if (e == kNoExpert || e.value == r || has_guest[e.index()] || moves) continue;
         has_guest[e.index()] = true;
         const Tokens half{load[e.index()] / 2};

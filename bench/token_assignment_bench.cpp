@@ -1,14 +1,14 @@
-// Phase T alone. `assign_cold`: from a placement and the loads of a draw to optimal quotas. `relieve_after_copy`: what
-// one trial of phase P costs.
+// Stage T alone. `assign_cold` computes optimal quotas from a placement and the loads of a draw. `relieve_after_copy`
+// measures one trial of stage P.
 //
-// A cell is a number of experts E, of ranks R, of replicas per expert and a Zipf exponent. Its placement is random,
-// with equally many slots on every rank. Its draws are a sequence: expert popularity is a permuted Zipf law, permuted
-// anew with probability 1/10 before a draw, and loads are multinomial counts (normal approximation).
+// A cell is defined by the numbers of experts E, ranks R and replicas per expert, and a Zipf exponent. Its placement is
+// random, with equally many slots on every rank. Its draws form a sequence: expert popularity is a permuted Zipf law,
+// permuted again with probability 1/10 before a draw, and loads are multinomial counts (normal approximation).
 //
-// Every iteration solves the next draw, so that no draw finds the branch predictor trained on itself; the estimator of
-// a draw is the minimum over passes, because whatever else runs on the machine only ever adds. Google Benchmark
-// prints the mean over all; FOREMOE_DRAWS=FILE also writes placement, loads, times and objectives of the last cell that
-// ran, for token_assignment_highs.py to solve the same draws.
+// Every iteration solves the next draw, so that the branch predictor is not trained on the same draw. A draw's time is
+// the minimum over passes, because other programs on the machine can only add time. Google Benchmark prints the mean
+// over all iterations. FOREMOE_DRAWS=FILE also writes placement, loads, times and objectives of the last cell, so that
+// token_assignment_highs.py can solve the same draws.
 
 #include <benchmark/benchmark.h>
 
@@ -46,8 +46,8 @@ void shuffle(std::vector<T>& values, Random& random) {
   for (std::size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[random.below(i)]);
 }
 
-// Every rank has its slots in a random order; expert e takes those at [e·replicas, (e + 1)·replicas), after swaps with
-// random others wherever a rank would have it twice.
+// Shuffles all slots. Expert e takes those at [e·replicas, (e + 1)·replicas), after swaps with random other slots if a
+// rank would hold e twice.
 ReplicaGraph random_placement(const Cell& cell, Random& random) {
   const int num_slots = cell.num_experts * cell.replicas;
   const int per_rank = num_slots / cell.num_ranks;
@@ -120,12 +120,12 @@ void assign_cold(benchmark::State& state, Cell cell) {
     state.SetIterationTime(taken.count());
     d = (d + 1) % kDraws;
   }
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing sets it
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): no thread changes the environment
   if (const char* path = std::getenv("FOREMOE_DRAWS")) write_draws(path, graph, load, seconds, max_load);
 }
 
-// As phase P tries a guest: E/R homes and two guests per rank, an assignment at the target; a guest goes, its tokens
-// return to its home, a copy of a popular expert comes, and what is then above the target moves.
+// A trial of stage P, with E/R homes and two guests per rank and an assignment at the target. A guest is dropped, its
+// tokens return to its home, a copy of a popular expert takes the slot, and relieve() moves tokens above the target.
 void relieve_after_copy(benchmark::State& state) {
   const auto num_experts = static_cast<int>(state.range(0));
   const auto num_ranks = static_cast<int>(state.range(1));
@@ -138,7 +138,7 @@ void relieve_after_copy(benchmark::State& state) {
     graph.put(graph.first_slot(e / homes) + e % homes, e);
     load[e] = std::llround(kTokensPerRank / homes * std::exp(0.8 * random.normal()));
   }
-  const auto popular = [&] {  // the most popular of four
+  const auto popular = [&] {  // the most popular of four random experts
     auto best = static_cast<int>(random.below(num_experts));
     for (int i = 0; i < 3; ++i) {
       const auto e = static_cast<int>(random.below(num_experts));

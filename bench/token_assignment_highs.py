@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Token assignment against HiGHS on identical instances, in one run.
+"""Token assignment compared with HiGHS on identical instances, in one run.
 
     bench/token_assignment_highs.py cells BENCH [--filter REGEX]
     bench/token_assignment_highs.py plan PLAN LOAD
 
-`cells` runs BENCH, the built token_assignment_bench, cell by cell, and lets HiGHS solve the draws of each cell right
-after it. `plan` lets HiGHS solve what a plan's placements and the load table give, for comparison with
-plan_us_per_layer_micro_step, which `foremoe plan --json` prints.
+`cells` runs BENCH, the built token_assignment_bench, cell by cell. After each cell, HiGHS solves the same draws. `plan`
+solves the instances given by a plan's placements and the load table with HiGHS, for comparison with
+plan_us_per_layer_micro_step of `foremoe plan --json`.
 
-HiGHS solves LP 1 of FineMoE: minimise t over quotas x ≥ 0 so that the quotas of an expert's slots sum to its load and
-those of a rank's slots to at most t. One thread, dual simplex, warm: an instance starts from the basis of the one
-before it. Its time is the difference of its own run-time clock, so building and changing the model is not counted.
-Either side's time for a draw is the minimum over passes, because whatever else runs on the machine only ever adds.
+HiGHS solves LP 1 of FineMoE: minimise t over quotas x ≥ 0 such that the quotas of an expert's slots sum to its load and
+those of a rank's slots to at most t. It runs dual simplex on one thread, warm-started from the previous instance's
+basis. Its time is the difference of its own run-time clock, which excludes building and changing the model. The time of
+a draw is the minimum over passes on both sides, because other programs on the machine can only add time.
 """
 
 import argparse
@@ -27,11 +27,11 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-PASSES = 5  # as many as the benchmark makes
+PASSES = 5  # as in the benchmark
 
 
 class Lp1:
-    """LP 1 over one fixed set of slots; which expert a slot holds and what the experts' loads are may change."""
+    """LP 1 over a fixed set of slots. The experts in the slots and the experts' loads may change."""
 
     def __init__(self, num_experts, num_ranks, slots_per_rank):
         self.num_experts = num_experts
@@ -57,7 +57,7 @@ class Lp1:
         self.solver.passModel(lp)
 
     def place(self, expert_of_slot):
-        """expert_of_slot: [rank × slot], −1 empty."""
+        """Place experts into slots. expert_of_slot: [rank × slot], −1 for empty slots."""
         for slot in np.flatnonzero(expert_of_slot != self.expert_of_slot):
             old, new = self.expert_of_slot[slot], expert_of_slot[slot]
             if old >= 0:
@@ -68,7 +68,7 @@ class Lp1:
         self.expert_of_slot = expert_of_slot.copy()
 
     def solve(self, expert_load):
-        """Returns (seconds by HiGHS's clock, t)."""
+        """Return (seconds by HiGHS's clock, t)."""
         for expert, load in enumerate(expert_load):
             self.solver.changeRowBounds(expert, float(load), float(load))
         before = self.solver.getRunTime()
@@ -80,11 +80,11 @@ class Lp1:
 
 
 def ceil_of(t):
-    return math.ceil(t - 1e-6 * max(1.0, abs(t)) / 16)  # t is a float: ⌈t⌉ of what it stands for
+    return math.ceil(t - 1e-6 * max(1.0, abs(t)) / 16)  # ⌈t⌉, tolerating float error in t
 
 
 def solve_draws(slot_expert, load):
-    """HiGHS on one placement and a sequence of loads: (seconds, ⌈t⌉), both [draw]."""
+    """Solve a sequence of loads on one placement with HiGHS. Return (seconds, ⌈t⌉), both [draw]."""
     seconds = np.full(len(load), np.inf)
     objective = np.zeros(len(load), np.int64)
     for _ in range(PASSES):

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""How much the costs that the simulator does not charge would add to a step: a table of lab/performance.md.
+"""Upper bounds on the costs that the simulator does not charge: a table of lab/performance.md.
 
     bench/uncharged.py [--data DIR] [--foremoe PROGRAM]
 
-Qwen3-30B-A3B on H100s, two guest slots, milliseconds per step and rank, in the mean over ranks:
+Qwen3-30B-A3B on H100s, two guest slots, mean milliseconds per step and rank:
 
-memory of copies   every copy is read once and written once
-adding gradients   at home two are read and one is written, for every gradient that comes back
-24 processors      UltraEP reserves 24 of 132 for its copies: that part of the time in which copies and gradients cross a
-                   link at its full speed
-other optimizer    of everything that is no routed expert, divided among the ranks, as that of experts is computed
-busiest mover      what the rank that sends or receives most homes needs beyond the mean, which is charged
+memory of copies   memory traffic: each copy is read once and written once
+adding gradients   memory traffic at home: two reads and one write per returned gradient
+24 processors      UltraEP reserves 24 of 132 processors for copies: this fraction of the time in which copies and
+                   gradients cross a link at full speed
+other optimizer    optimizer of the dense parameters, divided among the ranks, computed as for experts
+busiest mover      extra time of the rank that sends or receives most homes, beyond the charged mean
 
-Each is an upper bound, as if nothing of it ran beside something that does not need what it takes.
+Each cost is an upper bound: it assumes no overlap with work that uses other resources.
 """
 
 import functools
@@ -27,13 +27,13 @@ from safetensors.numpy import load_file
 MEMORY = 2.96e12  # bytes per second: data/clusters/h100.toml
 LINKS = {"peers": 370e9, "network": 45e9, "host": 53e9}
 PROCESSORS = 24 / 132
-GRADIENT, OPTIMIZER, WEIGHT = 4, 12, 2  # bytes per parameter, as src/foremoe/cluster/cost_model.h has them
-# Of Qwen3-30B-A3B: attention and router of 48 layers, embedding and head.
+GRADIENT, OPTIMIZER, WEIGHT = 4, 12, 2  # bytes per parameter, as in src/foremoe/cluster/cost_model.h
+# Qwen3-30B-A3B: attention and router of 48 layers, embedding and head.
 OTHER_PARAMETERS = 48 * (2 * 2048 * 4096 + 2 * 2048 * 512 + 2048 * 128) + 2 * 2048 * 151936
 
 
 def busiest_mover(call, load, policy, ranks):
-    """Homes that the busiest rank sends or receives ÷ the mean; 1 where none move."""
+    """Return the largest number of homes that a rank sends or receives ÷ the mean, or 1 if no home moves."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "plan.safetensors")
         call("plan", load, "--policy", policy, "--guest-slots", 2, "--out", out)
@@ -45,14 +45,14 @@ def busiest_mover(call, load, policy, ranks):
 
 
 def carried(of, what):
-    """Bytes of copies or gradients by link, a rank's mean. Those between nodes cross the host's links too, once."""
+    """Return a rank's mean bytes of copies or gradients by link, without the host-link share of network traffic."""
     traffic = [{link["link"]: link[f"{what}_bytes"] for link in phase["traffic"]} for phase in of["phases"]]
     found = {link: sum(phase[link] for phase in traffic) / of["ranks"] for link in LINKS}
     return found | {"host": found["host"] - found["network"]}
 
 
 def uncharged(call, load, of):
-    """Seconds by cost, in the order of the columns."""
+    """Return the seconds of each cost, in column order."""
     ranks, moving = of["ranks"], of["home_move_seconds"]
     copies, gradients = carried(of, "copy"), carried(of, "gradient")
     crossing = sum((copies[link] + gradients[link]) / speed for link, speed in LINKS.items())

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What --previous gives when popularity drifts from step to step: plans of a step without and with the former step's.
+"""Effect of --previous under drifting popularity: plans of a step without and with the previous step's plan.
 
     bench/warm_start.py [--foremoe PROGRAM]
 
-Both steps are drawn from one popularity; of the second, a part (drift) of every count is that of another popularity.
-Three draws of four layers and 16 micro-steps; ρ is the mean over layers and micro-steps and their maximum, copies are
-those of the whole step, all layers and draws. Needs numpy and safetensors.
+Both steps are drawn from one popularity; in the second, a fraction (drift) of every count comes from another one. There
+are three draws of four layers and 16 micro-steps. ρ is given as mean and maximum over layers and micro-steps. Copies
+are summed over the step, all layers and draws. Needs numpy and safetensors.
 """
 
 import json

@@ -1,6 +1,6 @@
 #pragma once
 
-// Importers under fuzzing: the first bytes choose options, the rest is the file.
+// Fuzzing of importers: the first three bytes select options, the rest is the file.
 
 #include <array>
 #include <span>
@@ -10,8 +10,8 @@
 
 namespace foremoe {
 
-// bytes[0] the format, counted in `formats` (one more: detected); bytes[1] layers of headerless arrays and flags;
-// bytes[2] their top_k and the number of experts.
+// bytes[0] selects one of `formats`, or detection. bytes[1] has the number of layers of headerless arrays, and flags.
+// bytes[2] has the top_k of headerless arrays and the number of experts.
 template <std::size_t N>
 void import_fuzzed(std::span<const std::byte> bytes, const std::array<ImportFormat, N>& formats) {
   if (bytes.size() < 3) {

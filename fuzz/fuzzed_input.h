@@ -1,8 +1,7 @@
 #pragma once
 
-// What every target does with its bytes: read them, and use what was read. An InputError that names the input
-// (or an option) is the right answer to bytes that are wrong; any other exception, assertion or sanitizer report is a
-// finding.
+// Every target reads its bytes and uses the result. For invalid bytes, the correct result is an InputError that names
+// the input or an option. Any other exception, assertion or sanitizer report is a finding.
 
 #include <cstdint>
 #include <cstdio>
@@ -20,8 +19,8 @@ inline constexpr const char* kFuzzedInput = "fuzzed input";
   std::abort();
 }
 
-// With FOREMOE_SEEDS in the environment all inputs are seeds, which must be readable: a corpus that is refused at
-// the first byte explores nothing.
+// If FOREMOE_SEEDS is set in the environment, all inputs are seeds and must be readable, because a corpus that is
+// rejected at the first byte explores nothing.
 inline bool inputs_are_seeds() { return std::getenv("FOREMOE_SEEDS") != nullptr; }
 
 template <class Read>
@@ -31,7 +30,7 @@ int read_or_refuse(const std::uint8_t* data, std::size_t size, Read&& read) {
   } catch (const InputError& error) {
     const Where& where = error.where();
     const bool names_option = where.file.empty() && !where.field.empty();
-    if (where.file != kFuzzedInput && !names_option) found(error.what());  // an error that does not say where it is
+    if (where.file != kFuzzedInput && !names_option) found(error.what());  // the error has no location
     if (inputs_are_seeds() && size > 0) found(error.what());
   }
   return 0;

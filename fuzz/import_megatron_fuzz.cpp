@@ -1,4 +1,4 @@
-// Importers of Megatron-LM's router trace and tokens per expert.
+// Fuzzes the importers of Megatron-LM's router trace and tokens per expert.
 
 #include "fuzzed_import.h"
 

@@ -1,4 +1,4 @@
-// The importer of .npy files, and the detection of formats.
+// Fuzzes the importer of .npy files and format detection.
 
 #include "fuzzed_import.h"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes one small, well-formed input or more per fuzz target: fuzz/make_seeds.py DIRECTORY
+"""Write small, well-formed inputs for every fuzz target: fuzz/make_seeds.py DIRECTORY
 
-DIRECTORY/<target>/<name> for every fuzz/<target>.cpp. Only the standard library is used. The importers' inputs start with three
+Writes DIRECTORY/<target>/<name> for every fuzz/<target>.cpp, using only the standard library. Inputs of importers start with three
 bytes of options (fuzzed_import.h).
 """
 
@@ -16,7 +16,7 @@ SIZES = {"U8": "B", "U16": "H", "I16": "h", "U32": "I", "I32": "i", "I64": "q"}
 
 
 def safetensors(tensors, metadata):
-    """tensors: {name: (dtype, shape, flat values)}"""
+    """Return a safetensors file. tensors: {name: (dtype, shape, flat values)}"""
     header, data = {"__metadata__": metadata}, b""
     for name, (dtype, shape, values) in tensors.items():
         packed = struct.pack(f"<{len(values)}{SIZES[dtype]}", *values)
@@ -28,7 +28,7 @@ def safetensors(tensors, metadata):
 
 
 def trace(dtype, sentinel, batching):
-    """3 sequences of 2 tokens, 2 layers, top-2 of 4 experts; the last token of each has no route."""
+    """Return a trace: 3 sequences of 2 tokens, 2 layers, top-2 of 4 experts. Last tokens have no route."""
     routes = []
     for token in range(6):
         for layer in range(2):
@@ -54,7 +54,7 @@ def load(dtype):
 
 
 def plan(in_flight, residency):
-    """For LOAD, with 1 guest slot: expert 0 is a guest of rank 1 in the second micro-step."""
+    """Return a plan for LOAD with 1 guest slot. Expert 0 is a guest of rank 1 in the second micro-step."""
     order = [(0, 0), (1, 0)] if in_flight == 1 else [(0, 0), (1, 0), (0, 1), (1, 1)]
     experts, tokens = [], []
     for micro_step, _ in order:
@@ -110,7 +110,7 @@ def main():
         "import_megatron_fuzz": megatron,
     }
     for target, inputs in seeds.items():
-        shutil.rmtree(root / target, ignore_errors=True)  # seeds of former names
+        shutil.rmtree(root / target, ignore_errors=True)  # removes seeds with former names
         (root / target).mkdir(parents=True, exist_ok=True)
         for name, content in inputs.items():
             (root / target / name).write_bytes(content)

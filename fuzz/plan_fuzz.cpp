@@ -1,4 +1,4 @@
-// foremoe.plan/1: what is read can be checked against any load, and measured when the check accepts it.
+// foremoe.plan/1: every plan that can be read can be checked against any load, and evaluated if the check accepts it.
 
 #include <array>
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-// The load that the plans of make_seeds.py serve.
+// The load for which make_seeds.py writes plans.
 foremoe::LoadTable load_of_seeds() {
   constexpr std::array kLoad{5, 1, 0, 2, 3, 3, 1, 1, 0, 0, 7, 1, 2, 2, 2, 2};
   foremoe::LoadTable table{

@@ -1,4 +1,4 @@
-// Gives the files of a folder to a fuzz target, without libFuzzer: PROGRAM FOLDER. Fails where there are none.
+// Runs a fuzz target on the files of a folder without libFuzzer: PROGRAM FOLDER. Fails if the folder has no files.
 
 #include <cstdint>
 #include <cstdio>

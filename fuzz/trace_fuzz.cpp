@@ -1,4 +1,4 @@
-// foremoe.trace/1: what is read can be batched and counted, and counting agrees with reading row by row.
+// foremoe.trace/1: every trace that can be read can be batched and counted. The counts equal those of a row-wise count.
 
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/trace_file.h"
@@ -8,7 +8,7 @@ namespace {
 
 using namespace foremoe;
 
-constexpr std::int64_t kMaxCells = std::int64_t{1} << 18;  // of a load; a short file may ask for gigabytes, rightly
+constexpr std::int64_t kMaxCells = std::int64_t{1} << 18;  // per load; a short valid file may require gigabytes
 
 LoadTable counted_row_by_row(const RoutingTrace& trace, const Batching& batching, const LoadTable& like) {
   LoadTable table{.load = Array<Tokens, 4>(like.load.shape()),

@@ -1,4 +1,4 @@
-"""What calls from Python cost beside the C++ that they call. In the root of the repository:
+"""Overhead of calls from Python over the C++ functions that they call. In the root of the repository:
 
 PYTHONPATH=build/python $(scripts/setup python) python/benchmarks/bindings.py
 """
@@ -17,7 +17,7 @@ import foremoe
 
 
 def overhead_of_plan(load: foremoe.Load, runs: int) -> float:
-    """Seconds of a plan() that are not planning, as the planner measures it."""
+    """Return the median seconds of plan() beyond the planner's own wall time."""
     overheads = []
     for _ in range(runs):
         begin = time.perf_counter()

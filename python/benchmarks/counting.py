@@ -1,7 +1,7 @@
-"""How long ep.plan() takes to check and count the routes of a micro-step, beside the same in PyTorch, in one run.
+"""Time to check and count a micro-step's routes in ep.plan(), compared with PyTorch in the same run.
 
-The last line is of ep.plan() whole, on one rank, until it returns and planning goes on in the background; PyTorch is
-the counting alone, which was part of it.
+The last line times a whole ep.plan() on one rank until it returns, while planning continues in the background. Its
+PyTorch column contains only the counting, a former part of ep.plan().
 
 PYTHONPATH=build/python $(scripts/setup torch) python/benchmarks/counting.py
 """
@@ -22,7 +22,7 @@ from foremoe.torch import ExpertParallel
 
 
 def in_torch(routes: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """As plan() did it before: every check of rows, and one bincount a layer."""
+    """Check and count routes as plan() formerly did: all row checks and one bincount per layer."""
     flat = routes.to(torch.int32)
     missing = flat < 0
     assert int(flat.max()) < num_experts and not bool((missing.any(-1) != missing.all(-1)).any())
@@ -38,7 +38,7 @@ def in_torch(routes: torch.Tensor, num_experts: int) -> torch.Tensor:
 
 
 def whole_plan(routes: torch.Tensor, num_experts: int, micro_steps: int, runs: int) -> float:
-    """Seconds of ep.plan() for each of so many micro-steps with these routes, of a model whose experts are tiny."""
+    """Return ep.plan()'s seconds per micro-step for `micro_steps` copies of `routes`, in a model with tiny experts."""
     config = Qwen3MoeConfig(
         num_hidden_layers=routes.shape[1], num_experts=num_experts, num_experts_per_tok=routes.shape[2],
         hidden_size=8, intermediate_size=8, moe_intermediate_size=8, num_attention_heads=1, num_key_value_heads=1,

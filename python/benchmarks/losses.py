@@ -1,11 +1,11 @@
-"""Losses of balanced and unbalanced training side by side: the same mathematics, other rounding. In the root:
+"""Losses of balanced and unbalanced training, which differ only in rounding. In the root of the repository:
 
 PYTHONPATH=build/python OMP_NUM_THREADS=1 $(scripts/setup torch) python/benchmarks/losses.py
 
-A tiny Qwen3-MoE learns to count with strides, in four CPU processes. Three trainers begin with the same weights and
-have the same batches and the same recorded routes in every step: balanced (ours, one guest slot), unbalanced (experts
-at home), and unbalanced with its micro-steps in reverse order. The last one balances nothing: it shows how far sums in
-another order alone take two runs apart.
+A tiny Qwen3-MoE learns to count with strides in four CPU processes. Three trainers start from the same weights and use
+the same batches and recorded routes in every step: balanced (ForeMoE, one guest slot), unbalanced (experts at home),
+and unbalanced with its micro-steps in reverse order. The last one is the control: it shows how far two runs diverge
+only because sums are computed in another order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from foremoe.hf import expert_layers, record
 from foremoe.torch import ExpertParallel
 
-RANKS, MICRO_STEPS, SEQUENCES, TOKENS, VOCABULARY = 4, 3, 3, 24, 128  # sequences of a rank's micro-step
+RANKS, MICRO_STEPS, SEQUENCES, TOKENS, VOCABULARY = 4, 3, 3, 24, 128  # SEQUENCES per rank and micro-step
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 32,
@@ -34,14 +34,14 @@ RUNS = {"unbalanced": ("vanilla", False), "balanced": ("foremoe", False), "rever
 
 
 class Trainer:
-    """One of the RUNS: its policy, and whether its micro-steps are in reverse order."""
+    """A training run with its policy. `backwards` reverses the order of its micro-steps."""
 
     def __init__(self, policy: str, backwards: bool) -> None:
         torch.manual_seed(0)
         self.model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES))
-        self.eager = copy.deepcopy(self.model).eval()  # unsharded: its routes are recorded
+        self.eager = copy.deepcopy(self.model).eval()  # unsharded, to record routes
         options: dict[str, Any] = {} if policy == "vanilla" else {"guest_slots": 1}
-        self.eager.set_experts_implementation("eager")  # torch's grouped products know no float64
+        self.eager.set_experts_implementation("eager")  # torch's grouped GEMM has no float64
         self.ep = ExpertParallel(expert_layers(self.model), policy=policy, **options)
         self.ep.wrap(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
@@ -49,12 +49,12 @@ class Trainer:
 
     @torch.no_grad()
     def routes(self, batches: list[Tensor]) -> list[Tensor]:
-        """[micro_step][sequences, tokens, layers, top_k] of this step's weights."""
+        """Return routes [micro_step][sequences, tokens, layers, top_k], recorded with this step's weights."""
         self.eager.load_state_dict(self.ep.whole_state_dict(self.model))
         found = []
         for ids in batches:
             with record(self.eager) as recorder:
-                self.eager(input_ids=ids[:, :-1], use_cache=False)  # nothing reads the last token's
+                self.eager(input_ids=ids[:, :-1], use_cache=False)  # the last token's logits are unused
             found.append(recorder.routes(ids, torch.ones_like(ids)))
         return found
 
@@ -76,7 +76,7 @@ class Trainer:
 
 
 def batches_of(step: int, rank: int) -> list[Tensor]:
-    """Sequences that count with a stride: the first tokens tell which."""
+    """Draw sequences that count with a stride, which their first tokens determine."""
     random = torch.Generator().manual_seed(1000 * step + rank)
     begin, stride = (torch.randint(1, VOCABULARY, (MICRO_STEPS, SEQUENCES, 1), generator=random) for _ in range(2))
     return list((begin + (stride % 4 + 1) * torch.arange(TOKENS)) % VOCABULARY)

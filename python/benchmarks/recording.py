@@ -1,4 +1,4 @@
-"""What recording routes costs one layer's call, in generation of one token for eight sequences. In the root:
+"""Cost of route recording per layer call, when generating one token for eight sequences. In the repository's root:
 
 PYTHONPATH=build/python $(scripts/setup torch) python/benchmarks/recording.py
 """
@@ -18,7 +18,7 @@ CALLS, RUNS = 1000, 9
 
 
 class Block(torch.nn.Module):
-    """As record() looks for it, with experts that do nothing."""
+    """An MoE block that record() recognizes, with experts that do nothing."""
 
     class Experts(torch.nn.Module):
         is_transposed = False
@@ -32,7 +32,7 @@ class Block(torch.nn.Module):
 
 
 def microseconds(model: Block, *arguments: Any) -> float:
-    """Of one call of the experts."""
+    """Return the mean microseconds per call of the experts."""
     begin = time.perf_counter()
     for _ in range(CALLS):
         model.experts(*arguments)

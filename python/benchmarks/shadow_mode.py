@@ -1,11 +1,11 @@
-"""What shadow mode costs the training thread in each MoE layer: the figures of lab/performance.md. In the root:
+"""Cost of shadow mode to the training thread per MoE layer, as in lab/performance.md. In the repository's root:
 
 PYTHONPATH=build/python $(scripts/setup torch) python/benchmarks/shadow_mode.py [--tokens N] [--layers N]
 
-Two gloo processes call the routers of Megatron-LM's MoE layers, forward alone: as they are, and in shadow mode inside
-step(), in turns. Printed is CPU time of the thread that calls them, per layer: medians of rounds, and the least and
-most. There are few tokens, so that the device, which is the CPU itself here, has next to nothing to sum. What it sums
-for as many tokens as in training is told apart: that is not the thread's work where there is a device.
+Two gloo processes run the forward of Megatron-LM's routers, alternately without ForeMoE and in shadow mode inside
+step(). The benchmark prints the calling thread's CPU time per layer: median, minimum and maximum over rounds. It uses
+few tokens, so that the device, here the CPU itself, has almost nothing to sum. The sum for as many tokens as in
+training is printed separately, because on a GPU the thread does not compute it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_layers(count: int) -> Any:
 
 
 def microseconds(layers: Any, x: Any, micro_batches: int) -> float:
-    """CPU time of this thread for a router."""
+    """Return this thread's CPU time per router call."""
     begin = time.thread_time()
     for _ in range(micro_batches):
         for layer in layers:
@@ -66,7 +66,7 @@ def measure(rank: int, arguments: Any, folder: str) -> None:
     layers = make_layers(arguments.layers)
     x = torch.randn(8, 1, HIDDEN)
     found: dict[str, list[float]] = {"a router": [], "and in shadow mode": [], "more": []}
-    for i in range(arguments.rounds + 1):  # the first is for warming up
+    for i in range(arguments.rounds + 1):  # the first round warms up
         own = microseconds(layers, x, arguments.micro_batches)
         replicas = foremoe.megatron.attach(layers, mode="shadow")
         with replicas.step():

@@ -1,10 +1,10 @@
-"""How long a step's plan takes: by one process, and by ranks that plan some of the layers each. In the root:
+"""Time to plan a step in one process, and in ranks that each plan some layers. In the root of the repository:
 
 PYTHONPATH=build/python OMP_NUM_THREADS=1 $(scripts/setup torch) python/benchmarks/shares.py
 
-The load has the shape of Qwen3-30B-A3B on 64 ranks, 32 micro-steps, drawn as `foremoe synth` draws it; "bursty" is with
-one sequence per rank and groups that differ. Shares are planned one after the other; then a process for each of them
-takes part in the gather of the real parts, and joins them. A tiny plan shows what sharing costs where it gains nothing.
+The load has the shape of Qwen3-30B-A3B on 64 ranks with 32 micro-steps and is drawn as by `foremoe synth`. "bursty" has
+one sequence per rank and groups that differ. Shares are planned one after the other. Then one process per share gathers
+the real parts and joins them. A tiny plan shows the cost of sharing without its gain.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ TINY: dict[str, Any] = {"layers": 4, "experts": 16, "top_k": 2, "ranks": SHARES,
 
 
 def seconds(call: Callable[[], object]) -> tuple[float, float]:
-    """Of the clock, and of the processor."""
+    """Return wall time and CPU time of a call."""
     clock, processor = time.perf_counter(), time.process_time()
     call()
     return time.perf_counter() - clock, time.process_time() - processor
 
 
 def gather(rank: int, folder: str, shape: dict[str, Any], planning: dict[str, Any]) -> None:
-    """Median over runs of one gather and join, by rank 0."""
+    """Gather and join the parts. Rank 0 prints the median time over runs."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=SHARES)
     load = foremoe.synthesize_load(**shape)
     layers = layers_of(rank, SHARES, load.num_layers)

@@ -1,4 +1,4 @@
-"""How long a call takes: what benchmarks share."""
+"""Timing of calls, shared by the benchmarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def median_seconds(call: Callable[[], object], runs: int) -> float:
-    """Of one call, after one that warms it up."""
+    """Return the median seconds per call, after one warm-up call."""
     call()
     seconds = []
     for _ in range(runs):

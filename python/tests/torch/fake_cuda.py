@@ -1,21 +1,20 @@
 """CUDA without a GPU: runs code on device "cuda" and counts where the host would wait for the device.
 
-torch's FakeTensorMode computes shapes and devices, and no values. On it an operation whose result depends on data, such
-as item(), raises; so do layouts that CUDA's kernels refuse. What it lets pass, or cannot do without a driver, has a
-stand-in here, in FakeCuda alone:
+torch's FakeTensorMode computes shapes and devices but no values. It raises for operations whose result depends on data,
+such as item(), and for layouts that CUDA's kernels reject. FakeCuda replaces the operations that FakeTensorMode ignores
+or cannot run without a driver:
 
-- Copies between host and device. A blocking one passes in FakeTensorMode; here it is counted, and so is one that does
-  not block but whose host side is not pinned, since CUDA makes it wait.
-- Assignments to places that a mask chooses, x[mask] = y, for which the host looks for these places; indices that lie
-  on the host, which are copied first.
-- Pinned memory: a tensor that remembers that it is pinned. CUDA's initialisation, which needs a driver: nothing.
-- Streams and events: objects without order, which count synchronize() and query().
-- Identity of storage: data_ptr() is 0 for all fake tensors; here it is another number for each storage.
-- The autograd engine, whose C++ asks the driver for streams: the same nodes, called in the same order, on the caller's
-  thread. Hooks of nodes, create_graph and the graph task's id, by which checkpoints are told apart, are left out.
+- Copies between host and device: FakeTensorMode ignores blocking copies. FakeCuda counts them. It also counts
+  non-blocking copies whose host tensor is not pinned, because CUDA runs these synchronously.
+- Masked assignment, x[mask] = y, which reads the mask on the host, and host indices, which are copied first: counted.
+- Pinned memory: a flag per tensor. CUDA initialisation, which needs a driver: a no-op.
+- Streams and events: objects that enforce no order and count synchronize() and query().
+- Storage identity: data_ptr() is 0 for all fake tensors. FakeCuda returns a distinct number per storage.
+- The autograd engine, whose C++ code asks the driver for streams: run_backward() calls the same nodes in the same order
+  on the caller's thread. It omits node hooks, create_graph and the graph task id that distinguishes checkpoints.
 
-Exchanges are those of torch's fake process group: they arrive at once, and change nothing. So nothing here says how
-long anything takes, whether streams are ordered as they must be, or what CUDA's kernels compute.
+Collectives use torch's fake process group: they complete at once and change nothing. Tests with FakeCuda therefore
+cannot measure time, and cannot check stream ordering or the results of CUDA kernels.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ INDEXED = (
 
 
 class FakeCuda:
-    """One per process, after `begin_fake_group()`. Code on the device runs inside `stand_ins()`."""
+    """A fake CUDA device. Create one per process, after `begin_fake_group()`, and run device code in `stand_ins()`."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.device = torch.device("cuda", 0)
-        self.waits: list[str] = []  # operation and place of each
-        self.uploads = 0  # copies from the host
+        self.waits: list[str] = []  # "operation at file:line" per wait
+        self.uploads = 0  # copies from host to device
         self._pinned = WeakIdKeyDictionary()
 
     def parameter_like(self, parameter: torch.Tensor) -> torch.nn.Parameter:
-        """A fake parameter on the device, of the shape, strides and type of a real one."""
+        """Return a fake parameter on the device with the shape, strides and dtype of `parameter`."""
         with self.mode:
             like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=self.device)
         return torch.nn.Parameter(like, parameter.requires_grad)
@@ -64,23 +63,23 @@ class FakeCuda:
         return tensor in self._pinned
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """In the place of Tensor.pin_memory()."""
+        """Replace Tensor.pin_memory()."""
         with self.mode:
             pinned = torch.empty_like(tensor, device="cpu")
         self._pinned[pinned] = True
         return pinned
 
     def count(self, what: str, caller: int = 0) -> None:
-        """what: the operation. caller: how many calls above is the line that is to be named."""
+        """Record a wait for operation `what`, at the line `caller` frames above the innermost frame outside torch."""
         frames = [f for f in traceback.extract_stack() if "/torch/_" not in f.filename and f.filename != __file__]
         self.waits.append(f"{what} at {os.path.basename(frames[-1 - caller].filename)}:{frames[-1 - caller].lineno}")
 
     @contextlib.contextmanager
     def stand_ins(self) -> Iterator[None]:
-        """Tensors that are made on the device, or copied there, are fake inside; all others are as they are."""
+        """Replace CUDA's functions. Tensors created on or copied to the device are fake; all others stay real."""
         streams = _Streams(self)
         with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as after, _Counter(self):
-            # torch.tensor(…, device=…) makes a tensor on the host and copies it, as FakeTensorMode has it.
+            # Make torch.tensor(…, device=…) build a host tensor and copy it, as FakeTensorMode does.
             after.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
             torch._C._set_only_lift_cpu_tensors(True)
             patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: self.pin(tensor))
@@ -101,7 +100,7 @@ def _is_on_device(value: Any) -> bool:
 
 
 class _Counter(TorchDispatchMode):
-    """Sees every operation before FakeTensorMode does."""
+    """Intercepts every operation before FakeTensorMode and counts waits and uploads."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()
@@ -122,7 +121,7 @@ class _Counter(TorchDispatchMode):
         elif func in INDEXED and _is_on_device(args[0]):
             indices = [index for index in args[1] if index is not None]
             masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
-            if masks and args[2:3] and args[2].numel() != 1:  # one value fills the mask, without a look at it
+            if masks and args[2:3] and args[2].numel() != 1:  # a single value is filled in without reading the mask
                 self._cuda.count(f"{func} by a mask")
             if any(not _is_on_device(index) and index.dim() for index in indices):
                 self._cuda.count(f"{func} by an index on the host")
@@ -138,7 +137,7 @@ class _Counter(TorchDispatchMode):
 
 
 class _Stream:
-    """A stream or an event."""
+    """A stream or an event that enforces no order."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda = cuda
@@ -169,7 +168,7 @@ class _Stream:
 
 
 class _Streams:
-    """The functions of torch.cuda that ask the driver for streams and devices."""
+    """Replacements for the functions of torch.cuda that ask the driver for streams and devices."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda = cuda
@@ -193,9 +192,9 @@ class _Streams:
 def run_backward(
     outputs: Any, gradients: Any, retain: bool, create: bool, inputs: Any, *_: Any, **__: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    """In the place of the autograd engine: nodes run when all that leads to them has, the latest made first.
+    """Replace the autograd engine: run each node after its predecessors, the most recently created ready node first.
 
-    With inputs, their gradients are returned and nothing is accumulated, as torch.autograd.grad() has it.
+    If `inputs` are given, return their gradients and accumulate nothing, as torch.autograd.grad() does.
     """
     assert not create
     roots = [torch.autograd.graph.get_gradient_edge(of) for of in outputs]
@@ -217,7 +216,7 @@ def run_backward(
 
     def arrive(node: Any, place: int, gradient: torch.Tensor | None) -> None:
         if gradient is not None:
-            expects = node._input_metadata[place]  # the engine, not a node, sums what was broadcast
+            expects = node._input_metadata[place]  # the engine, not the node, sums over broadcast dimensions
             gradient = gradient.sum_to_size(expects.shape).to(expects.dtype)
             held = arrived[node].get(place)
             arrived[node][place] = gradient if held is None else held + gradient
@@ -250,7 +249,7 @@ def run_backward(
 
 
 def _call(node: Any, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Calls a node of C++, or a torch.autograd.Function. Returns the gradients of its inputs that have an edge."""
+    """Call a C++ node or a torch.autograd.Function. Return the gradients of the inputs that have an edge."""
     if not hasattr(node, "apply"):
         computed = node(*gradients)
         computed = computed if isinstance(computed, tuple) else (computed,)
@@ -261,7 +260,7 @@ def _call(node: Any, gradients: list[torch.Tensor | None]) -> list[torch.Tensor 
 
 
 def begin_fake_group(rank: int, ranks: int) -> None:
-    """Makes the default group of torch's fake process group. What a rank sends arrives as what it receives."""
+    """Make torch's fake process group the default group. Each rank receives the values that it sends."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

@@ -1,4 +1,4 @@
-"""An MoE layer of a few numbers, for two ranks: what tests share that need no model."""
+"""A tiny MoE layer for two ranks, shared by tests that need no model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RANKS, EXPERTS, TOP_K, HIDDEN = 2, 4, 1, 8
 
 
 class Layer(torch.nn.Module):
-    """An MoE layer of one's own: each expert is a matrix."""
+    """A user-defined MoE layer in which each expert is one matrix."""
 
     def __init__(self, experts: int = EXPERTS, seed: int = 0) -> None:
         super().__init__()

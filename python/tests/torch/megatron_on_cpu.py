@@ -1,7 +1,7 @@
-"""What megatron-core lacks to run MoE layers on CPU, and a counter of its waits for the device. For tests alone.
+"""Stubs that let megatron-core run MoE layers on CPU, and a counter of its waits for the device. Only for tests.
 
-Megatron-LM asks CUDA for devices, streams, events and random states where there is none; here they are stubs. A tensor
-that would lie on the device is an OnDevice, and so is all that is computed from it: what brings one to the host counts.
+The stubs replace CUDA's devices, streams, events and random states. An OnDevice marks a tensor that would be on the
+device; results computed from it are OnDevice too, and every transfer of one to the host is counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def count(name: str) -> None:
 
 
 class _Nothing:
-    """A stream or an event. What the host would wait for is counted."""
+    """A stub of a stream or an event. Counts synchronize(), for which the host would wait."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -40,7 +40,7 @@ class _Nothing:
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that would lie on the device."""
+    """A CPU tensor that would be on the device in a GPU run."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,7 +50,7 @@ class OnDevice(torch.Tensor):
 
 
 def apply() -> None:
-    """Makes the stubs, in this process, for good."""
+    """Install the stubs permanently in this process."""
     import megatron.core.tensor_parallel.random as random
     import megatron.core.transformer.moe.moe_utils as moe_utils
     import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
@@ -60,10 +60,10 @@ def apply() -> None:
     stream = _Nothing()
     torch.cuda.current_stream = lambda *_: stream
     torch.cuda.stream = lambda _: contextlib.nullcontext()
-    torch.cuda.synchronize = lambda *_: None  # Megatron-LM's own, around what pipeline stages send each other
+    torch.cuda.synchronize = lambda *_: None  # Megatron-LM calls it around pipeline sends
 
     def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-        """Its own converts tensors on CUDA alone, and all_to_all_single takes no tensors as sizes."""
+        """Convert CPU tensors too: Megatron-LM's version skips them, and all_to_all_single needs sizes as integers."""
         if not torch.is_tensor(tensor):
             return tensor
         if isinstance(tensor, OnDevice):
@@ -72,7 +72,7 @@ def apply() -> None:
         return plain.tolist() if as_numpy else plain
 
     token_dispatcher.maybe_move_tensor_to_cpu = move
-    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 reads it without Transformer Engine too
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 reads it even without Transformer Engine
         moe_utils.te_general_gemm = None
     gather = token_dispatcher.gather_from_sequence_parallel_region
 
@@ -81,10 +81,10 @@ def apply() -> None:
         return gather(*args, **kwargs)
 
     token_dispatcher.gather_from_sequence_parallel_region = gather_counted
-    # Its schedules and optimizers make tensors on "cuda".
+    # Megatron-LM's schedules and optimizers create tensors on "cuda".
     for name in ("tensor", "zeros", "empty"):
         setattr(torch, name, functools.partial(_on_cpu, getattr(torch, name)))
-    # Checkpoints keep random states of CUDA.
+    # Activation checkpoints save CUDA's random states.
     random._get_all_rng_states = lambda *_, **__: ()
     random._set_all_rng_states = lambda *_, **__: None
     random._fork_rng = contextlib.nullcontext
@@ -96,7 +96,7 @@ def _on_cpu(make: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def types_of_cuda() -> Iterator[None]:
-    """Tensors say that they are of CUDA: optimizers ask for "torch.cuda.FloatTensor"."""
+    """Make Tensor.type() report CUDA types: Megatron-LM's optimizers require "torch.cuda.FloatTensor"."""
     own = torch.Tensor.type
 
     def of(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,6 +110,6 @@ def types_of_cuda() -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted() -> Iterator[dict[str, int]]:
-    """What is counted inside: all_gather of the dispatchers, synchronize, to_host."""
+    """Count, inside the context, the dispatchers' all_gather calls, synchronize() and transfers to the host."""
     COUNTS.clear()
     yield COUNTS

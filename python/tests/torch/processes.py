@@ -1,6 +1,6 @@
-"""Rank processes of the tests. They end with the test run, and a rank that hangs prints the stacks of its threads.
+"""Rank processes for tests. They end with the test run, and a rank that hangs prints the stacks of its threads.
 
-A test that takes `rank` runs in four processes, or in WORLD of its module. All such tests share them: see Ranks.
+A test with a parameter `rank` runs in four processes, or in its module's WORLD. All such tests share them: see Ranks.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ def rank_starter() -> Any:
 
 
 def run_ranks(ranks: int, work: Callable[..., None], *args: Any) -> None:
-    """Run work(rank, *args) in one process per rank, and raise what one of them raises, after killing the others."""
+    """Run work(rank, *args) in one process per rank. If a rank raises, kill the others and raise its error."""
     rank_starter()
     mp.start_processes(work, args, nprocs=ranks, start_method="forkserver")
 
 
 def begin_rank(rank: int, ranks: int, folder: str) -> None:
-    """Make the gloo group of a test's ranks. Called by each rank.
+    """Create the gloo group of a test's ranks. Called by each rank.
 
-    A rank that waits in an exchange handles neither exceptions nor signals, so it is killed when the test's process
-    dies. After LONGEST seconds it prints the stacks of its threads and exits. Each rank computes on one thread, since
-    ranks with more threads than cores wait for each other.
+    A rank that waits in a collective handles neither exceptions nor signals, so it is killed when the test's process
+    dies. After LONGEST seconds it prints the stacks of its threads and exits. Each rank computes on one thread, because
+    ranks with more threads in total than cores wait for each other.
     """
     torch.set_num_threads(1)
-    gc.freeze()  # a collection neither visits nor copies what the server imported
-    test = multiprocessing.parent_process()  # this process's own parent is the server that forked it
+    gc.freeze()  # the collector neither visits nor copies the server's objects
+    test = multiprocessing.parent_process()  # getppid() is the fork server instead
     assert test is not None
 
     def die_with_the_test() -> None:
@@ -86,14 +86,14 @@ def prepare_rank() -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """What each rank gives, on all ranks."""
+    """Return the values of all ranks, by rank, on every rank."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def _explain(error: BaseException) -> str:
-    """The traceback, and the variables of the line that failed."""
+    """Return the traceback and the local variables of the frame that raised."""
     text = "".join(traceback.format_exception(error))
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return text + "".join(
@@ -102,14 +102,14 @@ def _explain(error: BaseException) -> str:
 
 
 def _serve(rank: int, ranks: int, prepare: str, folder: str, pipe: Any) -> None:
-    """Run the tests that arrive in the pipe until it is closed. Answer with (whether skipped, words), or None."""
+    """Run the tests received from the pipe until it closes. Answer None, or (is_skipped, message)."""
     importlib.import_module(prepare).prepare_rank()
     begin_rank(rank, ranks, folder)
     while True:
         try:
             module, name, arguments = pipe.recv()
         except EOFError:
-            os._exit(0)  # groups that a test broke might wait for each other
+            os._exit(0)  # destroying groups that a test broke could hang
         faulthandler.dump_traceback_later(LONGEST, exit=True)
         try:
             getattr(importlib.import_module(module), name)(rank=rank, **arguments)
@@ -121,9 +121,9 @@ def _serve(rank: int, ranks: int, prepare: str, folder: str, pipe: Any) -> None:
 
 
 class Ranks:
-    """Processes with a gloo group. They are started for the first test, and anew after one that some did not end.
+    """Processes with a gloo group, started for the first test and restarted if some rank did not finish a test.
 
-    prepare: the module whose prepare_rank() each of them calls first.
+    Each process first calls prepare_rank() of the module `prepare`.
     """
 
     def __init__(self, prepare: str, ranks: int = RANKS) -> None:
@@ -143,7 +143,7 @@ class Ranks:
             other.close()
 
     def run(self, module: str, name: str, arguments: dict[str, Any]) -> None:
-        """Call that function on each rank, and raise what it raises there."""
+        """Call function `name` of `module` on each rank, and raise the errors of the ranks."""
         if not self._pipes:
             self._start()
         for pipe in self._pipes:

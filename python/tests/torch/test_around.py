@@ -1,4 +1,4 @@
-"""What users do around the documented loop: it trains rightly, or is refused by name and on all ranks."""
+"""User code around the documented loop either trains correctly or is refused by name on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foremoe.torch import ExpertParallel
 
 
 def test_parameters_that_other_code_shards_keep_their_gradients(rank: int) -> None:
-    """Of the head, each rank has another part."""
+    """Each rank has a different part of the head."""
 
     def with_head(wrapper: str | None) -> tuple[Any, Any, Any]:
         model = make_model(torch.float64)
@@ -41,7 +41,7 @@ def test_parameters_that_other_code_shards_keep_their_gradients(rank: int) -> No
 
 
 def test_a_head_that_wrap_never_saw_is_compared_once_it_has_stepped(rank: int) -> None:
-    """A value head in the optimizer of the experts."""
+    """A value head shares the experts' optimizer."""
     ep, model, trained = begin()
     torch.manual_seed(0)
     head = torch.nn.Linear(4, 1, bias=False).double()
@@ -66,7 +66,7 @@ def shared_experts() -> None:
 
 
 def no_sync() -> None:
-    """drain() averages; so it does not matter that the trainer's DistributedDataParallel did not."""
+    """drain() averages gradients, so it does not matter that DistributedDataParallel did not."""
     ep, model, _ = begin()
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     with ddp.no_sync():
@@ -113,7 +113,7 @@ def test_replaced_experts_are_refused_without_a_phase_too(rank: int) -> None:
 
 
 def hooked(model: Any, rank: int) -> Any:
-    """The second layer's forward fails on one rank, until the handle is removed."""
+    """Make the second layer's forward fail on rank ODD until the returned handle is removed."""
 
     def fail(*_: Any) -> None:
         if rank == ODD:

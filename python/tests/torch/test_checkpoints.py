@@ -1,4 +1,4 @@
-"""What torch saves of a spread model, and of its optimizer, holds all experts; anything else refuses to save.
+"""Checkpoints of a spread model and its optimizer contain all experts; ways that would save fewer are refused.
 
 The oracle is an unspread model in the same process, with a plain AdamW.
 """
@@ -41,11 +41,11 @@ EXPERT = "model.layers.0.mlp.experts.down_proj"
 
 
 class Run:
-    """A model, spread or not, and its optimizer."""
+    """A model, spread or unspread, and its optimizer."""
 
     def __init__(self, seed: int, wrapper: str | None = None, group: Any = None, is_spread: bool = True) -> None:
         self.model = self.wrapped = make_model(torch.float64, seed)
-        self.model.set_experts_implementation("eager")  # which has float64
+        self.model.set_experts_implementation("eager")  # supports float64
         groups: list[Any] = [list(self.model.parameters())]
         if is_spread:
             self.ep = spread(self.model, group, ranks_per_node=1)
@@ -54,7 +54,7 @@ class Run:
         self.optimizer = torch.optim.AdamW([{"params": of} for of in groups], lr=1e-2, weight_decay=0.1)
 
     def step(self, step: int) -> None:
-        """The same gradients of the whole model on all ranks, whatever holds them."""
+        """Take an optimizer step with random gradients of the whole model that are equal on all ranks."""
         for i, (name, p) in enumerate(self.model.named_parameters()):
             random = torch.Generator().manual_seed(1000 * step + i)
             whole = torch.randn(whole_shape(name, p), dtype=p.dtype, generator=random)
@@ -67,7 +67,7 @@ class Run:
         return whole if whole.shape == weight.shape else whole.chunk(self.ep.num_ranks)[self.ep.rank].clone()
 
     def difference(self, expected: Run) -> str:
-        """The first parameter, or moment, that is not bit-equal to that of the unspread model; empty where all are."""
+        """Return the first parameter or moment that is not bit-equal to the unspread model's, or "" if all are."""
         of_expected = dict(expected.model.named_parameters())
         for name, p in self.model.named_parameters():
             state, other = self.optimizer.state[p], expected.optimizer.state[of_expected[name]]
@@ -95,7 +95,7 @@ def trained(steps: int, **options: Any) -> Run:
 
 
 def difference_of(found: Any, expected: Any, name: str = "") -> str:
-    """The first entry of nested states that differs."""
+    """Return the path of the first entry in which two nested states differ, or ""."""
     if isinstance(expected, dict):
         if found.keys() != expected.keys():
             return f"{name}: {sorted(found.keys() ^ expected.keys(), key=str)}"
@@ -113,7 +113,7 @@ def load(run: Run, folder: str, **options: Any) -> None:
 
 @functools.cache
 def folder() -> str:
-    """A folder of all ranks."""
+    """Create a temporary folder and return its path on all ranks."""
     folders = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folders)
     return folders[0]
@@ -126,7 +126,7 @@ of_wrappers = pytest.mark.parametrize("wrapper", [None, "ddp", "fsdp2"])
 def test_a_checkpoint_of_four_ranks_has_all_weights_and_moments_on_four_two_and_one(
     rank: int, wrapper: str | None
 ) -> None:
-    """By torch.distributed.checkpoint. Then one more step of each."""
+    """Uses torch.distributed.checkpoint, then takes one more step with each run."""
     pair = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
     into = f"{folder()}/{wrapper}"
     saving = trained(STEPS, wrapper=wrapper)
@@ -178,7 +178,7 @@ def test_a_spread_model_and_its_optimizer_take_their_own_states_and_whole_ones(r
     run = Run(1)
     run.model.load_state_dict(state)
     run.optimizer.load_state_dict(copy.deepcopy(saving.optimizer.state_dict()))
-    run.step(STEPS)  # also follows an optimizer that has not stepped before
+    run.step(STEPS)  # also works with an optimizer that has not stepped before
     assert run.difference(trained(STEPS + 1, is_spread=False)) == ""
     run = trained(1)
     run.model.load_state_dict(expected.model.state_dict())
@@ -205,7 +205,7 @@ def test_states_that_may_be_another_ranks_are_refused(rank: int) -> None:
     factored = torch.optim.Adafactor(run.ep.expert_parameters())
     for p in run.ep.expert_parameters():
         p.grad = torch.ones_like(p)
-    refusal(factored.step)  # is refused already
+    refusal(factored.step)  # already refused
     for way in (factored.state_dict, lambda: get_optimizer_state_dict(run.model, factored)):
         assert refusal(way).startswith("InputError: optimizer: row_var of parameter 0 is [4, 32, 1]")
 
@@ -275,4 +275,4 @@ def test_what_would_save_one_ranks_experts_refuses_when_it_saves(rank: int) -> N
         lambda: accelerator.save_model(prepared, f"{into} model", safe_serialization=False),
         lambda: accelerator.save_state(f"{into} state", safe_serialization=False),
     ):
-        assert refusal(way).startswith(ONE_RANKS if rank == 0 else "nothing")  # rank 0 alone writes
+        assert refusal(way).startswith(ONE_RANKS if rank == 0 else "nothing")  # only rank 0 writes

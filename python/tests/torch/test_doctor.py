@@ -1,4 +1,4 @@
-"""python -m foremoe.torch.doctor: what it runs passes here, and what goes wrong on a rank is reported as failed."""
+"""python -m foremoe.torch.doctor: its checks pass on this machine, and errors on a rank are reported as failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pass_quietly(hardware: Hardware) -> Outcome:
 
 
 def on_rank_1(act: Any, hardware: Hardware) -> Outcome:
-    """Rank 0 waits for rank 1, which does something else."""
+    """Let rank 0 wait in a barrier while rank 1 runs `act` first."""
     if dist.get_rank() == 1:
         act()
     dist.barrier()
@@ -67,7 +67,7 @@ def cannot(hardware: Hardware) -> Outcome:
 
 
 def send_wrong_experts() -> None:
-    """From now on what this rank sends to another one, weights or gradients, is 1 % too large."""
+    """Make all weights and gradients that this rank sends from now on 1 % too large."""
     start = dist.batch_isend_irecv
 
     def start_wrong(operations: list[Any]) -> list[Any]:
@@ -103,7 +103,7 @@ def test_all_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
     by_status: dict[str, list[str]] = {PASSED: [], FAILED: [], CANNOT_RUN: []}
     for row in document["checks"]:
         by_status[row["outcome"]].append(row["check"])
-    of_clocks = {"copies overlap with computing"}  # which fails where other programs use the processors
+    of_clocks = {"copies overlap with computing"}  # can fail when other programs use the processors
     assert set(by_status[FAILED]) <= of_clocks, document
     assert by_status[CANNOT_RUN] == ["no layer waits for the device"]
     assert [row["check"] for row in document["checks"]] == [c.name for c in command.all_checks(CPU, command.SPEED)]
@@ -134,13 +134,13 @@ def test_every_residency_path_and_type_is_compared(whole_run: Any) -> None:
     assert compared == {(p, r, d) for p in equality.PATHS for r in equality.RESIDENCIES for d in equality.DTYPES}
     for row in document["checks"][:18]:
         assert row["figures"]["copies"] > 0
-        assert row["figures"]["gradient_error"] > 0  # another rounding than the reference's: it was computed apart
+        assert row["figures"]["gradient_error"] > 0  # rounded differently, so computed independently
 
 
 def test_the_speed_is_predicted_by_the_rows_of_the_busiest_rank(whole_run: Any) -> None:
     figures = figures_of(whole_run[1], "speed of a planned step")
     assert figures["predicted_speedup"] > 1 and figures["rho_before"] > figures["rho"] >= 1
-    # Layers and micro-steps have about equally many rows, so that both are nearly the same mean.
+    # Layers and micro-steps have about equal numbers of rows, so both ratios are nearly the same mean.
     assert abs(figures["predicted_speedup"] / (figures["rho_before"] / figures["rho"]) - 1) < 0.01
     assert figures["critical_path_speedup"] > 0 and figures["wall_speedup"] > 0
     assert 0 <= figures["exposed_share"] <= 1

@@ -1,4 +1,4 @@
-"""Forwards without a plan, of which ranks run different numbers."""
+"""Forwards without a plan, whose number differs between ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training import begin, draw_batches, draw_routes, make_model, spread
 
 
 def test_ranks_generate_completions_of_different_lengths(rank: int) -> None:
-    """Rank 2 generates none. Then a phase."""
+    """Rank 2 generates no completion. A planned phase follows."""
     whole, model = make_model(torch.float32), make_model(torch.float32)
     ep = spread(model)
     (prompt,) = draw_batches(rank, 1, 7)

@@ -1,4 +1,4 @@
-"""A rank that fails inside a phase ends it on all ranks, which name it and repeat its reason, long before a timeout."""
+"""A failure on one rank ends the phase on all ranks, which report the rank and its error long before a timeout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 60.0
 
 
 class Broken(Exception):
-    """What the trainer's own code raises."""
+    """An error raised by the trainer's own code."""
 
 
 def break_here() -> None:
@@ -31,12 +31,12 @@ def break_here() -> None:
 
 
 def break_in_planned_phase() -> None:
-    """When the next phase is entered, before its ranks have compared their plans."""
+    """Fail when the next phase is entered, before its ranks have compared their plans."""
     mock.patch.object(planned_phase, "expect_executable", side_effect=[Broken("the loss\nis no number")]).start()
 
 
 def train(rank: int, ep: Any, model: Any, breaks: dict[str, Callable[[], None]]) -> None:
-    """A phase of two micro-steps; `breaks` says what happens on the failing rank, by place."""
+    """Train for a phase of two micro-steps. `breaks` maps a place to the function that the failing rank calls there."""
     batches, routes = draw_batches(rank, 2, 1), draw_routes(rank, 2, 1)
 
     def pass_by(place: str) -> None:
@@ -97,7 +97,7 @@ def work_until_killed(rank: int, folder: str, place: str) -> None:
         train(rank, ep, model, {place: die})
     except Exception as error:
         pathlib.Path(folder, f"{rank}.txt").write_text(f"{type(error).__name__}: {error}")
-        time.sleep(together.PATIENCE_SECONDS + 1)  # so that nobody takes this rank for dead
+        time.sleep(together.PATIENCE_SECONDS + 1)  # so that other ranks do not report this rank as dead
     os._exit(0)
 
 

@@ -1,8 +1,8 @@
 """Megatron-LM's planned layers on device "cuda" without a GPU: where the host waits for the device (fake_cuda.py).
 
-In a process of its own, since layers are built on the CPU, as megatron_training.py builds them, with Megatron-LM's
-questions about CUDA answered. Afterwards parameters are fake tensors on "cuda". Transformer Engine's fused kernels are
-replaced by operations that do not wait either, so what the fused case shows is the code around them.
+The tests run in a process of their own, because megatron_training.py builds layers on the CPU with stubs for CUDA.
+Parameters then become fake tensors on "cuda". Operations that do not wait replace Transformer Engine's fused kernels,
+so the fused case tests only the code around these kernels.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FUSED = ("fused_permute", "fused_permute_with_probs", "fused_unpermute", "fused_
 
 
 class Left(Exception):
-    """Ends a step before its end, which waits for the device once."""
+    """Leaves a step early, because a completed step waits for the device once."""
 
 
 class AtOnce:
-    """A ThreadPoolExecutor that runs what it is given when it is given it: fake tensors are of one thread."""
+    """A ThreadPoolExecutor that runs functions in submit(), because fake tensors work on one thread only."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -61,23 +61,23 @@ def sort_chunks_with_probs(rows: Any, probs: Any, sizes: Any, order: Any) -> Any
 
 
 def without_waits(tensor: Any, mask: Any, num_out_tokens: int) -> Any:
-    """What masked_select() returns, where its size is known."""
+    """Return masked_select()'s result, given its size, without waiting for the device."""
     chosen = torch.nonzero_static(mask.reshape(-1), size=num_out_tokens)[:, 0]
     return tensor.reshape(-1).index_select(0, chosen)
 
 
 def move(module: Any, cuda: FakeCuda) -> None:
-    """All parameters are fake tensors on the device from now on."""
+    """Replace all parameters by fake tensors on the device."""
     for of in module.modules():
         for name, parameter in list(of.named_parameters(recurse=False)):
             setattr(of, name, cuda.parameter_like(parameter))
 
 
 def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool = True) -> tuple[list[str], int]:
-    """Waits of all layers, forward and backward, and copies of experts into this rank.
+    """Return the waits of all layers, forward and backward, and the number of experts copied into this rank.
 
-    sized: masked_select(), which waits for the size of its result, is counted, and returns as many rows as are sent.
-    Where it is False, masked_select() raises.
+    If `sized`, masked_select(), which waits for the size of its result, is counted and returns as many rows as are
+    sent. Otherwise masked_select() raises.
     """
     import megatron.core.transformer.moe.moe_utils as moe_utils
     from megatron.core import parallel_state
@@ -103,7 +103,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
     RouterReplay.clear_global_router_replay_instances()
     with pytest.MonkeyPatch.context() as patch, cuda.stand_ins():
         patch.setattr(of_replicas, "make_groups", fake_groups)
-        patch.setattr(shares, "POLICIES", ())  # each rank plans all: nobody else is there
+        patch.setattr(shares, "POLICIES", ())  # this process plans everything, since no other rank exists
         patch.setattr(step, "ThreadPoolExecutor", AtOnce)
         patch.setattr(moe_utils, "te_general_gemm", None, raising=False)
         for name, function in zip(
@@ -120,7 +120,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
             case = Case(dtype=torch.bfloat16)
             net = make_net(make_config(case, moe_permute_fusion=fused, moe_router_dtype="fp32"))
             move(net, cuda)
-            build.setattr(experts.GuestExperts, "try_lending", lambda _: None)  # it looks at values
+            build.setattr(experts.GuestExperts, "try_lending", lambda _: None)  # it reads values
             replicas = foremoe.megatron.attach(net, ranks_per_node=2, guest_slots=2, residency=residency)
             build.setattr(replicas, "_device", torch.device("cpu"))
             plan = replicas.plan(counts_of(0, 0)[:MICRO_STEPS])
@@ -128,12 +128,12 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
         for guests, moe in zip(replicas._guests, replicas._moes, strict=True):
             move(guests.module, cuda)
             guests._parameters = experts.expert_parameters(guests.module, moe.name)
-        patch.setattr(replicas, "_expect_same", lambda _: None)  # it compares digests, on the device
+        patch.setattr(replicas, "_expect_same", lambda _: None)  # it compares digests on the device
         cuda.waits.clear()
         with contextlib.suppress(Left), replicas.step(plan):
             for m in range(MICRO_STEPS):
                 replay(net, 0, m)
-                for layer in net.moe:  # where a trainer has put them
+                for layer in net.moe:  # a trainer has them on the device
                     of = layer.router.router_replay
                     of.set_target_indices(of.target_topk_idx.pin_memory().to(cuda.device, non_blocking=True))
                 hidden = torch.zeros(TOKENS, 1, HIDDEN, dtype=torch.bfloat16, device=cuda.device, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Recording and replaying routes, and executing experts, of every family that foremoe.hf claims."""
+"""Route recording, route replay and expert execution for every model family that foremoe.hf supports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
     },
 }
-# Families whose routers choose otherwise than by one top-k over their experts.
+# Families whose routers do not choose experts by a single top-k.
 NOT_REPLAYABLE: dict[str, dict[str, Any]] = {
     "Phimoe": LOCAL,
     "Zaya": {"num_experts": EXPERTS, "moe_intermediate_size": 16, "router_hidden_size": 16, "head_dim": 16},
@@ -75,7 +75,7 @@ def make_model(family: str) -> Any:
 
 
 def recorded(model: Any, ids: Any) -> tuple[Any, Any]:
-    """Logits, and routes [batch, tokens, layers, top_k] of every row."""
+    """Return the logits and the routes of all rows, [batch, tokens, layers, top_k]."""
     calls: list[Any] = []
     hooks = [
         layer.experts.register_forward_pre_hook(lambda _, arguments: calls.append(arguments[1].detach()))
@@ -194,7 +194,7 @@ def test_a_router_whose_choice_cannot_be_replayed_is_refused_when_layers_are_mad
 
 
 def test_a_router_is_tried_without_a_trace() -> None:
-    """Its parameters, its buffers and random numbers are as before, also where training adds noise."""
+    """Leaves parameters, buffers and the random state unchanged, even if the router adds noise in training."""
     model = make_model("DeepseekV3").train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
@@ -205,7 +205,7 @@ def test_a_router_is_tried_without_a_trace() -> None:
 
 
 class Adapter(torch.nn.Module):
-    """As peft's ParamWrapper: around the experts, whose weights are parametrized while they run."""
+    """Wraps the experts like peft's ParamWrapper, which parametrizes their weights while they run."""
 
     def __init__(self, experts: torch.nn.Module) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class Adapter(torch.nn.Module):
 
 
 class Low(torch.nn.Module):
-    """A weight and what an adapter adds to it."""
+    """A parametrization that adds an adapter's update to a weight."""
 
     def forward(self, weight: Any) -> Any:
         return weight + 1

@@ -1,4 +1,4 @@
-"""Guests whose buffers are lent to other experts between forward and backward, in one process."""
+"""Guests whose buffers are lent to other experts between forward and backward, in a single process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, WIDTH = 5, 4
 
 
 class Saves(torch.autograd.Function):
-    """rows @ weight, as autograd's own."""
+    """rows @ weight, saved as autograd's own matmul does."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any) -> Any:
@@ -31,7 +31,7 @@ class Saves(torch.autograd.Function):
 
 
 class Hides(Saves):
-    """Keeps its weight where autograd does not see it."""
+    """Stores its weight outside autograd's saved tensors."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any) -> Any:
@@ -44,7 +44,7 @@ class Hides(Saves):
 
 
 class Casts(torch.autograd.Function):
-    """Saves a copy of its own."""
+    """Saves a float32 copy of the weight instead of the weight."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any) -> Any:
@@ -59,7 +59,7 @@ class Casts(torch.autograd.Function):
 
 
 def in_a_checkpoint(rows: Any, weight: Any) -> Any:
-    """Which computes again by the weight that lies there."""
+    """Multiply in a checkpoint, which recomputes with the weight then in the buffer."""
     return torch.utils.checkpoint.checkpoint(lambda rows: rows @ weight, rows, use_reentrant=False)
 
 
@@ -77,7 +77,7 @@ BAD = {"hides": Hides.apply, "in a checkpoint": in_a_checkpoint}
 
 
 class Experts:
-    """Of an ExpertLayer what a trial asks."""
+    """The part of ExpertLayer that try_lending_layer() uses."""
 
     name, hidden_size = "moe.0", WIDTH
 
@@ -99,7 +99,7 @@ class Experts:
 
 
 def gradients(multiply: Any, *, lent: bool) -> list[Any]:
-    """Of rows and weights where the buffers are lent in between, or are not."""
+    """Return gradients of rows and weights. If `lent`, other experts use the buffers before the backward."""
     layer: Any = Experts(multiply)
     weights = {name: weight.detach()[:1].clone() for name, weight in layer.weights().items()}
     rows = torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH).requires_grad_()
@@ -135,7 +135,7 @@ def test_experts_that_would_read_others_in_the_backward_are_refused(case: str) -
     for frozen in ("", "up", "bias"):
         with pytest.raises(foremoe.InputError, match=r"residency: shared, but the experts of moe\.0 read weights"):
             try_lending_layer(Experts(BAD[case], frozen))
-    with pytest.raises(foremoe.InputError):  # one of the two
+    with pytest.raises(foremoe.InputError):  # only the first product is bad
         try_lending_layer(Experts(lambda rows, w: BAD[case](rows, w) if rows.is_leaf else rows @ w))
 
 
@@ -158,6 +158,6 @@ def test_one_layer_of_each_kind_is_tried() -> None:
         pass
 
     try_lending_layers([Counted(torch.matmul) for _ in range(3)])
-    assert Counted.tried == 2  # with and without other weights there
+    assert Counted.tried == 2  # with the same and with other weights in the buffers
     with pytest.raises(foremoe.InputError, match="residency: shared"):
         try_lending_layers([Counted(torch.matmul), Other(Hides.apply)])

@@ -1,4 +1,4 @@
-"""What one rank gives attach() and plan() otherwise than others is refused by all, by its name, within five seconds."""
+"""All ranks refuse, by name and within five seconds, arguments of attach() and plan() that differ on one rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foremoe._engine.arguments import OPTIONS
 from foremoe.megatron import supported
 
 input_error = functools.partial(input_error, within=5.0)
-# By argument of attach(): what rank 2 is given, and what all others are.
+# attach()'s arguments: the value on rank 2 and the value on all other ranks.
 ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "guest_slots": (2, 1),
     "residency": ("shared", None),
@@ -47,7 +47,7 @@ def net_of(**options: Any) -> Any:
 
 
 def test_every_argument_is_compared() -> None:
-    """One that is new must be compared, and be put to the test here."""
+    """A new argument must be compared across ranks and tested here."""
     arguments = set(inspect.signature(attach).parameters) - {"model_chunks", "options"} | OPTIONS
     assert arguments == set(ARGUMENTS) | MAY_DIFFER
 

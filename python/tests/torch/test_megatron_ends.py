@@ -1,4 +1,4 @@
-"""How a planned step of Megatron-LM ends: complete, by micro-batches that are not the plan's, or by an error."""
+"""Ends of a planned Megatron-LM step: completion, micro-batches that differ from the plan, or an error."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def replay_nothing(net: Any) -> None:
 
 
 def turn_choice(net: Any) -> None:
-    """As many rows for each expert as planned, but not those that are replayed."""
+    """Route the planned number of rows to each expert, but not the replayed rows."""
     net.moe[0].router.register_forward_hook(lambda *of: tuple(out.roll(1, 0) for out in of[2]))
 
 
 def make(ep: int = 4) -> tuple[Any, Any, Any]:
-    """A model, its replicas, and a plan."""
+    """Return a model, its replicas and a plan."""
     begin_groups(ep)
     net = make_net(make_config(Case(ep=ep)))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2)
@@ -49,7 +49,7 @@ def make(ep: int = 4) -> tuple[Any, Any, Any]:
 def leave(
     step: int, order: str, ep: int = 4, spoilt: bool = False, change: Callable[[Any], Any] = lambda net: None
 ) -> str:
-    """What a step of these forwards and backwards says, after which replicas are of no use."""
+    """Run forwards ("f") and backwards in `order`. Return the step's error, after which the replicas are unusable."""
     net, replicas, plan = make(ep)
     try:
         with replicas.step(plan):
@@ -62,7 +62,7 @@ def leave(
                     y = net(batch(step, micro_step % MICRO_STEPS))
                 else:
                     y.sum().backward()
-            if spoilt:  # as if a row had gone elsewhere, and no exchange had failed of it
+            if spoilt:  # as if a row went to a wrong rank and no exchange failed
                 net.moe[0].token_dispatcher.step.others[0, 0] = True
     except RuntimeError as error:
         message = " ".join([str(error), *getattr(error, "__notes__", [])])
@@ -103,8 +103,8 @@ def test_replicas_of_a_group_that_failed_do_not_use_its_gradients(rank: int) -> 
 def test_an_error_in_one_expert_parallel_group_ends_the_steps_of_the_others(
     rank: int, ranks: tuple[int, ...], micro_steps: int
 ) -> None:
-    """These ranks leave the step by an error of the trainer's own, after so many micro-batches; it is caught. Others
-    ask late for the gradients that they sent, and nothing of their step is left by then."""
+    """`ranks` leave the step after `micro_steps` micro-batches by a trainer's error, which is caught. The other ranks
+    collect the gradients of their guests late, when their peers' step is gone."""
     own = Guests.bring_home
 
     def bring_home_late(self: Any, layer: int) -> None:
@@ -135,7 +135,7 @@ def test_an_error_in_one_expert_parallel_group_ends_the_steps_of_the_others(
 
 
 def run_planned(replicas: Any, net: Any, plan: Any) -> Any:
-    """Returns a weak reference to the step."""
+    """Run a planned step and return a weak reference to it."""
     trains = plan.phase == "policy_update"
     with replicas.step(plan), torch.set_grad_enabled(trains):
         step = weakref.ref(net.moe[0].token_dispatcher.step)
@@ -148,7 +148,7 @@ def run_planned(replicas: Any, net: Any, plan: Any) -> Any:
 
 
 def test_an_error_at_the_end_of_a_step_ends_it_as_one_inside_and_the_other_ranks_hear_of_it(rank: int) -> None:
-    """The end fails on one rank, after all have said that theirs was complete."""
+    """Closing the step fails on one rank after all ranks have reported completion."""
     net, replicas, plan = make(2)
     closed: list[bool] = []
     own = Step.close
@@ -171,7 +171,7 @@ def test_an_error_at_the_end_of_a_step_ends_it_as_one_inside_and_the_other_ranks
         assert second.startswith(told)
     groups = len(distributed_c10d._world.pg_names)
     replicas.detach()
-    assert len(distributed_c10d._world.pg_names) == groups  # something may be on its way in them
+    assert len(distributed_c10d._world.pg_names) == groups  # messages may still be in flight in these groups
 
 
 def test_a_step_that_has_ended_leaves_nothing_to_the_garbage_collector(rank: int) -> None:

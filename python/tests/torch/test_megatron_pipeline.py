@@ -1,6 +1,6 @@
-"""Planned steps in a pipeline of Megatron-LM, under its own 1F1B schedules, against the same without a plan.
+"""Planned steps under Megatron-LM's own 1F1B pipeline schedules, compared with the same steps without a plan.
 
-There are two stages of two ranks, which are an expert-parallel group.
+There are two pipeline stages. The two ranks of each stage form an expert-parallel group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from foremoe._engine import guests, layer_turn
 from foremoe.megatron import step as steps
 
 STAGES, LAYERS_OF_STAGE, MICRO_STEPS = 2, 2, 8
-STEP = 13  # of its routes
+STEP = 13  # selects the routes
 OVERLAP = {"overlap_grad_reduce": True}
 CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "static": (Case(ep=2, ddp=OVERLAP), {"residency": "static"}),
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
 
 
 class Pipeline:
-    """A pipeline's step, on this rank."""
+    """This rank's model chunks and a training step of the pipeline."""
 
     def __init__(self, case: Case, chunks: int = 1, *, dense_stage: int = -1, on_device: bool = False) -> None:
         from megatron.core import parallel_state
@@ -91,7 +91,7 @@ class Pipeline:
         return counts_of(STEP, dist.get_rank(), self.layers, MICRO_STEPS)
 
     def run(self, context: Any = None) -> dict[str, Any]:
-        """One step: losses (last stage), gradients of inputs (first stage) and of weights."""
+        """Run one step. Return losses (last stage), gradients of inputs (first stage) and gradients of weights."""
         from megatron.core import parallel_state
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
@@ -111,7 +111,7 @@ class Pipeline:
             if net is self.nets[0]:
                 inputs.append(x)
             y = model(x).as_subclass(torch.Tensor) if self.on_device else model(x)
-            if self.case.recompute:  # before layers are computed again; the next replay() is that of a forward
+            if self.case.recompute:  # layers recompute after this hook; the next forward calls replay()
                 again = RouterReplayAction.REPLAY_BACKWARD
                 y.register_hook(lambda _: RouterReplay.set_global_router_replay_action(again))
             return y, lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
@@ -143,14 +143,14 @@ unplanned: dict[str, dict[str, Any]] = {}
 
 
 def run_unplanned(case: Case) -> dict[str, Any]:
-    """A step as Megatron-LM itself runs it. Once per way of training."""
+    """Return the results of a step without a plan, run once per case."""
     if repr(case) not in unplanned:
         unplanned[repr(case)] = Pipeline(case).run()
     return unplanned[repr(case)]
 
 
 def compare(case: Case, options: dict[str, Any], expected: dict[str, Any], **of_pipeline: Any) -> dict[str, Any]:
-    """Two steps of the same weights: a second one begins where a first has left guests and sums."""
+    """Compare two planned steps with `expected`. The second step finds the guests and sums that the first left."""
     planned = Pipeline(case, **of_pipeline)
     replicas = foremoe.megatron.attach(planned.models, **{"ranks_per_node": 2, **options})
     found: dict[str, Any] = {"worst": 0.0}
@@ -171,7 +171,7 @@ def compare_case(name: str) -> dict[str, Any]:
 
 
 def moved_guests(plan: foremoe.Plan) -> int:
-    """In how many micro-steps and layers a slot serves other experts in the backward than in the forward."""
+    """Count the micro-steps and layers in which a slot serves other experts in the backward than in the forward."""
     if plan.in_flight == 1:
         return 0
     events = {(int(m), int(p)): i for i, (m, p) in enumerate(zip(plan.event_micro_step, plan.event_pass, strict=True))}
@@ -241,7 +241,7 @@ def test_a_stage_of_dense_layers_takes_part(rank: int, stage: int) -> None:
 
 
 def test_a_stage_of_dense_layers_refuses_what_another_stage_does(rank: int) -> None:
-    """A policy that only the stage with MoE layers can refuse. Stages agree over gloo, which waits for no device."""
+    """Only the stage with MoE layers can refuse the policy. Stages agree over gloo, which never waits for a device."""
     begin_groups(2, pipeline_model_parallel_size=STAGES)
     pipeline = Pipeline(Case(ep=2, ddp=OVERLAP), dense_stage=0)
     own = "policy: eplb made a plan of residency free"
@@ -252,7 +252,7 @@ def test_a_stage_of_dense_layers_refuses_what_another_stage_does(rank: int) -> N
     replicas.detach()
 
 
-@pytest.mark.parametrize("chunks", [1, 2])  # virtual stages on a rank
+@pytest.mark.parametrize("chunks", [1, 2])  # virtual pipeline stages per rank
 def test_shadow_mode_counts_in_pipelines_and_changes_nothing(rank: int, chunks: int) -> None:
     virtual = {"virtual_pipeline_model_parallel_size": chunks} if chunks > 1 else {}
     begin_groups(2, pipeline_model_parallel_size=STAGES, **virtual)
@@ -283,9 +283,9 @@ def do_nothing(*_: Any) -> None: ...
 
 
 @pytest.mark.parametrize(("case", "where", "name", "by"), [
-    ("two guests", steps.MicroBatchRows, "computed_again", stay),  # gradients stay in the slot of the forward
-    ("two guests", layer_turn.LayerTurn, "end_forward", end_forward),  # guests that leave keep their gradients
-    ("three layers, all recomputed", guests.Guests, "begin_ahead", do_nothing),  # it reads the forward's guests
+    ("two guests", steps.MicroBatchRows, "computed_again", stay),  # gradients stay in the forward's slot
+    ("two guests", layer_turn.LayerTurn, "end_forward", end_forward),  # departing guests keep their gradients
+    ("three layers, all recomputed", guests.Guests, "begin_ahead", do_nothing),  # it reads the guests of the forward
 ])  # fmt: skip
 def test_several_micro_steps_in_flight_that_are_not_heeded_are_seen(
     rank: int, case: str, where: Any, name: str, by: Any

@@ -1,4 +1,4 @@
-"""What foremoe.megatron refuses: versions, configurations and arguments."""
+"""Versions, configurations and arguments that foremoe.megatron refuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHAPE = "[3, 3, 8]"
 
 
 def make(**fields: Any) -> Any:
-    """A model, with fields of its configuration set afterwards, which the constructor might refuse itself."""
+    """Build a model, then set `fields` of its configuration, since the constructor might refuse them itself."""
     begin_groups(4)
     net = make_net(make_config(Case()))
     for layer in net.moe:
@@ -150,7 +150,7 @@ def test_all_ranks_refuse_a_model_that_one_refuses_and_make_no_group(rank: int) 
 
 
 def test_a_trainers_functions_in_the_configuration_are_left_alone(rank: int) -> None:
-    """One whose owner holds a process group, as after the first training step."""
+    """The function's owner holds a process group, as an optimizer does after the first training step."""
     begin_groups(4)
 
     class Optimizer:
@@ -162,7 +162,7 @@ def test_a_trainers_functions_in_the_configuration_are_left_alone(rank: int) -> 
         def scale_loss(self, loss: Any) -> Any:
             return loss
 
-    config = make_config(Case(), ffn_hidden_size=16)  # other than an expert's: then SequentialMLP copies it deeply
+    config = make_config(Case(), ffn_hidden_size=16)  # differs from an expert's, so SequentialMLP deep-copies it
     net = make_net(config)
     config.grad_scale_func = Optimizer().scale_loss
     attach(net)
@@ -182,7 +182,7 @@ def test_an_error_is_explained_only_where_that_waits_for_no_device(monkeypatch: 
 
 
 def test_a_frozen_layer_has_its_turns(rank: int) -> None:
-    """A layer whose experts and input are frozen: gradients are those of the same model without a plan."""
+    """If a layer's experts and input are frozen, gradients equal those of the same model without a plan."""
     gradients = []
     for planned in (False, True):
         net = make()

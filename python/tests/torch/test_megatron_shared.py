@@ -1,6 +1,6 @@
-"""Megatron-LM's MoE layers under plans of residency shared: guests of all layers lie in the same few buffers.
+"""Megatron-LM's MoE layers under plans with residency shared, in which guests of all layers share a few buffers.
 
-What is expected is what Megatron-LM's own layers compute.
+The expected results come from Megatron-LM's own layers.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
 
 @functools.cache
 def compare(case: str) -> tuple[dict[str, Any], dict[str, float], int, int]:
-    """Differences and metrics. Then bytes: of weights and of sums of gradients in which guests are computed, in one
-    step. And waiting: at most so many gradients have come home and are not added, when a layer's backward has ended."""
+    """Return differences, metrics, the bytes of the guests' weight and gradient buffers in one step, and the largest
+    number of gradients that have arrived at home but are not yet added when a layer's backward ends."""
     of_case, options = CASES[case]
     begin_groups(of_case.ep)
     held: dict[int, int] = {}
@@ -94,7 +94,7 @@ def test_copies_are_fetched_at_every_use(rank: int) -> None:
 
 
 def test_guests_of_all_layers_have_the_memory_of_a_few_turns(rank: int) -> None:
-    of_one = 3 * HIDDEN * FFN * 8  # weights of an expert, and a sum of its gradients
+    of_one = 3 * HIDDEN * FFN * 8  # weights of an expert, or a sum of its gradients
     for case, held in (("EP 4", 2 + 1), ("EP 4, two guests, deep", (3 + 1) * 2), ("resident", 2 * LAYERS)):
         assert max(gather(compare(case)[2])) == held * of_one
     assert max(gather(compare("EP 2 × 2")[3])) == 0 < max(gather(compare("EP 4")[3]))
@@ -118,8 +118,8 @@ class Keeps(steps.KeptWeights):
 
 
 @pytest.mark.parametrize(("name", "by"), [
-    ("foremoe.megatron.step.KeptWeights", Keeps),  # a backward reads the buffers of its forward
-    ("foremoe._engine.guests.Guests._take_gradient", left),  # a slot serves another layer with its gradients
+    ("foremoe.megatron.step.KeptWeights", Keeps),  # a backward reads its forward's buffers
+    ("foremoe._engine.guests.Guests._take_gradient", left),  # a slot keeps its gradients for the next layer
 ])  # fmt: skip
 def test_buffers_that_are_lent_without_care_are_seen(rank: int, name: str, by: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -133,7 +133,7 @@ def test_a_stale_guest_is_seen(rank: int) -> None:
 
 
 class Hides(torch.autograd.Function):
-    """rows @ weight.T, whose weight autograd does not see."""
+    """rows @ weight.T, with the weight hidden from autograd."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any) -> Any:
@@ -185,7 +185,7 @@ def test_a_checkpoint_of_all_layers_cannot_share_buffers(rank: int) -> None:
 def test_checkpoints_of_several_moe_layers_are_refused_when_that_is_configured(
     rank: int, method: str, layers: int, sparse: list[bool], refused: bool
 ) -> None:
-    """In Megatron-LM's own blocks of four layers."""
+    """Uses Megatron-LM's own TransformerBlock with four layers."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 

@@ -1,4 +1,4 @@
-"""Micro-steps with more than one forward, and with less than one backward: gradients are those of one eager process."""
+"""Micro-steps with several forwards or without a backward produce the gradients of one eager process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drawn(rank: int) -> tuple[list[Any], list[Any]]:
 
 
 def expected(skipped: set[tuple[int, int]]) -> dict[str, Any]:
-    """Gradients of one eager process that has no batch where one is skipped."""
+    """Return the gradients of one eager process that omits the skipped batches."""
     kept = [[m for m in range(MICRO_STEPS) if (rank, m) not in skipped] for rank in range(RANKS)]
     of_all = [drawn(rank) for rank in range(RANKS)]
     batches = [[of[0][m] for m in own] for of, own in zip(of_all, kept, strict=True)]
@@ -44,7 +44,7 @@ def expected(skipped: set[tuple[int, int]]) -> dict[str, Any]:
 
 
 def eager_logits(batch: Any, routes: Any) -> Any:
-    """Of one eager process that replays the routes."""
+    """Return the logits of one eager process that replays the routes."""
     model = make_model(F64)
     for i, layer in enumerate(expert_layers(model)):
         ids = routes[:, :, i].reshape(-1, TOP_K)
@@ -55,7 +55,7 @@ def eager_logits(batch: Any, routes: Any) -> Any:
 
 
 def make(checkpoint: str, **options: Any) -> tuple[Any, Any, Any]:
-    """checkpoint: how decoder layers are checkpointed."""
+    """Begin training. `checkpoint` selects how decoder layers are checkpointed; "" disables checkpoints."""
     ep, model, trained = begin(**options)
     if checkpoint:
         model.gradient_checkpointing_enable({"use_reentrant": checkpoint == "reentrant"})
@@ -74,7 +74,7 @@ def make(checkpoint: str, **options: Any) -> tuple[Any, Any, Any]:
 def test_forwards_without_gradients_replay_the_routes_and_change_no_gradient(
     rank: int, look: str, checkpoint: str, options: dict[str, Any]
 ) -> None:
-    """look: when they run beside the forward that has gradients."""
+    """`look` lists when these forwards run, relative to the forward with gradients."""
     batches, routes = drawn(rank)
     ep, model, trained = make(checkpoint, **options)
     with ep.plan(routes) as phase:

@@ -1,4 +1,4 @@
-"""Routes that are not those of their rows, rows without a route that the loss reads, and calls of some ranks alone."""
+"""Routes of other rows, rows without a route that the loss reads, and calls that only some ranks make."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MICRO_STEPS, SEED = 2, 9
 
 
 def recorded(rank: int) -> list[Any]:
-    """What routers choose; the last token of a sequence has no route."""
+    """Return the routers' choices. The last token of a sequence has no route."""
     batches = draw_batches(rank, MICRO_STEPS, SEED)
     return wrong_routes(F64, batches, draw_routes(rank, MICRO_STEPS, SEED), 0.0, rank)
 
 
 def in_rows(change: Any) -> Any:
-    """Permutes rows with a route. change: (int64 [rows], a generator) → int64 [rows]."""
+    """Permute the rows that have a route by change: (int64 [rows], generator) → int64 [rows]."""
 
     def changed(rank: int) -> list[Any]:
         found, random = recorded(rank), torch.Generator().manual_seed(rank)
@@ -80,7 +80,7 @@ def run(
     phase: str = "policy_update",
     **options: Any,
 ) -> dict[str, Any]:
-    """The figures of a phase. noise: added to routers' weights since their choice was recorded."""
+    """Return a phase's figures. `noise` is added to the routers' weights after their choices were recorded."""
     model = make_model(F64)
     random = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def without_prefix(rank: int) -> list[Any]:
 
 
 ALONE: dict[str, tuple[Any, Any, str]] = {
-    # What rank 1 calls, what the others call meanwhile, and what is said.
+    # Rank 1's call, the other ranks' simultaneous call, and the expected message.
     "state": (
         lambda ep, model: ep.whole_state_dict(model),
         lambda ep, model: replan(ep),
@@ -216,8 +216,8 @@ def test_rows_without_a_route_that_the_loss_reads_are_counted_and_warned_of(rank
 
 
 def drawn_pool(seed: int, kept: float) -> Any:
-    """Numbers of two ranks with two micro-steps of 16 rows, 2 layers, top 2 of 8: the recorded experts, of which a part
-    is kept and the rest drawn anew, by a popularity, against the router's own. Rows of a token choose alike."""
+    """Draw the sample numbers of two ranks: 2 micro-steps of 16 rows, 2 layers, top 2 of 8 experts. A fraction `kept`
+    of the routes equals the router's choice; the rest are redrawn by popularity. Equal tokens choose alike."""
     random = np.random.default_rng(seed)
     popularity = random.random((2, 8)) ** 2 + 0.05
     numbers = []
@@ -238,7 +238,7 @@ def drawn_pool(seed: int, kept: float) -> Any:
 
 
 def test_few_honest_pools_are_refused_and_most_others_are() -> None:
-    """Of 16 rows per micro-step, as small as tests have them."""
+    """Each pool has 16 rows per micro-step, as few as in other tests."""
     pools = 300
     assert sum(bool(judge(drawn_pool(seed, 0.4))) for seed in range(pools)) <= 0.01 * pools
     assert sum(bool(judge(drawn_pool(seed, 0.0))) for seed in range(pools)) >= 0.7 * pools

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node share: what a reader takes from it, and how long it stays."""
+"""Shared memory of a node's ranks: which copies readers accept, and its lifetime."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_reader_takes_no_expert_but_the_one_that_was_published() -> None:
     assert reader.is_intact(place, 7)
     assert reader.copy(place, 7, to)
     assert all((a == b).all() for a, b in zip(to, segments(5), strict=True))
-    assert not reader.is_intact(place, 8)  # of another phase
+    assert not reader.is_intact(place, 8)  # from another phase
     assert not reader.copy(place, 8, to)
     arena.segments(place)[1][3] ^= 1
     assert not reader.is_intact(place, 7)
@@ -59,7 +59,7 @@ def test_mistakes_with_an_arena_are_named() -> None:
             call()
         assert raised.value.field == field
     with pytest.raises(TypeError):
-        arena.copy(0, 1, [s.astype(np.int32) for s in segments(1)])  # converted, it would be lost
+        arena.copy(0, 1, [s.astype(np.int32) for s in segments(1)])  # a converted temporary would receive the copy
     with pytest.raises(foremoe.InputError, match="there is no such shared memory"):
         HostArena.open("/foremoe-none", PLACES, EXPERT_BYTES)
     with pytest.raises(foremoe.InputError, match="not an arena of these"):
@@ -67,7 +67,7 @@ def test_mistakes_with_an_arena_are_named() -> None:
 
 
 class Driver:
-    """In the place of CUDA's: memory that it pins, as (address, bytes)."""
+    """A fake CUDA runtime that records pinned memory as (address, bytes), and unpinned addresses."""
 
     def __init__(self) -> None:
         self.pinned: list[tuple[int, int]] = []
@@ -83,7 +83,7 @@ class Driver:
 
 
 def test_phases_share_memory_until_one_needs_more(rank: int) -> None:
-    """The second needs as much memory as the first, and the last needs more."""
+    """The second phase needs as much memory as the first, and the last needs more."""
     ep, model, trained = begin(path="host", ranks_per_node=2)
     held = []
     for seed, micro_steps in ((5, 1), (5, 1), (6, 1), (7, 4)):
@@ -99,7 +99,7 @@ def test_phases_share_memory_until_one_needs_more(rank: int) -> None:
 
 
 def test_memory_is_pinned_when_it_is_made_and_let_go_once(rank: int) -> None:
-    """Memory of a node for a device that is CUDA, or so it is told."""
+    """The node's memory is told that its device is CUDA."""
     model = make_model(torch.float32)
     ep = spread(model, path="host", ranks_per_node=2)
     driver, waits = Driver(), []
@@ -111,7 +111,7 @@ def test_memory_is_pinned_when_it_is_made_and_let_go_once(rank: int) -> None:
     ):
         for experts in ([(0, 1), (0, 3)], [(1, 2)], [(0, 1), (1, 2)], [(0, 0), (0, 1), (0, 2), (0, 3)]):
             places = memory.take_places(experts, [8192, 6])
-            # What an earlier phase wrote is not taken for this one's.
+            # Experts that an earlier phase published do not count for this phase.
             assert not any(places.is_published(expert) or places.is_intact(expert) for expert in experts)
             dist.barrier(ep.ranks.agreement.group)
             if rank == ep.ranks.node * ep.ranks.ranks_per_node:

@@ -1,4 +1,4 @@
-"""Trainers do what trainers do: experts are never overwritten, averaged with others, or left untrained in silence."""
+"""Trainers never silently overwrite experts, average them with other experts, or leave them untrained."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_trainer_that_wraps_the_model_after_ep_wrap_leaves_experts_alone(
 def test_a_rank_with_fewer_batches_in_a_trainers_ddp_is_refused_by_all(
     rank: int, wrap: Callable[[Any], Any], wrapper: str | None
 ) -> None:
-    """Its idle() would never enter what DistributedDataParallel exchanges, and the others would wait for it."""
+    """Its idle() would never join DistributedDataParallel's all-reduce, so the other ranks would hang."""
     ep, model, _ = begin(wrapper, F32)
     trained = wrap(model)
     assert refusal(lambda: run_phase(ep, trained, micro_steps=1 if rank == 0 else 2)).startswith(
@@ -62,7 +62,7 @@ def test_a_rank_with_fewer_batches_in_a_trainers_ddp_is_refused_by_all(
 
 @of_trainers
 def test_a_trainer_that_holds_experts_is_refused_before_any_backward(rank: int, wrap: Callable[[Any], Any]) -> None:
-    """It wraps the model without ep.wrap(), which writes the experts of rank 0 over those of others too."""
+    """Without ep.wrap(), DistributedDataParallel also overwrites the other ranks' experts with rank 0's."""
     model = make_model(F32)
     ep = spread(model)
     trained = wrap(model)
@@ -86,8 +86,8 @@ def test_a_detached_model_is_averaged_whole(rank: int) -> None:
 
 
 def test_experts_that_were_loaded_may_be_alike_and_others_not(rank: int) -> None:
-    """By load_whole_state_dict(), by the model's own load_state_dict(), and by that of a part of it, which does not
-    excuse what wrote other weights before."""
+    """Weights are loaded by load_whole_state_dict(), by the model's load_state_dict(), and by a submodule's, which does
+    not excuse earlier writes to other weights."""
 
     def said(ep: Any) -> str:
         return refusal(lambda: ep.plan(draw_routes(rank, 1, 3)))

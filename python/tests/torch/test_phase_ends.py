@@ -1,4 +1,4 @@
-"""Gradients from before a phase, and phases that end by an error: nothing is lost, doubled or averaged by halves."""
+"""Gradients from before a phase and phases that end by an error: no gradient is lost, doubled or partly averaged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = ("guest_slots", "num_slots", "residency", "slot_expert", "slot_tokens", 
 
 
 def test_gradients_in_buckets_are_neither_doubled_nor_lost(rank: int) -> None:
-    """They lie in DistributedDataParallel's buckets, which it makes anew after the first backward."""
+    """Gradients are views of DistributedDataParallel's buckets, which it rebuilds after the first backward."""
     ep, model, _ = begin("own")
     trained = DistributedDataParallel(model, gradient_as_bucket_view=True)
     of_3, of_4 = expected_gradients(3), expected_gradients(4)
@@ -45,7 +45,7 @@ def test_gradients_in_buckets_are_neither_doubled_nor_lost(rank: int) -> None:
 def test_a_phase_that_averages_nothing_is_refused(rank: int) -> None:
     ep, model, _ = begin("own")
     trained = DistributedDataParallel(model)
-    with trained.no_sync():  # the trainer means to average in a later phase
+    with trained.no_sync():  # the trainer intends to average in a later phase
         assert "the last micro-step ran inside no_sync()" in refusal(lambda: run_phase(ep, trained))
 
 
@@ -66,7 +66,7 @@ def test_experts_that_fsdp_has_taken_are_refused(rank: int) -> None:
 
 
 def test_an_error_after_the_drain_leaves_all_ranks_alike(rank: int) -> None:
-    """On one rank, whose trainer catches the error and goes on."""
+    """One rank fails; its trainer catches the error and continues."""
     ep, model, trained = begin()
 
     def log() -> None:
@@ -94,7 +94,7 @@ def test_experts_that_one_rank_freezes_inside_a_phase_end_it_on_all(rank: int) -
 
 
 def test_a_phase_that_cannot_be_closed_is_told_to_all(rank: int) -> None:
-    """On one rank what a phase has begun cannot be ended, after the drain."""
+    """Closing the phase fails on one rank after the drain."""
     ep, _, trained = begin()
     close = PlannedPhase.close
 
@@ -113,7 +113,7 @@ def test_a_phase_that_cannot_be_closed_is_told_to_all(rank: int) -> None:
 
 @pytest.mark.parametrize("table", ["slot_expert", "slot_tokens"])
 def test_plans_that_differ_between_ranks_are_refused(rank: int, table: str) -> None:
-    """In guests, or in quotas."""
+    """One rank's plan differs in guests or in quotas."""
     ep, _, trained = begin()
     init = PlannedPhase.__init__
 

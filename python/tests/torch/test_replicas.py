@@ -1,7 +1,7 @@
-"""Several replicas of the expert-parallel group: gradients and optimizer steps are those of one process.
+"""Several replicas of the expert-parallel group produce the gradients and optimizer steps of one process.
 
-One spawn of eight processes runs all checks: two replicas of four ranks; and twice two replicas of two, of which each
-two know nothing of the others, as under tensor parallelism.
+Eight processes, spawned once, run all checks: two replicas of four ranks, then two independent pairs of replicas of two
+ranks each, as under tensor parallelism.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEPS = 5
 MAX_NORM = 0.5
 PATIENCE = 8.0  # seconds
 WRAPPERS = (None, "ddp", "fsdp2")
-# [group][replica][rank], in the default group
+# ranks in the default group, by [group][replica][rank]
 LAYOUTS: dict[str, list[list[list[int]]]] = {
     "2 x 4": [[[0, 2, 4, 6], [1, 3, 5, 7]]],
     "2 x 2": [[[0, 1], [2, 3]], [[4, 6], [5, 7]]],
@@ -41,12 +41,12 @@ LAYOUTS: dict[str, list[list[list[int]]]] = {
 
 
 def micro_steps_of(replica: int, place: int, wrapper: str | bool | None) -> int:
-    """Replicas plan for themselves: they may have other numbers of micro-steps."""
+    """Return a rank's number of micro-steps. It may differ between replicas, which plan independently."""
     return 2 if wrapper is not None or (replica, place) == (0, 0) else 1
 
 
 class Place:
-    """This rank's in a layout."""
+    """This rank's process groups and indices in a layout."""
 
     def __init__(self, layout: str, rank: int) -> None:
         for which, replicas in enumerate(LAYOUTS[layout]):
@@ -100,7 +100,7 @@ class Trainer:
 
 
 def train(place: Place, wrapper: str | None, folder: str) -> dict[str, Any]:
-    """Five steps, of which the last two resume from files in a new process group order."""
+    """Train for five steps. The last two run in a new trainer that resumes from a saved file."""
     of = Trainer(place, wrapper)
     of.gradients(100)
     found: dict[str, Any] = {"gradients": whole_gradients(of.ep, of.model)}
@@ -131,7 +131,7 @@ def train_without_phase(place: Place, wrapper: str) -> dict[str, Any]:
 
 
 def save(place: Place, rank: int, folder: str) -> list[Any]:
-    """Files are those of one replica, and complete on all ranks when it returns."""
+    """Save a model. Its files contain one replica's experts and are complete on all ranks when the call returns."""
     of = Trainer(place, None)
     of.ep.save_pretrained(of.model, f"{folder}/saved {place.which}")
     loaded = type(of.model).from_pretrained(f"{folder}/saved {place.which}", dtype=torch.float64).state_dict()
@@ -140,7 +140,7 @@ def save(place: Place, rank: int, folder: str) -> list[Any]:
 
 
 def drift(place: Place) -> str:
-    """Experts of replica 1 change."""
+    """Change the experts of replica 1 and return the refusal."""
     of = Trainer(place, None)
     with torch.no_grad():
         of.ep.expert_parameters()[1].mul_(1 + 1e-6 * place.replica)
@@ -148,7 +148,7 @@ def drift(place: Place) -> str:
 
 
 def fail(place: Place, rank: int) -> str:
-    """Rank 0 fails in its backward, and those of the other replica wait for it in drain()."""
+    """Fail on rank 0 before its backward, while the other replica's ranks wait for it in drain()."""
     of = Trainer(place, None)
     (batch,) = draw_batches(rank, 1, 3)
 
@@ -164,7 +164,7 @@ def fail(place: Place, rank: int) -> str:
     since = time.monotonic()
     words = refusal(run)
     if rank == 0:
-        time.sleep(PATIENCE)  # its end would end the connections that others wait for
+        time.sleep(PATIENCE)  # its exit would close connections that other ranks wait on
     return words if time.monotonic() < since + PATIENCE or rank == 0 else f"too late: {words}"
 
 
@@ -206,7 +206,7 @@ def found() -> list[dict[str, Any]]:
 
 @functools.cache
 def eager(layout: str, which: int, wrapper: bool | None) -> tuple[dict[str, Any], list[float], dict[str, Any]]:
-    """Of one process with all experts and all batches: gradients of the first step, norms, and weights after all."""
+    """Train one process with all experts and batches. Return the first step's gradients, norms and final weights."""
     model = make_model(torch.float64, which)
     optimizer = make_optimizer([list(model.parameters())])
     of_all = [(r, i, micro_steps_of(r, i, wrapper)) for r, ranks in enumerate(LAYOUTS[layout][which])

@@ -1,4 +1,4 @@
-"""Ranks plan in shares: each plans some of the layers, and all get the plan that each would make alone."""
+"""Planning in shares: each rank plans some layers, and all ranks get the plan that each would compute alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLANNED: list[dict[str, Any]] = [
     {"policy": "vanilla", "residency": "shared"},
     {"policy": "eplb", "residency": "static"},
 ]
-FINISHED = {  # how a plan is waited for
+FINISHED = {  # ways to wait for a plan
     "begin": lambda running, last: running.begin(),
     "wait": lambda running, last: (running.wait_for(last), running.begin())[1],
     "finish": lambda running, last: running.finish(),
@@ -53,7 +53,7 @@ def saved(plan: foremoe.Plan) -> bytes:
 
 @contextlib.contextmanager
 def watched(before: Callable[[range], None] = lambda layers: None) -> Any:
-    """The layers that this rank plans as a share; before(layers) comes first."""
+    """Record the layers that this rank plans as a share. before(layers) is called first."""
     planned: list[range] = []
     own = shares_module._core._plan
 
@@ -69,7 +69,7 @@ def watched(before: Callable[[range], None] = lambda layers: None) -> Any:
 
 
 def failing_on(rank: int, nth: int = 1) -> Any:
-    """watched(): that rank cannot plan its nth share."""
+    """Return watched(), with a failure when `rank` plans its nth share."""
     planned = []
 
     def fail(layers: range) -> None:
@@ -108,7 +108,7 @@ def test_shares_join_to_the_plan_that_a_rank_makes_alone_and_every_layer_is_plan
     assert saved(joined) == saved(foremoe.plan(load, **options))
     by_rank = gather([list(of) for of in planned])
     streams = options["policy"] == "foremoe" and options["residency"] == "shared"
-    for block in range(3 if streams else 1):  # of one, one and two micro-steps
+    for block in range(3 if streams else 1):  # blocks of one, one and two micro-steps
         every = [layer for of in by_rank for share in of[block : block + 1] for layer in share]
         assert every == ([] if options["policy"] == "eplb" else list(range(layers)))
     assert max(len(share) for of in by_rank for share in [*of, []]) <= -(-layers // RANKS)
@@ -132,13 +132,13 @@ def test_what_one_rank_raises_is_raised_on_all_and_the_next_plan_is_made(rank: i
         assert said == "InputError: micro_step: 4 is not in 0 … 3"
         said = refusal(shares.start_plan(load, previous=foremoe.plan(few)).begin)
         assert said == "InputError: previous: has 2 layers, but the load has 6"
-        wrong = shares.start_plan(few, guest_slots=-1)  # two ranks have no layers of it
+        wrong = shares.start_plan(few, guest_slots=-1)  # two ranks have no share
         assert refusal(wrong.begin).startswith("InputError: guest_slots")
     shares.close()
 
 
 def test_micro_steps_of_residency_shared_stream_in(rank: int) -> None:
-    """A phase can begin while all but the first micro-step are still to be planned."""
+    """A phase can begin once its first micro-step is planned."""
     load, shares = draw(6), make_shares(residency="shared")
     go, begun = threading.Event(), []
 
@@ -165,7 +165,7 @@ def test_micro_steps_of_residency_shared_stream_in(rank: int) -> None:
 
 
 def test_ranks_of_an_expert_parallel_plan_in_shares(rank: int) -> None:
-    """Two phases, the second one from the plan of the first; then one that a rank cannot plan."""
+    """Runs two phases, the second one planned from the first plan, then a phase that one rank cannot plan."""
     ep, _, trained = begin()
     own = layers_of(rank, RANKS, LAYERS)
     previous = None

@@ -1,4 +1,4 @@
-"""How gradients are summed over ranks: other weights' in buckets, guests' in no shorter type than float32."""
+"""Gradient sums over ranks: dense gradients in buckets, guest gradients in at least float32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TYPES = [torch.float32, torch.float32, torch.float64, torch.float32, torch.float
 
 
 def draw(rank: int, *, whole: bool) -> list[Any]:
-    """Of different shapes and types, one of them not contiguous; whole: numbers whose sums are exact."""
+    """Draw tensors of different shapes and dtypes, one not contiguous. If `whole`, integers, whose sums are exact."""
     random = torch.Generator().manual_seed(rank)
     tensors = []
     for shape, dtype in zip(SHAPES, TYPES, strict=True):
@@ -40,7 +40,7 @@ def average_each(tensors: list[Any]) -> list[Any]:
 
 
 def average(rank: int, *, whole: bool, bucket_bytes: int) -> tuple[dict[str, int], float]:
-    """Collectives, and the worst error in units of the last place."""
+    """Return the counted collectives and the worst error in units of the dtype's epsilon."""
     tensors = draw(rank, whole=whole)
     expected = average_each(tensors)
     counter = Counter()
@@ -69,7 +69,7 @@ def test_sparse_gradients_are_averaged(rank: int) -> None:
 def test_a_drain_averages_all_other_weights_in_one_collective(rank: int) -> None:
     ep, _, trained = begin(dtype=torch.float32)
     assert len(ep.dense_parameters()) > 20
-    reduced: list[int] = []  # numbers of a collective; figures and agreements are small
+    reduced: list[int] = []  # elements per collective; figures and agreements are small
     reduce = dist.all_reduce
 
     def counted(of: Any, *more: Any, **named: Any) -> Any:
@@ -91,7 +91,7 @@ def test_a_drain_averages_all_other_weights_in_one_collective(rank: int) -> None
 def test_gradients_of_guests_in_bfloat16_are_summed_in_float32_and_rounded_once(rank: int) -> None:
     ep, model, _ = begin(dtype=torch.bfloat16, residency="resident", guest_slots=2)
     batches, routes = draw_batches(rank, 6, 9), draw_routes(rank, 6, 9)
-    guests: list[Any] = []  # (layer, name, expert, gradient) of each turn of this rank's guests
+    guests: list[Any] = []  # (layer, name, expert, gradient) per turn of this rank's guests
     add = Guests.add_gradients
 
     def noted(self: Any, layer: int, gradients: dict[str, Any]) -> None:
@@ -124,5 +124,5 @@ def test_gradients_of_guests_in_bfloat16_are_summed_in_float32_and_rounded_once(
         numbers += expected.numel()
     several, wrong, numbers = map(sum, zip(*gather((sum(n > 2 for n in shares.values()), wrong, numbers)), strict=True))
     assert several > 10
-    # In float32 the order of a sum decides, where it lies halfway between two numbers in bfloat16.
+    # If a sum is halfway between two bfloat16 numbers, the float32 summation order decides the rounding.
     assert wrong <= 1e-4 * numbers

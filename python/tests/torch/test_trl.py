@@ -1,7 +1,7 @@
-"""GRPO by trl in two gloo processes: training under a plan does what trl's own trainer does.
+"""trl's GRPO in two gloo processes: training under a plan matches trl's own trainer.
 
-Three facts carry the comparison: sampling is seeded, the tiny model is float32, and its experts are equal to a rounding
-error wherever they are computed. So all runs generate the same completions.
+All runs generate the same completions, because sampling is seeded, the tiny model is float32, and expert outputs differ
+between ranks by at most a rounding error.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LOGGED = ("loss", "grad_norm", "reward", "entropy")
 
 
 class OtherRouters(foremoe.trl.GRPOTrainer):
-    """Generates with routers that choose other experts, and keeps how log-probabilities differ from the old ones."""
+    """Generates with routers that choose other experts, and records how log-probabilities differ from the old ones."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self.difference: list[float] = []  # of each micro-step, the largest of a token that has a loss
+        self.difference: list[float] = []  # per micro-step, the maximum over tokens with a loss
 
     def _publish(self) -> None:
         super()._publish()
@@ -64,7 +64,7 @@ class Failing(foremoe.trl.GRPOTrainer):
 
 @contextlib.contextmanager
 def written_late() -> Iterator[None]:
-    """Rank 0 writes a second after the others would have returned."""
+    """Delay rank 0's writing by one second, so that other ranks would return earlier."""
     write = trl.GRPOTrainer._save
 
     def late(*arguments: Any, **keywords: Any) -> None:
@@ -96,7 +96,7 @@ def equal_on_all_ranks(tensors: list[Any]) -> bool:
 
 
 def difference_to_file(trainer: Any, folder: str) -> float:
-    """Between the logits of the trained model and of an ordinary one, loaded from a folder."""
+    """Return the difference between the logits of the trained model and of a plain one loaded from `folder`."""
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.randint(3, WORDS, (2, 9), generator=torch.Generator().manual_seed(dist.get_rank()))
     with torch.no_grad():
@@ -112,7 +112,7 @@ def refusal(call: Any) -> str:
 
 
 def previous_of(call: Any) -> tuple[str, int] | None:
-    """Policy and number of micro-steps of the former plan that a call of start_plan() was given."""
+    """Return policy and number of micro-steps of the previous plan passed to a start_plan() call."""
     previous = call.kwargs["previous"]
     return None if previous is None else (previous.policy, previous.num_micro_steps)
 
@@ -128,7 +128,7 @@ def work(rank: int, folder: str) -> None:
     train_with_a_reference(found, folder)
     train_with_other_routers(found, folder)
 
-    # What differs between ranks before: all begin with the weights of rank 0.
+    # The ranks' models differ before training; all ranks begin with rank 0's weights.
     mixed = make_trainer(
         foremoe.trl.GRPOTrainer, f"{folder}/mixed", make_model(rank).bfloat16(), {"warm_start": True}, bf16=True,
         max_steps=2, max_grad_norm=0.0,
@@ -189,7 +189,7 @@ def train_and_resume(found: dict[str, Any], folder: str, rank: int) -> Any:
         name: p.shape for name, p in plain.model.named_parameters()
     }
     dist.barrier()
-    if rank == 0:  # as trl's own trainer would write it
+    if rank == 0:  # in the format of trl's own trainer
         torch.save(plain.optimizer.state_dict(), f"{checkpoint}/optimizer.pt")
     dist.barrier()
     found["of trl"] = refusal(lambda: resumed.train(resume_from_checkpoint=checkpoint))
@@ -197,7 +197,7 @@ def train_and_resume(found: dict[str, Any], folder: str, rank: int) -> Any:
 
 
 def train_with_a_reference(found: dict[str, Any], folder: str) -> None:
-    """From a folder, against a reference model, with an auxiliary loss, and going back to the better checkpoint."""
+    """Train a saved model against a reference model, with evaluation, and reload the best checkpoint."""
     arguments = {
         "beta": 0.1, "cast_lm_head_to_fp32": True, "gradient_checkpointing": False, "max_steps": 2,
         "eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 2, "save_strategy": "steps",
@@ -212,13 +212,13 @@ def train_with_a_reference(found: dict[str, Any], folder: str) -> None:
 
 
 def train_with_other_routers(found: dict[str, Any], folder: str) -> None:
-    """Three generations' halves in an optimizer step, each completion used twice."""
+    """Train with halves of three generations per optimizer step. Each completion is used twice."""
     trainer = make_trainer(
         OtherRouters, f"{folder}/other", parallel={"residency": "shared"}, num_iterations=2, steps_per_generation=2,
         gradient_accumulation_steps=6, max_steps=2, pad_to_multiple_of=8, eval_strategy="steps", eval_steps=1,
         router_aux_loss_coef=0.001,
     )  # fmt: skip
-    with mock.patch("foremoe.torch.figures.judge", return_value=""):  # it would refuse what routers never choose
+    with mock.patch("foremoe.torch.figures.judge", return_value=""):  # it would refuse routes that routers never choose
         trainer.train()
     found["other"] = history(trainer, ("foremoe/mismatch", "eval_reward", "aux_loss"))
     found["other difference"] = trainer.difference
@@ -261,7 +261,7 @@ def test_the_plan_levels_ranks_and_replay_finds_its_own_routes(found: list[dict[
 def test_routes_of_generation_are_replayed_in_old_and_new_log_probabilities(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert min(of["other"]["foremoe/mismatch"]) > 0.5, "the generator chose other experts"
-        # Six micro-steps a step, so all of the first step have the weights of the generation.
+        # A step has six micro-steps, so those of the first step use the weights of the generation.
         assert max(of["other difference"][:6]) < 1e-4
         assert len(of["other difference"]) == 12 and max(of["other difference"]) > 1e-3
         assert len(of["other"]["eval_reward"]) == len(of["other"]["aux_loss"]) == 2

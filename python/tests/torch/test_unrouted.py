@@ -1,4 +1,4 @@
-"""Rows without a route run at homes: all that reads them is as in one eager process, whose routers choose there."""
+"""Rows without a route are served at home, with the results of one eager process whose routers choose their experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows verl gives a rank, and how many each expert gets, against a count token by token."""
+"""The rows that verl assigns to a rank and their number per expert, compared with a token-by-token count."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PLACES = [Place(tp, t, cp, c) for tp, cp in SIZES for t in range(tp) for c in ra
 
 
 def rows_by_hand(lengths: list[int], place: Place) -> list[tuple[int, int] | None]:
-    """(sequence, token) of each row, None: padding. A context-parallel rank has pieces c and 2·size − 1 − c of each
-    padded sequence; its rows are cut into as many runs as there are tensor-parallel ranks."""
+    """Return (sequence, token) per row, or None for padding. Context-parallel rank c has pieces c and 2·size − 1 − c of
+    each padded sequence. Its rows are divided into one contiguous run per tensor-parallel rank."""
     pieces = 2 * place.cp_size if place.cp_size > 1 else 1
     rows: list[tuple[int, int] | None] = []
     for s, length in enumerate(lengths):
@@ -35,7 +35,7 @@ def rows_by_hand(lengths: list[int], place: Place) -> list[tuple[int, int] | Non
 
 
 def draw_routes(missing_last: bool = False) -> list[Any]:
-    """int16 [tokens, layers, top_k] of each sequence; some rows name an expert twice, some are all zeros."""
+    """Draw int16 [tokens, layers, top_k] routes per sequence. The last rows of one sequence are all zeros."""
     random = torch.Generator().manual_seed(1)
     routes = [
         torch.randint(EXPERTS, (n - missing_last * (s % 2), RECORDED, TOP_K), generator=random, dtype=torch.int16)
@@ -80,7 +80,7 @@ def test_ranks_have_each_token_once() -> None:
         assert len({len(tokens) for tokens in of_ranks}) == 1
         every = np.concatenate(of_ranks)
         assert sorted(every[every >= 0]) == list(range(sum(LENGTHS)))
-    # Two sequences of 3 and 5 tokens on the first of two context-parallel ranks: padded to 4 and 8.
+    # On the first of two context-parallel ranks, sequences of 3 and 5 tokens are padded to 4 and 8.
     assert local_tokens([3, 5], Place(1, 0, 2, 0)).tolist() == [0, -1, 3, 4, -1, -1]
 
 
@@ -122,8 +122,8 @@ def test_routes_that_cannot_be_replayed_are_refused_by_name() -> None:
         routes[4][3, 2, 1] = value
         with refused(rf"routed_experts\[4\]: has ids from -?\d to \d+; expected 0 to {EXPERTS - 1}"):
             count(routes)
-        count(routes, layers=[0, 1, 3])  # of another layer
+        count(routes, layers=[0, 1, 3])  # the bad routes belong to another layer
     routes = draw_routes()
-    for s, token in ((4, 4), (3, 0)):  # the last token, and a sequence without a response
+    for s, token in ((4, 4), (3, 0)):  # a last token, and a sequence without a response
         routes[s][token] = -1
     np.testing.assert_array_equal(count(routes), count(draw_routes()))

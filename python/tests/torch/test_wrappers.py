@@ -1,4 +1,4 @@
-"""Whatever averages the other parameters, an optimizer step is that of one eager process."""
+"""An optimizer step equals one eager process's under every wrapper that averages the dense parameters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_NORM = 0.1
 
 
 def shard_over_two_replicas(model: Any, experts: set[Any]) -> None:
-    """HSDP: each shard is on two ranks."""
+    """Shard the model by HSDP, with each shard on two ranks."""
     mesh = init_device_mesh("cpu", (2, RANKS // 2), mesh_dim_names=("replicas", "shards"))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, ignored_params=experts)
@@ -39,12 +39,12 @@ def shard_over_two_replicas(model: Any, experts: set[Any]) -> None:
 
 
 def shard_decoder_layers_alone(model: Any, experts: set[Any]) -> None:
-    """Embeddings and head stay whole on every rank."""
+    """Shard only the decoder layers; embeddings and head stay whole on every rank."""
     for layer in model.model.layers:
         fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)), ignored_params=experts)
 
 
-# What a trainer does before ep.wrap(model).
+# How a trainer shards the model before ep.wrap(model).
 SHARDED: dict[str, Callable[[Any, set[Any]], None]] = {
     "hsdp": shard_over_two_replicas,
     "decoder layers": shard_decoder_layers_alone,
@@ -56,7 +56,7 @@ def make_optimizer(groups: list[Any]) -> Any:
 
 
 def give_up(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
-    """A phase without drain() changes no gradients, under any wrapper."""
+    """Run a phase without drain(). It must change no gradients under any wrapper."""
     parameters = [*ep.dense_parameters(), *ep.expert_parameters()]
     before = [(p.grad, whole(p.grad).clone()) for p in parameters]
     try:
@@ -71,7 +71,7 @@ def give_up(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
 
 @pytest.mark.parametrize("wrapper", (*WRAPPERS, *SHARDED))
 def test_an_optimizer_step_of_two_phases_is_that_of_one_eager_process(rank: int, wrapper: str | None) -> None:
-    """After an evaluation, and with a third phase that is given up."""
+    """An evaluation comes first, and a third phase is abandoned."""
     batches, routes = ([draw(r, 4, 11) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
     _, expected = reference(torch.float64, batches, routes)
     norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
@@ -85,7 +85,7 @@ def test_an_optimizer_step_of_two_phases_is_that_of_one_eager_process(rank: int,
     if wrapper in SHARDED:
         SHARDED[wrapper](model, set(ep.expert_parameters()))
     trained = ep.wrap(model, None if wrapper in SHARDED else wrapper)
-    shards = [p for p in ep.dense_parameters() if hasattr(p, "to_local")]  # which foreach takes by themselves
+    shards = [p for p in ep.dense_parameters() if hasattr(p, "to_local")]  # foreach needs a separate group for DTensors
     others = [p for p in ep.dense_parameters() if not hasattr(p, "to_local")]
     optimizer = make_optimizer([shards, others, ep.expert_parameters()])
 
@@ -113,7 +113,7 @@ def test_an_optimizer_step_of_two_phases_is_that_of_one_eager_process(rank: int,
     assert worst_difference(dict(make_model(torch.float64).named_parameters()), weights)[0] > 1e-3
     own = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in ep.dense_parameters())
     dense = sum(p.numel() for name, p in eager.named_parameters() if ".experts." not in name)
-    share = {None: 1, "ddp": 1, "fsdp2": 1 / RANKS, "hsdp": 2 / RANKS}.get(wrapper)  # of what is no expert
+    share = {None: 1, "ddp": 1, "fsdp2": 1 / RANKS, "hsdp": 2 / RANKS}.get(wrapper)  # of the dense parameters
     assert share is None or own / dense == pytest.approx(share, rel=0.1 if share < 1 else 0)
 
 

@@ -1,7 +1,7 @@
-"""verl's engine on CPU: groups, batches and a model for its own schedule. What the tests of foremoe.verl share.
+"""verl's engine on CPU: groups, batches and a model for verl's own schedule, shared by the tests of foremoe.verl.
 
-A few MoE layers of Megatron-LM stand in for the model, since verl's models need Transformer Engine; rows do not attend
-to each other.
+A few MoE layers of Megatron-LM replace the model, because verl's models need Transformer Engine. There is no attention
+between rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from megatron_training import EXPERTS, HIDDEN, LAYERS, TOP_K, Case, gradient, make_config, make_net
 
-RECORDED = LAYERS + 1  # the first is dense
+RECORDED = LAYERS + 1  # the first recorded layer is dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ def begin_groups(split: Split) -> None:
 
 
 def draw_batch(split: Split, seed: int = 0) -> Any:
-    """As a worker's: this data-parallel rank's sequences, of which some have no recorded row of their last token."""
+    """Draw this data-parallel rank's sequences, as a worker has them. Some lack the route of their last token."""
     from megatron.core import parallel_state
     from verl.utils import tensordict_utils as tu
 
@@ -55,7 +55,7 @@ def draw_batch(split: Split, seed: int = 0) -> Any:
         rows = length - s % 2
         of = [torch.multinomial(p.expand(rows, -1), TOP_K, generator=random) for p in popular]
         routes.append(torch.stack(of, 1).to(torch.int16))
-        routes[-1][-2:] = 0  # as where a rollout has recorded nothing
+        routes[-1][-2:] = 0  # as if the rollout recorded no routes
 
     def nested(parts: list[Any]) -> Any:
         return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
@@ -76,7 +76,7 @@ def draw_batch(split: Split, seed: int = 0) -> Any:
 
 
 def local(nested: Any) -> Any:
-    """The rows that verl gives this rank: packed and padded, split over context, then over tensor parallel ranks."""
+    """Return this rank's rows: packed and padded, then split over context-parallel and tensor-parallel ranks."""
     from megatron.core import parallel_state
     from verl.models.mcore.util import preprocess_thd_engine
 
@@ -86,7 +86,7 @@ def local(nested: Any) -> Any:
 
 
 class Watched:
-    """Rows that this rank's routers sent to each expert, by micro-step and layer, and losses."""
+    """Records the rows that this rank's routers sent to each expert, by micro-step and layer, and losses."""
 
     def __init__(self, net: Any) -> None:
         self.counts: list[list[Any]] = []
@@ -101,7 +101,7 @@ class Watched:
 
 
 def make_engine(cls: Any, split: Split, **config: Any) -> Any:
-    """An engine of that class whose model is a few MoE layers. verl's own makes one from a checkpoint, on a GPU."""
+    """Create an engine of class `cls` with a few MoE layers. verl itself loads its model from a checkpoint on a GPU."""
     from verl.utils.megatron.router_replay_patch import RouterReplay, apply_router_replay_patch
     from verl.workers.config import McoreEngineConfig
     from verl.workers.config.engine import EngineRouterReplayConfig
@@ -141,7 +141,7 @@ def make_engine(cls: Any, split: Split, **config: Any) -> Any:
 
 
 class Losses:
-    """verl's model and loss: of each row that is replayed, the sum of squares of what the layers make of its token."""
+    """Replaces verl's model and loss. The loss is the sum of squared outputs over the replayed rows, divided by 100."""
 
     def __init__(self) -> None:
         self.of_micro_batches: list[float] = []
@@ -161,7 +161,7 @@ class Losses:
 
 
 def run(engine: Any, split: Split, monkeypatch: Any, steps: list[list[int]]) -> dict[str, Any]:
-    """Steps of old log-probabilities, then an update of each mini-batch, in the order that is given for each step.
+    """Run steps: old log-probabilities, then an update per mini-batch in the step's given order.
 
     Returns losses, gradients, rows by expert, and the metrics of the last update.
     """
