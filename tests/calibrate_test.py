@@ -71,8 +71,8 @@ class CalibrateTest(CommandTest):
     def test_rejects_invalid_clusters_and_models(self):
         load = self.model_load()
         plan = lambda *options: self.refuse("plan", load, *options[:-1], saying=options[-1])
-        plan("--cluster", "h100", ("--model", "needed"))
-        plan("--model", "DeepSeek-V3", ("--cluster", "needed"))
+        plan("--cluster", "h100", ("--model", "required"))
+        plan("--model", "DeepSeek-V3", ("--cluster", "required"))
         plan("--cluster", "b300", "--model", "DeepSeek-V3", ("b300", "gb200"))
         plan("--cluster", "h100", "--model", "GPT-2", ("--model", "GPT-2", "Kimi-K2"))
         plan("--cluster", "h100", "--model", "DeepSeek-V3", ("--model", "256", "128"))

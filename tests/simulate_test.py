@@ -148,13 +148,13 @@ class Simulate(CommandTest):
     def test_the_table_explains_its_columns_and_the_choice_of_residency_auto(self):
         said = self.on_small("--policy", "foremoe")[0]
         self.assertIn("Columns:\n  step s ", said)
-        for word in ("  residency ", "  RL ", "  largest "):
+        for word in ("  residency ", "  RL ", "  largest  "):
             self.assertNotIn(word, said)
         (row,) = self.simulate("--policy", "foremoe", "--residency", "auto", "--memory-budget", 80, "--rollout-seconds", 5)
         said = self.on_small("--policy", "foremoe", "--residency", "auto", "--memory-budget", 80, "--rollout-seconds", 5)[0]
         (line,) = [line for line in said.splitlines() if line.startswith("  foremoe ")]
         self.assertIn(f" {row['residency']}", line)
-        for word in ("  residency ", "  RL ", "  largest "):
+        for word in ("  residency ", "  RL ", "  largest  "):
             self.assertIn("\n" + word, said)
 
     def test_simulates_several_micro_steps_in_flight(self):

@@ -114,7 +114,9 @@ def replace(ep: Any) -> None:
     (step_an_optimizer, "an optimizer of experts stepped"), (scale_by_hand, "the weights experts were changed"),
     (replace, "the weights experts were replaced"),
 ])  # fmt: skip
-def test_weights_changed_in_a_phase_are_rejected_and_gradients_are_kept(rank: int, change: Callable[[Any], None], words: str) -> None:
+def test_weights_changed_in_a_phase_are_rejected_and_gradients_are_kept(
+    rank: int, change: Callable[[Any], None], words: str
+) -> None:
     """Weights that change inside a phase would make guests stale."""
     ep, _, trained = begin(dtype=F32, residency="shared")
     weights = ep.expert_parameters()

@@ -172,7 +172,9 @@ def test_different_groups_are_rejected(rank: int) -> None:
     ):  # fmt: skip
         said = input_error(lambda options=options: make(**options))
         assert said.startswith(words) and " on rank 2, " in said, said
-    expect_error_on_all_ranks(rank, lambda: make(group="all" if odd else None), "group: is a str; expected a process group")
+    expect_error_on_all_ranks(
+        rank, lambda: make(group="all" if odd else None), "group: is a str; expected a process group"
+    )
     expect_error_on_all_ranks(rank, lambda: make(copy_group=half if odd else world), "copy_group: [2, 3] named ")
     said = input_error(lambda: stand_by() if odd else make(group=half))
     assert said.startswith("group: none on rank 2, [2, 3] on rank 3, [0, 1] on ranks 0, 1; expected")

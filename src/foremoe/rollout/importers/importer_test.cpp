@@ -58,7 +58,7 @@ TEST(Importer, AKnownModelSetsTheNumberOfExperts) {
   EXPECT_EQ(in.trace()->num_experts, 128);
   EXPECT_EQ(in.trace()->model, "qwen3-30b-a3b");
   EXPECT_FALSE(in.report.num_experts_inferred);
-  EXPECT_THAT(in.report.notes, ::testing::Contains("num_experts = 128 is Qwen3-30B-A3B's"));
+  EXPECT_THAT(in.report.notes, ::testing::Contains("num_experts = 128 is taken from Qwen3-30B-A3B"));
   EXPECT_EQ(import_text(array, {.num_experts = 8, .model = "qwen3-30b-a3b"}).trace()->num_experts, 8);
   EXPECT_EQ(import_text(array, {.model = "my own"}).trace()->num_experts, 5);
   const Imported counts =
@@ -133,8 +133,8 @@ TEST(Importer, FilesWithoutAnyRouteNeedTheNumberOfExperts) {
 }
 
 TEST(Importer, UnknownBytesAreRefusedWithAHint) {
-  EXPECT_THAT(error_of("hello"), HasSubstr("in: is in no format that could be recognised"));
-  EXPECT_THAT(error_of(""), HasSubstr("in: is in no format"));
+  EXPECT_THAT(error_of("hello"), HasSubstr("in: has no recognised format"));
+  EXPECT_THAT(error_of(""), HasSubstr("in: has no recognised format"));
   EXPECT_THROW(import_rollout({}), InputError);
   EXPECT_EQ(error_of("x", {.num_experts = 70000}),
             "experts: must be an integer from 0 to 65535 (is 70000; 0: unknown)");
