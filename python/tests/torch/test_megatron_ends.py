@@ -63,7 +63,7 @@ def leave(
                 else:
                     y.sum().backward()
             if spoilt:  # as if a row went to a wrong rank and no exchange failed
-                net.moe[0].token_dispatcher.step.others[0, 0] = True
+                net.moe[0].token_dispatcher.step.deviates[0, 0] = True
     except RuntimeError as error:
         message = " ".join([str(error), *getattr(error, "__notes__", [])])
         with pytest.raises(RuntimeError, match="attach anew"):

@@ -173,8 +173,8 @@ def test_an_error_is_explained_only_where_that_waits_for_no_device(monkeypatch: 
     class OnCuda(torch.Tensor):
         device = torch.device("cuda")
 
-    others = torch.ones(1, 1, dtype=torch.bool).as_subclass(OnCuda)
-    step: Any = types.SimpleNamespace(others=others, moes=[types.SimpleNamespace(name="moe.0")])
+    deviates = torch.ones(1, 1, dtype=torch.bool).as_subclass(OnCuda)
+    step: Any = types.SimpleNamespace(deviates=deviates, moes=[types.SimpleNamespace(name="moe.0")])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(query=lambda: idle))
     error = RuntimeError("an exchange failed")
     explain(step, error)
