@@ -119,7 +119,7 @@ class Trainer:
                     ratio = (new - old[m]).exp()
                     advantage = rollout.advantage[part, None]
                     gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-                    # Multiplied by RANKS: gradients are averaged over ranks, the loss over all ranks' tokens.
+                    # Multiply by RANKS: the sum is divided by the tokens of all ranks, and gradients are averaged.
                     loss = -(gain * rollout.completion[part]).sum() / tokens * RANKS
                     loss.backward()
                 total += loss.detach() / RANKS

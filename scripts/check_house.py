@@ -54,9 +54,9 @@ def folder_of(path):
 
 
 def includes_point_left(tree):
-    """A folder includes only itself and folders to its left. In particular, planner and runtime do not include
-    each other, and check_plan, in plan/, shares nothing with the planner. testing/ may include everything, and only
-    tests include it. Tests of runtime/ may include the reference, which is to its right."""
+    """Files of a folder include only files of this folder and of its folders in SEES. In particular, planner and
+    runtime do not include each other, and check_plan, in plan/, shares nothing with the planner. testing/ may include
+    everything, and only tests include it. Tests of runtime/ may also include the reference."""
     of_tests = lambda here: {"testing", *TESTS_SEE.get(here, ())}
     for path, number, match in lines(tree, INCLUDE, lambda p: p.endswith(CPP) and folder_of(p)):
         here, there = folder_of(path), match[1]
@@ -274,7 +274,7 @@ RULES = {
     import_cycles.nothing_imports_back: import_cycles.BROKEN,
     lines_are_short: {"docs/page.md": "x" * 121 + "\n", "src/foremoe/core/error.cpp": "// " + "x" * 118 + "\n"},
 }
-# A tree that barely obeys every rule.
+# Edge cases that obey every rule.
 CLEAN = {
     "src/foremoe/planner/planner.cpp": '#include "foremoe/plan/step_plan.h"\n// uncommon helper\n',
     "src/foremoe/runtime/mpi/mpi_session.h": "#pragma once\n#include <mpi.h>\n",

@@ -72,7 +72,7 @@ BROKEN = {
     "python/foremoe/d.py": "import foremoe.e\n",
     "python/foremoe/e.py": "from .d import D\n",
 }
-# Files that barely obey the rule.
+# Edge cases that obey the rule.
 CLEAN = {
     "python/foremoe/__init__.py": "from .first import plan\n",
     "python/foremoe/first.py": "from foremoe._core import Plan\nfrom . import _core\n",

@@ -19,7 +19,7 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         logging.basicConfig(format="foremoe: %(message)s")
         sys.exit(importlib.import_module(COMMANDS[sys.argv[1]]).main(sys.argv[2:]))
-    os.environ["FOREMOE_PYTHON"] = sys.executable  # with which the program runs COMMANDS
+    os.environ["FOREMOE_PYTHON"] = sys.executable  # the program runs COMMANDS with it
     program = pathlib.Path(__file__).with_name("bin") / "foremoe"
     try:
         os.execv(program, ["foremoe", *sys.argv[1:]])

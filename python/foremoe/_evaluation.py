@@ -54,20 +54,20 @@ def evaluate_plan(
     """Evaluates an existing plan, with the same results as evaluate().
 
     Args:
-        plan: Plan of the policy update, or of `phase`; all layers. Its policy, with `policy_options`, determines the
-            system's online behaviour.
+        plan: Plan of all layers for the policy update, or for `phase`. Its policy, with `policy_options`, determines
+            the system's online behaviour.
         load: Load that the plan serves.
-        recompute_plan: Plan of recompute, with one micro-step in flight. None: the same as `plan`; with a cluster,
-            `plan` must have one micro-step in flight then.
-        phase: None: simulates a step, recompute and then the policy update. Otherwise simulates only this phase of
-            `plan`: `phases` has one entry, equal to that of a step (under residency free, of a step in which `plan`
-            serves both phases), and figures of the whole step (step_seconds, …) are missing. recompute_plan must then
-            be None, and recompute needs one micro-step in flight.
-        cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote. None: no times.
+        recompute_plan: Plan of recompute, with one micro-step in flight. None uses `plan`, which must then have one
+            micro-step in flight if a cluster is given.
+        phase: None simulates a step: recompute, then the policy update. Otherwise simulates only this phase with
+            `plan`. `phases` then has one entry, equal to that of a step (under residency free, of a step in which
+            `plan` serves both phases). Figures of the whole step (step_seconds, …) are missing. recompute_plan must be
+            None, and recompute needs one micro-step in flight.
+        cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote. None predicts no times.
         path: Source of copies.
         policy_options: Options specific to the plan's policy.
         homes: Homes before planning.
-        threads: 0: as many as processors.
+        threads: Number of threads; 0 for one per processor.
         **options: foremoe.options.SimulationOptions.
 
     Raises:
@@ -111,8 +111,8 @@ def simulate(
     Args:
         load: Load to plan.
         policies: Keys of foremoe.policies(); "all" for every system, without the variants.
-        cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote. Nodes are as large as the
-            cluster's.
+        cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote. Nodes have
+            the cluster's size.
         **options: foremoe.options.SimulateOptions.
 
     Raises:

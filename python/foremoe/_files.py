@@ -43,7 +43,7 @@ def read_plan(path: Path) -> Plan:
 
 @dataclass(frozen=True)
 class Violation:
-    """A violation of a plan, with its position if known."""
+    """A rule that a plan violates, with the position if known."""
 
     kind: str
     message: str
@@ -96,10 +96,10 @@ def check(
         homes: Homes before planning, as given to plan(). None: contiguous.
 
     Returns:
-        The first hundred violations; none if the plan is right.
+        The first hundred violations; an empty list if the plan is valid.
 
     Raises:
-        InputError: for a part of a plan, never for a bad plan.
+        InputError: if `plan` lacks layers. An invalid plan does not raise.
     """
     _expect_plan(plan, load, trace, align)
     report = _core._check(plan, load, trace, align, homes)

@@ -1,6 +1,6 @@
 """Decodes routes in formats of Python programs, for foremoe.import_files() and foremoe.recorders.
 
-npz         zip of .npy members, one sequence each, in the archive's order: members routed_experts…, or all if none
+npz         zip of .npy members, one sequence each, in archive order; all members if none is named routed_experts…
 npy-base64  base64 of .npy, one sequence per line
 nrlre1      NeMo-RL's envelope, "nrlre1:<dtype>:<tokens>x<layers>x<top_k>:<base64 of the C-ordered array>", one per line
 sglang      int32 without a header, raw (one sequence) or one base64 per line. Layers without experts and tokens without
@@ -308,7 +308,7 @@ def _num_tokens(document: dict[str, Any], choice: Any, only_choice: bool) -> int
 
 
 def member(holder: Any, key: str) -> Any:
-    """Returns a member of a JSON object; None if it is absent or the holder is no object."""
+    """Returns a member of a JSON object; None if it is absent or the holder is not an object."""
     return holder.get(key) if isinstance(holder, dict) else None
 
 

@@ -32,7 +32,7 @@ def collect(
         ranks_per_node: Ranks that share one fast interconnect. None: as recorded; 8 if the trace is batched again.
         tokens_per_rank: Bound on a rank's tokens in one micro-step, if the trace is batched again. A token counts once,
             for any number of experts. None: 8192.
-        threads: 0: as many as processors. The result does not depend on it.
+        threads: Number of threads; 0 for one per processor. The result does not depend on it.
 
     Raises:
         InputError: for an invalid value, with the option's name in `.field`, and for invalid routes.

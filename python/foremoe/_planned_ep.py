@@ -18,14 +18,14 @@ import foremoe
 
 from ._engine.layers import Execute
 
-# Keys and values are weak: an implementation refers to its experts, and their forward refers to it.
+# Keys and values are weak: an implementation refers to its experts, and the experts' forward to the implementation.
 _OF: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[PlannedEP]] = weakref.WeakKeyDictionary()
 
 
 class PlannedEP(AllToAllEP):
-    """Executes the experts by `execute`, or by transformers' own exchange while that is None.
+    """Executes the experts by `execute`, or by transformers' own exchange while `execute` is None.
 
-    Raises InputError for tensor parallelism, and if the expert-parallel group is not all processes.
+    Raises InputError for tensor parallelism, and if the expert-parallel group lacks some processes.
     """
 
     execute: Execute | None = None

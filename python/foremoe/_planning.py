@@ -19,7 +19,7 @@ def plan(
     on_micro_step: Callable[[int], object] | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
-    """Plans a step: the expert in every slot, and the tokens that the slot serves. Ctrl-C ends it.
+    """Plans a step: the expert in every slot, and the tokens that the slot serves. Ctrl-C ends planning.
 
     Args:
         load: Load to plan.

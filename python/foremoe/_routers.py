@@ -16,13 +16,13 @@ _ROWS = 3  # in a trial
 
 
 class GivenTopK(TorchFunctionMode):
-    """While a router runs, its top-k over experts returns given ids. Gates are gathered, so gradients reach it."""
+    """Makes a router's top-k over experts return given ids, and their gates, so that gradients reach the router."""
 
     def __init__(self, ids: Tensor, num_experts: int) -> None:
         super().__init__()
         self._ids, self._num_experts = ids, num_experts
         self.hits = 0
-        self.rows: int | None = None  # number of routed rows if it differs from the ids
+        self.rows: int | None = None  # number of routed rows, if not that of the ids
         self.own: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,7 +55,7 @@ def expect_replayable(name: str, router: torch.nn.Module, *, num_experts: int, t
     hits = []
     for shape in ((_ROWS, hidden_size), (1, _ROWS, hidden_size)):
         mode = GivenTopK(torch.arange(top_k).expand(_ROWS, -1), num_experts)
-        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), mode:  # noise of training draws
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), mode:  # noise draws numbers
             torch.func.functional_call(router, state, (torch.zeros(shape, dtype=dtype),))
             hits.append(mode.hits)
     if hits and 1 not in hits:

@@ -20,11 +20,11 @@ class Segment:
 
     Attributes:
         routed_experts: As the server returned it: base64 text, nested lists, integers [rows, layers, top_k], or None.
-        num_tokens: Tokens of prompt and generation. None: unknown, and assumed to be one more than rows.
+        num_tokens: Tokens of prompt and generation. None: unknown, and assumed to be one more than the rows.
         num_prompt_tokens: Tokens of the prompt. None: unknown.
         token_ids: Prompt and generation, int64 [num_tokens]. None: unknown.
         start: First token whose row was requested.
-        weight_versions: Labels of the weights that generated it, distinct, in order. Empty: unknown.
+        weight_versions: Distinct labels of the weights that generated the tokens, in order. Empty: unknown.
     """
 
     routed_experts: Any

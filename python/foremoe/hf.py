@@ -40,7 +40,7 @@ def _has(version: tuple[int, int]) -> bool:
 
 if not _has((5, 0)):
     raise ImportError(f"foremoe.hf needs transformers 5.0 or newer, not {transformers.__version__}")
-EXPERT_PARALLELISM_SINCE = (5, 23)  # that implementations can be registered for
+EXPERT_PARALLELISM_SINCE = (5, 23)  # implementations can be registered
 if _has(EXPERT_PARALLELISM_SINCE):
     from . import _planned_ep
 
@@ -87,7 +87,7 @@ class TransformersExperts:
         self.own_choice: Tensor | None = None  # [tokens, top_k], the router's own choice where another was replayed
         self._ids: Tensor | None = None
         self._mode: GivenTopK | None = None
-        self.replayed_rows: Tensor | int = 0  # with a route
+        self.replayed_rows: Tensor | int = 0  # rows with a route
         self.mismatched_rows: Tensor | int = 0
         self._hooks: list[Any] = []
 
@@ -153,7 +153,7 @@ class TransformersExperts:
 class LoadedExperts(TransformersExperts):
     """Experts loaded in parts by transformers' expert parallelism.
 
-    The parameters are those that were loaded, also while FSDP2 replaces them.
+    weights() returns the parameters that were loaded, even while FSDP2 replaces them.
     """
 
     def __init__(self, name: str, router: torch.nn.Module, experts: Any, implementation: _planned_ep.PlannedEP) -> None:
@@ -197,7 +197,7 @@ def _top_k_of(config: Any) -> int:
 
 
 def _experts_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """Returns the blocks whose experts transformers executes by a function, with names. Raises InputError for none."""
+    """Returns the blocks whose experts transformers executes by a function, with names. Raises InputError if none."""
     blocks = []
     for name, block in model.named_modules():
         experts = getattr(block, "experts", None)
@@ -303,7 +303,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def record(model: torch.nn.Module) -> Iterator[Recorder]:
-    """Inside, records the experts of every row, without waiting for the device.
+    """Records the experts of every row that runs inside, without waiting for the device.
 
     Raises InputError for a model without experts.
     """

@@ -21,7 +21,7 @@ from ._core import Load, Plan
 from ._files import expect
 
 Homes = npt.NDArray[np.int32] | Plan | None
-"""None for contiguous ones, ranks as int32 [layers, experts], or those of a plan."""
+"""Homes of all experts: None (contiguous), their ranks as int32 [layers, experts], or a plan with these homes."""
 
 
 class PlannerOptions(TypedDict, total=False):
@@ -31,14 +31,14 @@ class PlannerOptions(TypedDict, total=False):
     in_flight: Annotated[int, 1]
     stages: Annotated[str, "BLPT"]
     prefer: Annotated[Literal["balance", "links"], "balance"]
-    tolerance: Annotated[float | None, None]  # 0.006; 0.01 under residency shared
+    tolerance: Annotated[float | None, None]  # None: 0.006; 0.01 under residency shared
     max_copies_per_source: Annotated[int | Literal["none"], "none"]
     min_tokens_per_guest: Annotated[int, 0]
     seed: Annotated[int, 0]
     homes: Annotated[Homes, None]  # before planning
     previous: Annotated[Plan | None, None]  # plan of the former step, for a warm start
     previous_load: Annotated[Load | None, None]  # load of the former step, for policies that predict
-    threads: Annotated[int, 0]  # 0: as many as processors; the result does not depend on it
+    threads: Annotated[int, 0]  # 0: one per processor; the result does not depend on it
 
 
 class PolicyOptions(PlannerOptions, total=False):
@@ -52,7 +52,7 @@ class PlanOptions(PolicyOptions, total=False):
     """Options of plan() and start_plan()."""
 
     residency: Annotated[Literal["static", "resident", "shared", "free"], "resident"]
-    max_copies_per_rank: Annotated[int | Literal["none"] | None, None]  # guest_slots
+    max_copies_per_rank: Annotated[int | Literal["none"] | None, None]  # None: guest_slots
 
 
 class ModelOptions(TypedDict, total=False):

@@ -3,8 +3,8 @@
     from foremoe.recorders import Recorder, from_sglang, from_vllm
 
     recorder = Recorder(num_layers=48, num_experts=128, top_k=8)
-    recorder.add(0, from_vllm(body))                          # a request is a sequence,
-    recorder.add(1, from_sglang(first) + from_sglang(second, start_len=held))    # or the turns of a conversation are
+    recorder.add(0, from_vllm(body))                          # one request per sequence,
+    recorder.add(1, from_sglang(first) + from_sglang(second, start_len=held))    # or one per turn of a conversation
     load = foremoe.collect(recorder.trace(), ranks=8)
 
 from_vllm() and from_sglang() extract routes, tokens and weight versions from a response. A Recorder checks them, joins
@@ -39,9 +39,9 @@ class Report:
     """Statistics of a Recorder, summed over its sequences."""
 
     tokens: int = 0
-    rows_missing: int = 0  # (token, layer) pairs without a route, less those of last tokens
-    rows_differing: int = 0  # (token, layer) pairs that a later segment routes otherwise; the first segment's are kept
-    starts_ignored: int = 0  # segments with all rows, though only those from a later token on were asked for
+    rows_missing: int = 0  # (token, layer) pairs without a route, except those of last tokens
+    rows_differing: int = 0  # (token, layer) pairs routed differently by a later segment; the first route is kept
+    starts_ignored: int = 0  # segments with all rows, although only rows from a later token on were requested
     unchecked: int = 0  # segments whose number of tokens is unknown
     weight_versions: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by sequence, as far as known
 
@@ -96,7 +96,7 @@ class Recorder:
         self.report = Report()
         self._recorded = {"experts": num_experts, "layers": num_layers, "top_k": top_k}
         self._row_shape = (len(self._kept), top_k)
-        # As importers choose: the narrowest unsigned type whose largest value, of missing rows, is no expert.
+        # As in importers: the narrowest unsigned type whose largest value, which marks missing rows, is not an expert.
         self._dtype: type[np.unsignedinteger[Any]] = np.uint8 if num_experts <= 0xFF else np.uint16
         self._missing, self._several_versions, self._keep_routes = missing, weight_versions, keep_routes
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class Recorder:
             the type's largest value.
 
         Raises:
-            InputError: with sequence and segment, for segments that do not fit. Nothing is kept then.
+            InputError: with sequence and segment, for segments that do not fit together. The Recorder is then unchanged.
         """
         name = f"sequence {sequence}"
         segments = [segments] if isinstance(segments, Segment) else list(segments)
@@ -234,7 +234,7 @@ class Recorder:
         for i, segment in enumerate(segments):
             file = f"{name}, segment {i}"
             if segment.num_tokens is not None and segment.num_tokens - 1 == segment.start:
-                continue  # it asked for none
+                continue  # no rows were requested
             if segment.routed_experts is not None:
                 sources[i] = decode_routes(segment.routed_experts, SourcePlace(file, "routed_experts"), self._recorded)
             elif self._missing == "refuse":
@@ -252,7 +252,7 @@ class Recorder:
         dense = rows[:, self._dense]
         routed = ~_is_missing(dense)
         if self._recorded["top_k"] == 1:
-            routed &= dense[..., 0] != 0  # the zeros of a dense layer are a route there
+            routed &= dense[..., 0] != 0  # there, the zeros of a dense layer look like routes to expert 0
         for token, layer in np.argwhere(routed)[:1]:
             index = f"[{token}, {self._dense[layer]}]"
             refuse("routed_experts", "has a route, but `moe_layers` leaves out its layer", file=file, index=index)

@@ -7,7 +7,7 @@ This is shadow mode: each step's routes are counted, and the log reports what ba
 
     from foremoe.slime import Hooks
 
-    hooks = Hooks(mode="active", guest_slots=1)  # and what else foremoe.megatron.attach() takes
+    hooks = Hooks(mode="active", guest_slots=1)  # and other arguments of foremoe.megatron.attach()
     before_log_prob, before_training, before_train_step = hooks
 
     --custom-megatron-before-log-prob-hook-path balance.before_log_prob
@@ -101,7 +101,7 @@ class Hooks:
     def before_log_prob(self, args: Any, model: Any, store_prefix: str) -> None:
         """--custom-megatron-before-log-prob-hook-path. In active mode the actor's log-probabilities are planned.
 
-        Not in a pipeline: a stage without MoE layers has no lists, and so no number of micro-batches.
+        Does nothing in a pipeline: a stage without MoE layers has no lists, and so no number of micro-batches.
         """
         self._close()
         if store_prefix or not self._is_active or not _is_actor(model):

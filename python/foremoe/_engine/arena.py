@@ -8,7 +8,7 @@ checksums keep readers from accepting other weights. The memory belongs to the n
 No rank waits for an expert once the phase is older than its timeout, whether an owner, the link between nodes or the
 writer is slow. Experts that arrive later are still written, for later micro-steps.
 
-On CUDA, copies run on a separate stream. Never run on CUDA.
+On CUDA, copies run on a separate stream. This path has never been run.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class NodeArena:
             )
 
     def _copy_on_stream(self, expert: Expert, to: dict[str, Tensor]) -> Callable[[], None]:
-        """Never run."""
+        """Copies on CUDA. This path has never been run."""
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._ranks.device))  # which may still read the slot
         with torch.cuda.stream(stream):

@@ -17,7 +17,7 @@ from .together import Channel, Failures, spelled
 
 _LENGTH = 64  # bytes of a call's name
 _POLL_SECONDS = 0.001
-_LOOK_SECONDS = 0.1  # between looks into the store
+_LOOK_SECONDS = 0.1  # between checks of the store
 
 
 class Calls:

@@ -15,7 +15,7 @@ def start_point_to_point(operations: list[Any]) -> list[Any]:
     if not operations:
         return []
     works = dist.batch_isend_irecv(operations)
-    return works if len(works) == len(operations) else [works[0]] * len(operations)  # one for all of them
+    return works if len(works) == len(operations) else [works[0]] * len(operations)  # one handle for all
 
 
 def gathered_bytes(own: bytes, group: Any) -> list[bytes]:

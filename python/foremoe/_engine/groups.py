@@ -24,7 +24,7 @@ _SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group leaves the d
 
 
 _Wanted = tuple[tuple[int, ...], str, int]
-"""Ranks, backend, and a number among equal ones."""
+"""Ranks, backend, and a number that distinguishes groups of the same ranks and backend."""
 
 
 def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = "cpu") -> list[Any]:
@@ -62,7 +62,7 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
 
 
 def _timeout_of(group: Any, device: torch.device) -> timedelta | None:
-    """Returns None if the backend has no timeout; gloo and NCCL have one."""
+    """Returns the timeout of a group; None if its backend has none. gloo and NCCL have one."""
     timeout: timedelta | None = getattr(group._get_backend(device).options, "_timeout", None)
     return timeout
 
@@ -76,22 +76,22 @@ def groups_made() -> int:
 def _end_after_gloo() -> None:
     """Delays the end of this process until gloo's threads have released the tensors that they sent.
 
-    They take the interpreter's lock to release them. While the interpreter ends, that aborts a process which has
-    finished its work (pytorch/pytorch#179291), unless its groups are destroyed before. A model that is spread, or
-    wrapped in DistributedDataParallel, refers to its groups, so they are not.
+    The threads take the interpreter's lock to release tensors. Taking it while the interpreter ends aborts a process
+    that has finished its work (pytorch/pytorch#179291), unless its groups were destroyed before. Groups of a model
+    that is spread, or wrapped in DistributedDataParallel, are not destroyed, because the model refers to them.
     """
-    atexit.register(time.sleep, 0.2)  # without the lock: threads wait for nothing else, and need microseconds
+    atexit.register(time.sleep, 0.2)  # sleeps without the lock; the threads need it for microseconds
 
 
 def stand_by() -> None:
-    """Takes part, on a rank in no expert-parallel group, while the others create an ExpertParallel. Collective."""
+    """Takes part in the creation of an ExpertParallel, on a rank in no expert-parallel group. Collective."""
     with refused_together() as given:
         given.expect_equal(versions())
     make_groups([])
 
 
 def _expect_alike(num_made: list[int]) -> None:
-    """Raises RuntimeError unless all ranks have created as many groups, by which torch names the next one."""
+    """Raises RuntimeError unless all ranks have created equally many groups: torch names groups by this number."""
     others = [rank for rank, of in enumerate(num_made) if of != num_made[0]]
     if others:
         raise RuntimeError(

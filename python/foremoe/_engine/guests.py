@@ -51,7 +51,7 @@ class Guests:
         self.are_lent = plan.residency == "shared"  # buffers serve all layers in turn
         self._homes = ranks.homes
         self._weights = [layer.weights() for layer in layers]
-        # At the beginning of the phase: if one rank freezes a weight later, other ranks still exchange its gradients.
+        # Recorded when the phase begins: if a rank freezes a weight later, other ranks still exchange its gradients.
         self._trained = [{name for name, w in weights.items() if w.requires_grad} for weights in self._weights]
         self._versions = [{name: version_of(w) for name, w in weights.items()} for weights in self._weights]
         self._begun = -1  # the last turn whose copies have been started
@@ -69,7 +69,7 @@ class Guests:
         self._waits = Waits(ranks.device)
 
     def _allocate(self) -> list[dict[str, Tensor]]:
-        """Returns buffers by [layer], or under `shared` by [set of buffers]: by name [guest slots, …]."""
+        """Returns buffers of each layer, or under `shared` of each of `depth` sets, by name [guest slots, …]."""
         if self._slots == 0:
             return []
         count = self._turns.depth if self.are_lent else len(self._layers)
@@ -177,7 +177,7 @@ class Guests:
     def add_gradients(self, layer: int, gradients: dict[str, Tensor]) -> None:
         """Adds gradients of guests, by name [guest slots, …], and takes ownership of them.
 
-        Two of them may be one tensor: autograd returns one for two weights if a layer reads only their sum.
+        Two gradients may be the same tensor: autograd returns one for two weights if a layer reads only their sum.
         """
         taken: set[int] = set()
         for name, gradient in gradients.items():
@@ -193,7 +193,7 @@ class Guests:
     def end(self, turn: int, layer: int) -> None:
         """Sends home the gradients of guests that leave after this turn."""
         self._send_home(turn, layer, self._turns.returning(turn))
-        # The peers of transfers that began a micro-step ago have reached them. Under `shared` wait earlier: gradients
+        # By now, peers have reached the transfers that began a micro-step ago. Under `shared` wait earlier: gradients
         # return in every turn, and would otherwise take as much memory as the sums that `shared` saves.
         before = turn - (self._turns.depth if self.are_lent else 2 * len(self._layers))
         while self._returns and self._returns[0][0] < before:

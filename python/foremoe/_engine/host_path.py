@@ -40,8 +40,8 @@ class HostPath:
         self._num_layers = num_layers
         self._num_micro_steps = num_micro_steps
         self._turns_of_micro_step = len(turns) // num_micro_steps
-        # Copies that have not started: _later with the turn from which on their buffer is free, and _open with a free
-        # buffer.
+        # Copies that have not started. Those in _later have no free buffer before the given turn. Those in _open have
+        # one.
         self._later = collections.deque(
             (turn, copy)
             for turn in range(len(turns))

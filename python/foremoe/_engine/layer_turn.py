@@ -67,7 +67,7 @@ class LayerTurn:
 
     @property
     def keeps_guests(self) -> bool:
-        """Whether a second forward that is no recomputation finds the guests in place."""
+        """Whether a second forward that is not a recomputation finds the guests in place."""
         return not self._cursor.guests.are_lent and self._cursor.last < self.backward
 
     def begin_forward(self) -> None:

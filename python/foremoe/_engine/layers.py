@@ -23,7 +23,7 @@ class ExpertLayer(Protocol):
     """The routed experts of one MoE layer. Adapters for frameworks implement it, and so can your own modules.
 
     It may have an attribute `model`, the module to train. Then state_dict() of the model has DTensors of all
-    experts from the beginning, and not from ExpertParallel.wrap() on. It may have `own_choice`, the router's own choice
+    experts from the beginning, not only after ExpertParallel.wrap(). It may have `own_choice`, the router's own choice
     of its last forward, [tokens, top_k], or None. With it, routes of other rows are found.
     """
 
@@ -35,7 +35,7 @@ class ExpertLayer(Protocol):
     def weights(self) -> dict[str, torch.nn.Parameter]:
         """Returns the experts' parameters by name, [experts, …].
 
-        DTensors that are sharded over the ranks, the first E/R experts on the first of them, stay as they are.
+        DTensors that are already sharded over the ranks, with the first E/R experts on rank 0, stay as they are.
         """
 
     def set_weights(self, weights: dict[str, torch.nn.Parameter]) -> None:
@@ -46,7 +46,7 @@ class ExpertLayer(Protocol):
 
         It must be differentiable, treat rows independently, and be the same function for any number of experts. Under
         residency shared its autograd Functions must keep weights by save_for_backward(), since their buffers hold other
-        experts in the backward pass. ExpertParallel tries it on one row, and refuses layers that do not.
+        experts in the backward pass. ExpertParallel tests this with one row, and refuses layers that fail.
 
         Args:
             rows: [rows, hidden], sorted by expert.
@@ -77,7 +77,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
 
 
 class _Contiguous(torch.autograd.Function):
-    """The identity. The backward of grouped_mm refuses expanded gradients."""
+    """The identity, with contiguous gradients. The backward of grouped_mm refuses expanded ones."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:

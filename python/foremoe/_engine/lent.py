@@ -16,10 +16,10 @@ from .sharded import local
 
 
 class KeptWeights:
-    """Saves positions within the guests' weights in place of tensors that are part of them."""
+    """For tensors that are part of guests' weights, saves their positions in the weights in place of the tensors."""
 
     def __init__(self, weights: dict[str, Tensor], guests: Any) -> None:
-        """weights: By name [guest slots, …], in their present buffers. guests.weights(): in later buffers."""
+        """weights: By name [guest slots, …], in their present buffers. guests.weights(): those in later buffers."""
         self._guests = guests
         self._of = {
             weight.untyped_storage().data_ptr(): (name, weight.storage_offset()) for name, weight in weights.items()
@@ -75,7 +75,7 @@ def try_lending_layer(layer: ExpertLayer) -> None:
 def try_lending(
     layer: str, weights: dict[str, Tensor], run: Callable[[dict[str, Tensor]], Callable[[], list[Tensor]]]
 ) -> None:
-    """Raises InputError if a layer's backward reads the buffers that its forward read. Tries it with other contents.
+    """Raises InputError if a layer's backward reads its forward's buffers. Changes their contents in between.
 
     Args:
         weights: Weights of the trial, by name [experts, …].

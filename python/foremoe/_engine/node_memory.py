@@ -36,7 +36,7 @@ class Places:
         return self._arena, self._of[expert]
 
     def publish(self, expert: Expert, segments: list[Any]) -> None:
-        """Writes an expert, uint8 arrays of its segments. One writer per expert."""
+        """Writes an expert from uint8 arrays of its segments. Each expert has one writer."""
         arena, place = self._at(expert)
         arena.publish(place, self._version, segments)
 
@@ -103,7 +103,7 @@ class NodeMemory:
         return node * self._ranks.ranks_per_node
 
     def _make(self, here: bool, places: int, segment_bytes: list[int]) -> None:
-        """Allocates memory on the first rank of a node, which the others open. Collective. here: Rank on this node."""
+        """Allocates memory on a node's first rank; the others open it. Collective. here: Whether on this node."""
         first = self._first_rank(self._ranks.node)
         # Plans of one model need similar numbers of places. A reserve of a quarter avoids most further allocations.
         sizes = [places + places // 4, places] if self._arena is not None else [places]
@@ -133,7 +133,7 @@ class NodeMemory:
                 )
 
     def _hold(self, make: Callable[[], HostArena], places: int) -> str:
-        """Allocates the memory, pinned for CUDA. Returns why it cannot, for the waiting ranks."""
+        """Allocates the memory, pinned for CUDA. Returns the error, for the waiting ranks, or ""."""
         try:
             arena = make()
             if self._ranks.device.type == "cuda":
@@ -163,7 +163,7 @@ class NodeMemory:
 
 
 def _pin(arena: HostArena, places: int) -> int:
-    """Pins the memory; returns its address. Never run on CUDA."""
+    """Pins the memory and returns its address. Has never been run."""
     first, last = arena.segments(0)[0], arena.segments(places - 1)[-1]
     begin = first.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     end = -(-(last.ctypes.data + last.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE

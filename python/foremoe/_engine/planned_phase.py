@@ -56,7 +56,7 @@ class PlannedPhase:
         )
         self.num_micro_steps = load.num_micro_steps
         self.has_backward = phase == "policy_update"
-        self.wait_for = running.wait_for  # micro-step: until it is planned
+        self.wait_for = running.wait_for  # waits until the given micro-step is planned
         self._ranks = ranks
 
     def open(
@@ -71,7 +71,7 @@ class PlannedPhase:
         """Allocates guest buffers and, for the host path, the arenas of nodes. Collective.
 
         Args:
-            out_of_order: Words for a pass that ran out of order.
+            out_of_order: Text of the error for a pass that runs out of order.
             gradient_type: See Guests.
             memory: Node memory of the host path.
             host_timeout: Seconds that a phase waits for experts in node memory.
@@ -86,7 +86,7 @@ class PlannedPhase:
             )
 
     def layer_turn(self, name: str, turn: foremoe.RankTurn, refuses_again: str = "") -> LayerTurn:
-        """Returns a LayerTurn; its arguments are those of LayerTurn."""
+        """Returns a LayerTurn, which documents the arguments."""
         backward = self.turns["backward", turn.micro_step, turn.layer].index if self.has_backward else -1
         return LayerTurn(self.cursor, name, turn, backward, refuses_again)
 

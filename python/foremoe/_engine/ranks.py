@@ -19,15 +19,15 @@ class Ranks:
     Attributes:
         homes: Experts of each layer that a rank owns, E/R.
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory.
-        rows: Channel for rows, and for every other exchange inside a phase, so that it ends if a rank fails.
+        rows: Channel for rows and all other exchanges inside a phase, so that they end if a rank fails.
         copies: Channel for copies of experts. A second group lets copies overlap with exchanges of rows.
         replicas: Channel between the ranks that hold the same experts; None if no other rank holds them.
         everyone: Channel between all ranks of all replicas.
         grid: Ranks in the default group, [replica][rank].
         agreement: Gloo channel on which ranks agree about copies by the host path; None if no copy takes that path.
         plans: Gloo channel for planning in shares; None if each rank plans alone.
-        failures: Failures that ranks report; None if they report them otherwise.
-        calls: Announcements of collective calls; None if there are none.
+        failures: Failures that ranks report; None if they report them in another way.
+        calls: Announcements of collective calls; None if calls are not announced.
     """
 
     group: Any

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Returns whether it is a DTensor. Does not import their module, which takes half a second."""
+    """Returns whether a tensor is a DTensor. Does not import DTensor, which takes half a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -49,7 +49,7 @@ def num_parts(tensor: Tensor) -> int:
 
 
 def expect_own_experts(layer: ExpertLayer, group: Any) -> None:
-    """Raises InputError unless no weight is a DTensor, or each has its experts in the order of the group's ranks."""
+    """Raises InputError if a weight is a DTensor, unless all weights have experts in the order of the group's ranks."""
     weights = layer.weights()
     if not any(is_dtensor(weight) for weight in weights.values()):
         return

@@ -1,8 +1,8 @@
 """Planning in shares: each rank of an expert-parallel group plans some layers, and all ranks get the whole plan.
 
-Layers are planned independently: the joined parts equal, byte for byte, the plan that each rank would make alone. Under
-residency shared micro-steps are independent too: they arrive in blocks, and a phase runs the first block while the next
-ones are planned.
+Layers are planned independently, so the joined parts equal, byte for byte, the plan that each rank would make alone.
+Under residency shared, micro-steps are independent too. They arrive in blocks, and a phase runs the first block while
+the next ones are planned.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Shares:
         """
         Args:
             channel: Gloo channel between the ranks, used by nothing else at the same time. None: this rank plans alone.
-            planning: Arguments of foremoe.start_plan(), the policy among them; the same on all ranks, but for threads.
+            planning: Arguments of foremoe.start_plan(), including the policy; equal on all ranks, except threads.
         """
         self._planning = planning
         self._channel = channel
@@ -91,7 +91,7 @@ def layers_of(rank: int, num_ranks: int, num_layers: int) -> range:
 
 
 def blocks_of(num_micro_steps: int) -> list[slice]:
-    """Returns blocks of micro-steps: one micro-step, so that it can begin, then each as long as all before it."""
+    """Returns blocks of micro-steps: one micro-step, so that the phase can begin, then blocks as long as all before."""
     ends = [0]
     while ends[-1] < num_micro_steps:
         ends.append(min(num_micro_steps, max(1, 2 * ends[-1])))
@@ -99,7 +99,7 @@ def blocks_of(num_micro_steps: int) -> list[slice]:
 
 
 def _plan_in_blocks(growing: Any, group: Any, load: foremoe.Load, **planning: Any) -> None:
-    """Plans block by block under residency shared of our policy; otherwise one block has all micro-steps."""
+    """Plans block by block with policy foremoe under residency shared. Otherwise one block has all micro-steps."""
     streams = planning["policy"] == "foremoe" and planning.get("residency") == "shared"
     blocks = blocks_of(load.num_micro_steps) if streams else [slice(None)]
     try:

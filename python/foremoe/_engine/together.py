@@ -53,7 +53,7 @@ class Channel:
         """is_own: whether close() destroys the group; a user's group is kept."""
         self._group = group
         self._is_own = is_own
-        self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # of other ranks, when it is closed
+        self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # closing it ends exchanges of other ranks
 
     @property
     def is_closed(self) -> bool:
@@ -72,7 +72,7 @@ class Channel:
 
 
 class Failures:
-    """Failures that the ranks of one group report. Each rank reports one."""
+    """Failures that the ranks of one group report. Each rank reports at most one."""
 
     def __init__(self, name: str, ranks: Sequence[int], own: int, channels: Sequence[Channel]) -> None:
         """
@@ -118,7 +118,7 @@ class Failures:
         return f"rank {rank} failed: {error}"
 
     def expect_connected(self) -> None:
-        """Raises LostConnection if another rank has lost a connection: a rank may have died."""
+        """Raises LostConnection if another rank has lost a connection, since a rank may have died."""
         if self._store.check([_LOST]):
             raise LostConnection("another rank lost a connection")
 
@@ -160,10 +160,10 @@ class Given:
 
     def __init__(self) -> None:
         self.ranks: tuple[int, ...] = ()  # the group of this rank
-        self.alike: dict[str, dict[str, str]] = {}  # by whom they are shared, then by name
-        self.hints: dict[str, str] = {}  # by name: what an error says where values differ
+        self.alike: dict[str, dict[str, str]] = {}  # by `among` of expect_equal(), then by name
+        self.hints: dict[str, str] = {}  # by name: sentence for the error if values differ
         self.told: Any = None
-        self.of_all: list[Any] = []  # when it has ended: what each rank told, by rank of the group that compared
+        self.of_all: list[Any] = []  # at the end: `told` of each rank of the group
 
     def expect_equal(self, values: Mapping[str, str], among: str = "", hint: str = "") -> None:
         """Requires each value, as printed, to be equal on all ranks that pass the same `among`.
@@ -184,8 +184,8 @@ class Given:
 def refused_together(group: Any = None) -> Iterator[Given]:
     """If one rank raises inside, all ranks raise at the end; if given values differ, all ranks refuse.
 
-    The end is collective over the group (None: the default group); the body is not. A rank that raised nothing itself
-    raises InputError with the first rank that did and its message, or with the first value that differs and its ranks.
+    The end is collective over the group (None: the default group); the body is not. A rank that raised nothing inside
+    raises InputError. It names the first rank that raised and its message, or the first value that differs.
     """
     given, own = Given(), None
     try:
@@ -233,7 +233,7 @@ def words_of(error: Exception) -> tuple[str, str]:
 
 
 def expect_no_errors(words: Mapping[int, Sequence[str] | None]) -> None:
-    """Raises InputError for the first rank that refuses. words: message and field by rank; None: it does not refuse."""
+    """Raises InputError for the first rank that refuses. words: message and field by rank; None if it does not."""
     for rank, of in words.items():
         if of is not None:
             raise foremoe.InputError(f"rank {rank} refused: {of[0]}", field=of[1])
@@ -342,8 +342,8 @@ class Agreement:
     def expect_equal(self, values: Mapping[str, str], refused: Exception | None = None) -> None:
         """Requires equal values, by name, on all ranks, and that no rank refuses. Collective.
 
-        Raises InputError with the rank that refuses and its reason, or with the value that differs; on the rank that
-        refuses, its own error. Raises RuntimeError if a rank has left.
+        Raises InputError with the rank that refuses and its reason, or with the value that differs. The rank that
+        refuses raises its own error. Raises RuntimeError if a rank has left.
         """
         words = None if refused is None else words_of(refused)
         own = json.dumps([words, values])
@@ -381,7 +381,7 @@ class Agreement:
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
 
     def leave(self, error: BaseException) -> str:
-        """Tells all ranks that this one has given up, unless they know of another. No vote is possible afterwards.
+        """Tells all ranks that this one has given up, unless another has left. No vote is possible afterwards.
 
         Returns the other rank that failed and its reason if the error is a lost connection.
         """
@@ -404,7 +404,7 @@ def slots_at_begin(plan: foremoe.Plan) -> np.ndarray[Any, Any]:
 
 
 def others_than(decides: Any, table: np.ndarray[Any, Any], group: Any, device: torch.device) -> list[int]:
-    """Returns the ranks of the group whose digest differs. Collective."""
+    """Returns the ranks of the group whose digest of the values differs from this rank's. Collective."""
     digest = bytes.fromhex(digest_of(decides, table))
     mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
     return [rank for rank, of in enumerate(gathered(mine, group)) if not torch.equal(of, mine)]

@@ -10,8 +10,8 @@ import torch
 
 
 class Waits:
-    """Sums waits. On CUDA the host only makes the stream wait: events before and after measure it and are read later.
-    Never run on CUDA."""
+    """Sums waits. On CUDA the host only makes the stream wait. Events before and after each wait measure it; they are
+    read later. The CUDA path has never been run."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,7 +36,7 @@ class Waits:
     @property
     def seconds(self) -> float:
         """Returns the sum. On CUDA it waits for the stream: call it after the step."""
-        for _, after in self._of_stream:  # on whichever streams
+        for _, after in self._of_stream:  # events may be on several streams
             after.synchronize()
         of_stream: float = sum(before.elapsed_time(after) for before, after in self._of_stream)
         return self._of_host + of_stream / 1e3

@@ -38,11 +38,11 @@ def attach(
         estimate the benefit of balancing, but changes nothing.
     policy, options: See foremoe.plan(). Options: prefer, tolerance, stages, max_copies_per_rank,
         max_copies_per_source, min_tokens_per_guest, seed.
-    depth: Number of turns (a layer of a pass) by which copies start ahead; one fewer under shared, where 1 hides none.
+    depth: Number of turns (passes of a layer) that copies start ahead; one fewer under shared, where 1 hides no copies.
     ranks_per_node: Ranks of the expert-parallel group that share a fast interconnect. None: 8, or all if fewer.
     threads: Threads with which each rank plans its share of the layers.
-    cluster, model: Cluster and model for which shadow mode models the seconds of a step; see foremoe.evaluate().
-        model None: derived from the configuration. cluster None: models no seconds.
+    cluster, model: Cluster and model for which shadow mode predicts the seconds of a step; see foremoe.evaluate().
+        model None: derived from the configuration. cluster None: predicts no seconds.
 
     Raises ImportError for an unsupported version of megatron-core. Raises InputError for an invalid argument or an
     unsupported field of the configuration, with its name and allowed values. All ranks raise, and create no process
