@@ -2,24 +2,24 @@
 
 FEPLB, arXiv 2604.19654, figure 4.
 
-The paper measures dispatch and combine with DeepEP: FEPLB adds less than 1 % to the exchange before balancing,
-FasterMoE without pipelining about nothing, and with a pipeline of two stages 46.8 % to dispatch and 40.2 % to combine.
+The paper measures dispatch and combine with DeepEP. Compared with no balancing, FEPLB adds less than 1 % and FasterMoE
+without pipelining about nothing. A two-stage pipeline adds 46.8 % to dispatch and 40.2 % to combine.
 
-We assume: Input and cluster are those of feplb-table-2. Both sweeps of an exchange cost the same in our model, so one
-column stands for both: seconds of the slowest rank, of all exchanges of the step. The text has no EP degree. FEPLB's
-exchange is that of homes by its design; weights and rows of guests travel afterwards. How results come back before
-combine is not specified: *FEPLB* pays for it in full, in the last column, *free return* not at all. FasterMoE's rows
-for a shadowed expert stay on their rank; here a row is 12 KiB times each expert that it goes to. A pipeline of two
-stages is absent: how much more DeepEP sends for it is not told.
+We assume: Input and cluster are those of feplb-table-2. Dispatch and combine cost the same in our model, so one column
+shows both: the time of the slowest rank in all exchanges of the step. The text does not give the EP degree. FEPLB
+dispatches to homes by design; weights and rows of guests travel afterwards. The paper does not specify how results
+return before combine. *FEPLB* pays for the return in full, in the last column; *free return* does not pay. FasterMoE's
+rows for a shadowed expert stay on their rank; here a row is 12 KiB times the number of its experts. We leave out the
+two-stage pipeline, because the paper does not say how much more DeepEP sends for it.
 
-Result: As published for FEPLB, by construction: its exchange is the one before balancing. What it moves afterwards
-hides behind own experts; the way back of results does not. In full it takes 0.05, 0.17 and 0.32 ms per layer and pass
-at EP 2, 4 and 8. Counted as exchange that would be 17, 21 and 22 % more by token, and 5, 9 and 13 % by row, far above
-the published 1 %, so the paper either hides it or does not count it. FasterMoE without a pipeline has 0 to 7 % less by
-token and 7 to 13 % by row, and not the same, since fewer rows leave their rank and the busiest rank receives fewer;
-what its broadcasts take is no exchange, and stands in the last column. That balancing may also shorten the exchange,
-which the paper's figure does not ask, ours shows: 0 to 10 % less by token, 5 to 18 % by row, as no rank receives more
-than its part. The pipeline of two stages is not repeated.
+Result: FEPLB matches the paper by construction, since its exchange is that of no balancing. Its later transfers overlap
+with a rank's own experts, except the return of results. In full, the return takes 0.05, 0.17 and 0.32 ms per layer and
+pass at EP 2, 4 and 8. Counted as exchange, this would be 17, 21 and 22 % more by token, and 5, 9 and 13 % by row, far
+above the published 1 %, so the paper either hides it or does not count it. The exchange of FasterMoE without a pipeline
+does not stay the same: it is 0 to 7 % shorter by token and 7 to 13 % by row, since fewer rows leave their rank and the
+busiest rank receives fewer. Its broadcasts count as exposed time, not as exchange. Unlike the paper's figure, ours also
+shows that balancing can shorten the exchange: `foremoe` needs 0 to 10 % less by token and 5 to 18 % by row, as no rank
+receives more than its share. The two-stage pipeline is not reproduced.
 """
 
 from feplb_inputs import inputs_of

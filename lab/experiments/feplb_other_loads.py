@@ -2,21 +2,22 @@
 
 FEPLB, arXiv 2604.19654, as described: edge cases and future work, without figures.
 
-The description expects that the straggler shrinks alike whatever the batch, that FEPLB follows routes that change while
-what history tells grows stale, and that nodes of many devices would balance better.
+The description expects the same relative gain at every batch size. It expects FEPLB to follow changing routes while
+history grows stale, and nodes of many devices to balance better.
 
-We assume: At EP 8 the load of feplb-straggler is drawn with 256 to 65,536 tokens per rank. *Hot rank moves* (w6) has
-the hot rank m mod 8 in micro-step m, so that the mean of the past says nothing, and *bursts* (w7) heats drawn experts
-in every fourth micro-step. *EP 64, one node* has all ranks on NVLink, as 72 of a GB200 rack are (128 experts are not
-divided by 72). EPLB by a moving average stands for history. Everyone has eight guest slots but ours, which has two.
+We assume: At EP 8, the load of feplb-straggler is drawn with 256 to 65,536 tokens per rank. In *hot rank moves* (w6),
+the hot rank is m mod 8 in micro-step m, so the past mean carries no information. *Bursts* (w7) makes drawn experts hot
+in every fourth micro-step. *EP 64, one node* has all ranks on NVLink, like the 72 of a GB200 rack (128 experts are not
+divisible by 72). EPLB with a moving average represents history. All systems have eight guest slots except `foremoe`,
+which has two.
 
-Result: The batch does not matter, as the description expects: 69 to 71 % from 256 to 65,536 tokens. Where routes change
-from one micro-step to the next FEPLB does not do better than history. Of bursts it removes nothing, since the hottest
-expert has more tokens than ranks differ by, and to move it whole would not help; going on with smaller ones removes a
-fifth. Where the hot rank moves, its four dynamic experts are too few. Larger nodes make this worse, not better: from 69
-% at EP 16 to 34 % at EP 64, where a rank has two experts to choose from, and the hottest alone has more than the mean
-rank. The paper's wish for nodes of 72 therefore needs tokens that split, as its outlook says too. Ours splits them, and
-removes 99 % everywhere with a quarter of the slots.
+Result: The batch does not matter, as the description expects: FEPLB removes 69 to 71 % from 256 to 65,536 tokens. Where
+routes change from one micro-step to the next, FEPLB is no better than history. It removes nothing from bursts, since
+the hottest expert has more tokens than the difference between ranks, and moving it whole would not help. Trying smaller
+ones removes a fifth. Where the hot rank moves, four dynamic experts are too few. Larger nodes make it worse, not
+better: from 69 % at EP 16 to 34 % at EP 64, where a rank has only two experts, and the hottest alone has more tokens
+than the mean rank. Nodes of 72, as the paper proposes, therefore need split experts, as its outlook also says.
+`foremoe` splits them and removes 99 % everywhere with a quarter of the slots.
 """
 
 from kit import System, drawn

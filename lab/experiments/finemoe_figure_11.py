@@ -2,27 +2,27 @@
 
 FineMoE, arXiv 2511.16947, figure 11.
 
-The paper measures the time of scheduling one micro-batch, mostly of solving LP 1 by HiGHS, started warm: at least about
-100 µs, and below 1 ms at 64 GPUs and 256 experts.
+The paper measures the scheduling time of one micro-batch, mostly that of solving LP 1 with warm-started HiGHS: at least
+about 100 µs, and below 1 ms at 64 GPUs and 256 experts.
 
-We assume: We measure CPU time on this machine, of all planning of a step, ÷ (layers × micro-steps): what is done once
-per step counts too. On the symmetric placement with two replicas of every expert (four experts per rank), rounding to
-whole tokens included, that is LP 1 by CLP with warm start, LP 4 by CLP, and LP 1 by our exact assignment, which has the
-same optimum. *foremoe* is our planner on the same slots, which chooses replicas as well as quotas. *Stable* micro-steps
-differ by sampling alone, which is the best case for a warm start; with *new orders* popularity is drawn anew in each.
-Beside what is measured stands what the simulator charges wherever FineMoE's time is modelled: a time per slot of the
-group (each is a variable of LP 1), set between the two kinds of load: 1 µs for LP 1 by CLP, 4 µs for LP 4, 0.06 µs for
-our assignment. All-gathering loads is not charged.
+We assume: We measure the CPU time of all planning of a step on this machine, ÷ (layers × micro-steps); work done once
+per step counts too. On the symmetric placement with two replicas of every expert (four experts per rank), including
+rounding to whole tokens, we compare LP 1 by CLP with warm start, LP 4 by CLP, and LP 1 by our exact assignment, which
+has the same optimum. *foremoe* is our planner on the same slots, which chooses replicas as well as quotas. *Stable*
+micro-steps differ by sampling alone, which is the best case for a warm start; *new orders* draws popularity anew in
+each. The table also shows what the simulator charges wherever FineMoE's time is modelled: a time per slot of the group
+(each is a variable of LP 1), set between the two kinds of load: 1 µs for LP 1 by CLP, 4 µs for LP 4, 0.06 µs for our
+assignment. The all-gather of loads is not charged.
 
-Result: CLP stays below 1 ms for LP 1 at every size, as the paper's HiGHS does, and below the paper's 100 µs at the
-smallest. Its time grows with the number of slots, and is two to five times as long where popularity is new in each
+Result: CLP stays below 1 ms for LP 1 at every size, like the paper's HiGHS, and below the paper's 100 µs at the
+smallest. Its time grows with the number of slots, and is two to five times as long if popularity is new in each
 micro-step. LP 4 takes 2 to 32 times as long. Our assignment reaches the optimum of LP 1 in a sixth of CLP's time or
-less. What is charged for the LPs lies between the two kinds of load from 16 GPUs on, and above both at 8. From 32 GPUs
-on the symmetric placement no longer balances this skew, as a popular expert has two replicas among 128 or 256. Our
-planner chooses replicas as well as quotas. That takes less time than CLP needs for quotas alone with 8 GPUs, about as
-long with 16 and 32, and three to six times as long with 64. Most of it is spent once per step, on the guests that the
-step begins with and on whether guests can stay; that ends before the first micro-step, where FineMoE's time lies
-between the router and the dispatch of each layer.
+less. The charged LP time lies between the two kinds of load from 16 GPUs on, and above both at 8. From 32 GPUs on, the
+symmetric placement no longer balances this skew, as a popular expert has two replicas among 128 or 256. Our planner
+chooses replicas as well as quotas. With 8 GPUs it takes less time than CLP needs for quotas alone, with 16 and 32 about
+as long, and with 64 three to six times as long. It spends most of this time once per step, on choosing initial guests
+and testing whether guests can stay. This work ends before the first micro-step, whereas FineMoE's time falls between
+router and dispatch of each layer.
 """
 
 from kit import Published, System, drawn

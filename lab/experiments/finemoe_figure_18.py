@@ -2,25 +2,25 @@
 
 FineMoE, arXiv 2511.16947, figures 14 and 18.
 
-With pipelining a part of the tokens is not scheduled, and its exchange hides the scheduling of the rest. The figure has
-dispatch times on 8 GPUs with 128 experts, by the part that is scheduled (1.0: no pipelining). Dispatch gets shorter
-with pipelining, and longer again the more is scheduled, because the exchange of the rest becomes too short to hide it.
-We do not have the values.
+With pipelining, a part of the tokens is not scheduled, and its exchange hides the scheduling of the rest. The figure
+gives dispatch times on 8 GPUs with 128 experts, by the scheduled part (1.0: no pipelining). Pipelining shortens
+dispatch, but with a larger scheduled part, dispatch takes longer again, because the exchange of the rest becomes too
+short to hide scheduling. We do not have the values.
 
 We assume: The setting is that of figure 17: width 2,048, 4 sequences of 4,096 tokens, communication-aware scheduling
-with α1 = 0.1 and α2 = 1, random tokens; on one node α2 has nothing to weigh. *Skewed* has Zipf loads, s = 0.8. Every
-expert has two replicas, which takes 16 guest slots. Scheduling is charged by the number of slots (`lab/run
-finemoe-figure-11`), as if it took as long however few tokens it schedules. The exchange of the unscheduled tokens takes
-its part of the whole dispatch, and the second exchange a latency more. Planning is what is not hidden; dispatch in the
+with α1 = 0.1 and α2 = 1, random tokens; on one node α2 has no effect. *Skewed* has Zipf loads, s = 0.8. Every expert
+has two replicas, which takes 16 guest slots. Scheduling is charged by the number of slots (`lab/run
+finemoe-figure-11`), regardless of how few tokens it schedules. The exchange of the unscheduled tokens takes its part of
+the whole dispatch, and the second exchange adds a latency. *Planning* is the part that is not hidden; dispatch in the
 paper is both together.
 
-Result: As in the paper, what scheduling and dispatch take together falls with pipelining, and rises with the part that
-is scheduled: on random tokens and by token {random tokens | scheduled: 1 | planning_ms (token)} + {random tokens |
+Result: As in the paper, scheduling and dispatch together take less time with pipelining, and more with a larger
+scheduled part: on random tokens and by token {random tokens | scheduled: 1 | planning_ms (token)} + {random tokens |
 scheduled: 1 | dispatch_ms (token)} ms without, {random tokens | scheduled: 0.2 | planning_ms (token)} + {random tokens
-| scheduled: 0.2 | dispatch_ms (token)} ms where a fifth is scheduled. By row it is the same within 0.02 ms, since all
-ranks are in one node. Scheduling by LP 4 takes longer than the whole exchange on NVLink, so even that hides a fifth of
-it. Random tokens stay balanced. With skewed loads the unscheduled part takes balance with it below 0.6: experts then
-lose more than the dispatch gains, and the whole layer is quickest at 0.6.
+| scheduled: 0.2 | dispatch_ms (token)} ms if a fifth is scheduled. By row the times are the same within 0.02 ms, since
+all ranks are in one node. Scheduling by LP 4 takes longer than the whole exchange on NVLink, so even scheduling only a
+fifth hides just a fifth of it. Random tokens stay balanced. With skewed loads and less than 0.6 scheduled, the
+unscheduled part worsens balance: experts then lose more than the dispatch gains, and the whole layer is fastest at 0.6.
 """
 
 from kit import System, drawn

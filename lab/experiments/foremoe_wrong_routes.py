@@ -2,34 +2,34 @@
 
 ForeMoE, arXiv 2606.11867, referee report on its page on Pith.
 
-The referee asks what happens where routes diverge after the rollout. The paper replays routes; nothing was published
-that we know.
+The referee asks what happens if routes diverge after the rollout. The paper replays routes; we know of no published
+answer.
 
 We assume: A row is a token at one of its experts. *Elsewhere* is the share of rows whose router chooses another expert
-than recorded, drawn by how popular the others are in the same micro-step, layer and source rank, so that the load stays
-as skewed as it was. *Not recorded* is the share of rows without a recorded route, as where replay covers a part of the
-tokens. `foremoe`, `static` and `relibra` plan what was recorded. Rows that go as recorded take their planned replicas,
-all others the homes of their experts, as `on_mismatch="home"` has it. The other systems know no routes ahead, so
-nothing goes wrong for them: `eplb-ema`, `ema` and `flexmoe` place by the past, `ultraep` plans when the router has run.
-Input and cluster are those of review-speedup (DAPO-Math, seed 1; the rows that change are drawn with that seed too),
-with four layers. As no plan can tell how many rows come, ranks gather all counts in every forward of every layer,
-whoever plans: that is in the modelled time. *Speedup, placed* also charges what is planned before the first micro-step,
-measured here; UltraEP's planning is in the step: 72 µs in each layer and micro-step, as published for 64 ranks and 256
-experts, which is against it on 8 and 128. *Planned at once* is UltraEP without them.
+than recorded. That expert is drawn by the others' popularity in the same micro-step, layer and source rank, so the load
+stays equally skewed. *Not recorded* is the share of rows without a recorded route, as if replay covered only part of
+the tokens. `foremoe`, `static` and `relibra` plan with the recorded routes. Rows that follow their recorded route go to
+their planned replicas, all others to the homes of their experts, as with `on_mismatch="home"`. The other systems do not
+use routes in advance and are unaffected: `eplb-ema`, `ema` and `flexmoe` place by the past, `ultraep` plans after the
+router. Input and cluster are those of review-speedup (DAPO-Math, seed 1; the rows that change are drawn with that seed
+too), with four layers. No plan knows the actual row counts, so for every system ranks gather all counts in every
+forward of every layer; the modelled time includes this. *Speedup, placed* also charges planning before the first
+micro-step, measured here. UltraEP's planning is in the step: 72 µs in each layer and micro-step, as published for 64
+ranks and 256 experts, which is too much for 8 and 128. *Planned at once* is UltraEP without it.
 
-Result: A plan degrades in proportion; there is no cliff. Rows that leave it are spread over homes as all rows of
-vanilla are, so with a share p of them ρ comes close to 1 + p · (ρ of vanilla − 1). A plan with a fifth of its rows
-wrong keeps four fifths of its gain: {0 % elsewhere | foremoe | speedup (token) | 2} becomes {20 % elsewhere | foremoe |
-speedup (token) | 2} by token, {0 % elsewhere | foremoe | speedup (row) | 2} becomes {20 % elsewhere | foremoe | speedup
-(row) | 2} by row. Rows that were not recorded cost as much as rows that were recorded wrong. UltraEP, which plans when
-the router of a layer has run, does not suffer ({0 % elsewhere | ultraep | speedup (token) | 2} by token). With a tenth
-of the rows elsewhere ours and ReLibra's are still quicker, also with placement charged. With a fifth they are little
-quicker, and with placement charged ours is level with UltraEP. If UltraEP's planning took no time, it would gain {20 %
-elsewhere | ultraep, planned at once | speedup (token) | 2} by token with a fifth elsewhere, more than ours, but less if
-all rows go as recorded ({0 % elsewhere | ultraep, planned at once | speedup (token) | 2}). `static` is as quick as
-UltraEP by token while all rows go as recorded, and slower otherwise. Placement takes ours 1 % behind ReLibra, which
-inside one node plans micro-step by micro-step and has almost none to pay. Systems that place by the past do not suffer,
-but gain 2 to 6 % by token and 4 to 9 % by row to begin with.
+Result: A plan degrades in proportion to wrong rows, without a cliff. Rows that leave it go to homes, as all rows do in
+vanilla, so with a share p of them ρ is close to 1 + p · (ρ of vanilla − 1). With a fifth of its rows wrong, a plan
+keeps four fifths of its gain: a speedup of {0 % elsewhere | foremoe | speedup (token) | 2} becomes {20 % elsewhere |
+foremoe | speedup (token) | 2} by token, and {0 % elsewhere | foremoe | speedup (row) | 2} becomes {20 % elsewhere |
+foremoe | speedup (row) | 2} by row. Unrecorded rows cost as much as wrongly recorded ones. UltraEP plans after the
+router of a layer and is unaffected ({0 % elsewhere | ultraep | speedup (token) | 2} by token). With a tenth of the rows
+elsewhere, ours and ReLibra are still faster, even with placement charged. With a fifth they are slightly faster, and
+with placement charged ours is level with UltraEP. If UltraEP's planning took no time, its speedup would be {20 %
+elsewhere | ultraep, planned at once | speedup (token) | 2} by token with a fifth elsewhere, above ours, but below it if
+all rows go as recorded ({0 % elsewhere | ultraep, planned at once | speedup (token) | 2}). `static` is as fast as
+UltraEP by token if all rows go as recorded, and slower otherwise. With placement charged, ours is 1 % behind ReLibra,
+which plans each micro-step separately within a node and has almost no placement. Systems that place by the past are
+unaffected, but gain only 2 to 6 % by token and 4 to 9 % by row.
 """
 
 from __future__ import annotations
