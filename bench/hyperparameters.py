@@ -86,7 +86,7 @@ FIXED = [
     ("laer …", "GB/s between nodes", "89", "laer.h", "bytes_per_second_between_nodes = 88.9539e9;", "code"),
     ("symi", "micro-steps of an iteration", "1", "symi.h", "int micro_steps_per_iteration = 1;", "ours; paper: a batch"),
     ("moonep", "tolerated excess", "0", "moonep.h", "double bound = 0;", "code; its issue 30"),
-    ("echo", "slots of a rank", "1", "echo.h", "one slot per rank however many guest slots", "code"),
+    ("echo", "slots of a rank", "1", "echo.cpp", "packed into one spare slot of every other rank", "code"),
     ("echo", "buckets", "8", "echo.cpp", "kBuckets = 8;", "code"),
     ("relibra", "weight of communication", "1", "relibra/expert_reordering.h", "communication_weight = 1;", "ours"),
     ("relibra", "trials per expert", "200", "relibra/expert_reordering.h", "trials_per_expert = 200;", "ours"),
