@@ -156,16 +156,22 @@ def ablation(runs):
 
 
 def growth(runs):
+    bursty = ("--tokens-per-rank", 4096, "--sequences-per-rank", 1, "--group-spread", 1)
+    loads = [(64, 256, "usual"), (256, 512, "usual"), (1024, 2048, "usual"), (4096, 8192, "usual"),
+             *((ranks, ranks, "bursty") for ranks in (128, 256, 512, 1024))]
+
     def rows():
-        for ranks in (64, 256, 1024):
-            experts = max(2 * ranks, 256)
+        for ranks, experts, kind in loads:
             with tempfile.TemporaryDirectory() as folder:
-                load = runs.synth(folder, "--ranks", ranks, "--experts", experts, "--layers", 1, "--micro-steps", 8)
-                d = runs.plan(load, "--guest-slots", 1)
+                options = bursty if kind == "bursty" else ()
+                shape = ("--ranks", ranks, "--experts", experts, "--layers", 1, "--micro-steps", 8 if ranks < 4096 else 2)
+                d = runs.plan(runs.synth(folder, *shape, *options), "--guest-slots", 1)
             us, copies = d["plan_us_per_layer_micro_step"], d["copies_per_layer_event"]
             unit = ranks * experts + copies * ranks * math.log2(ranks)
-            yield ranks, experts, rho(d), f"{copies:.1f}", f"{us:.0f}", f"{d['cpu_seconds']:.2f}", f"{1000 * us / unit:.1f}"
-    table(("R", "E", "ρ mean/max", "copies", "stages L, P, T: µs per (layer, micro-step)", "all planning, CPU s", "c, ns"), rows())
+            yield (kind, ranks, experts, rho(d), f"{copies:.1f}", f"{us:.0f}", f"{d['cpu_seconds']:.2f}",
+                   f"{1000 * us / unit:.1f}")
+    table(("load", "R", "E", "ρ mean/max", "copies", "stages L, P, T: µs per (layer, micro-step)", "all planning, CPU s",
+           "c, ns"), rows())
 
 
 def whole_step(runs):

@@ -14,6 +14,7 @@ constexpr double kPerfect = 3e-4F;     // imbalance treated as 0
 constexpr float kLeastRoom = 0.02F;    // assumed room of a full rank, which may pass tokens on; in mean rank loads
 constexpr float kLeastGain = 1e-5F;    // minimum gain of a change, so that rounding errors decide nothing
 constexpr int kTrials = 8;             // experts tried per slot
+constexpr int kRanksPerGuest = 64;     // ranks per guest added between two scorings
 
 constexpr int kSmallGroup = 16;               // groups of up to this many ranks plan so fast that sweeps always pay off
 constexpr std::int64_t kRowsThatHide = 8192;  // rows per rank and micro-step
@@ -142,7 +143,8 @@ float BaseGuests::promise(const MicroStep& s, int m, const ReplicaGraph& graph, 
   return 0.5F * std::min(carried, s.cost);  // by way of other ranks
 }
 
-// Adds the guest with the largest expected gain to a free slot. Returns false if there is none.
+// Adds the guests with the largest expected gains to free slots: one, or in large groups several of different experts
+// on different ranks. Returns false if there is none.
 bool BaseGuests::grow(ReplicaGraph& graph) {
   const int ranks = problem_.num_ranks();
   score_.assign(static_cast<std::size_t>(problem_.num_experts) * ranks, 0.0F);
@@ -176,22 +178,41 @@ bool BaseGuests::grow(ReplicaGraph& graph) {
       }
     }
   }
-  const float least = goal_ == BaseGoal::kFinal ? 0.0F : kLeastPromise;
-  auto best = std::max_element(score_.begin(), score_.end());
-  while (*best > least && graph.find(static_cast<int>((best - score_.begin()) / ranks),
-                                     static_cast<int>((best - score_.begin()) % ranks)) >= 0) {
-    *best = 0;  // the rank already has a replica
-    best = std::max_element(score_.begin(), score_.end());
+  struct Choice {
+    float score;
+    int expert;
+    int rank;
+  };
+  std::vector<Choice> best;  // [rank]
+  for (int r = 0; r < ranks; ++r) best.push_back({.score = 0, .expert = -1, .rank = r});
+  for (int e = 0; e < problem_.num_experts; ++e) {
+    const float* row = &score_[static_cast<std::size_t>(e) * ranks];
+    for (int r = 0; r < ranks; ++r) {
+      if (row[r] > best[r].score && graph.find(e, r) < 0) best[r] = {.score = row[r], .expert = e, .rank = r};
+    }
   }
-  if (*best <= least) return false;
-  const int expert = static_cast<int>((best - score_.begin()) / ranks);
-  const int rank = static_cast<int>((best - score_.begin()) % ranks);
-  graph.put(free_slot[rank], expert);
+  std::ranges::sort(best, [](const Choice& x, const Choice& y) {
+    if (x.score != y.score) return x.score > y.score;
+    return x.expert != y.expert ? x.expert < y.expert : x.rank < y.rank;
+  });
+  const float least = goal_ == BaseGoal::kFinal ? 0.0F : kLeastPromise;
+  const int most = std::max(1, ranks / kRanksPerGuest);
+  std::vector<Choice> added;
+  for (const Choice& c : best) {
+    if (c.score <= least || std::ssize(added) == most) break;
+    if (std::ranges::any_of(added, [&](const Choice& other) { return other.expert == c.expert; })) continue;
+    graph.put(free_slot[c.rank], c.expert);
+    added.push_back(c);
+  }
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
-    if (now_[m].tight.empty() || now_[m].in_tight[rank]) continue;
+    const MicroStep& state = now_[m];
+    if (state.tight.empty() ||
+        std::ranges::all_of(added, [&](const Choice& c) { return state.in_tight[c.rank] != 0; })) {
+      continue;
+    }
     solve(graph, m, goal_ == BaseGoal::kFinal ? problem_.lower_bound[m] : 0, now_[m]);
   }
-  return true;
+  return !added.empty();
 }
 
 // Replaces the guest in a slot by the best expert, or by none. Returns whether the placement changed.

@@ -9,8 +9,8 @@
 // Method. Each micro-step has its own assignment on the common placement, and the closed set S of ranks that limits it.
 // A guest helps a micro-step only if all replicas of its expert are inside S and its own rank is outside. A change is
 // therefore re-solved only in micro-steps whose S it crosses or whose tokens it moves. Guests are added greedily by
-// expected gain, summed over the micro-steps. Then each guest slot in turn is emptied and given to the best expert, or
-// left empty, until a sweep changes nothing.
+// expected gain, summed over the micro-steps; in groups of 128 ranks and more, several between two scorings. Then each
+// guest slot in turn is emptied and given to the best expert, or left empty, until a sweep changes nothing.
 //
 // Growth ends when the slots are full or no gain is expected. A revision is kept only if it lowers the cost. The number
 // of sweeps is bounded. Cost per slot and sweep: one `relieve` per affected micro-step and per trial.

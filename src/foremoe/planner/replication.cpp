@@ -7,6 +7,9 @@ namespace foremoe::planner {
 namespace {
 
 constexpr float kKeepsPromise = 0.85F;     // minimum part of its own gain that a further candidate must retain
+constexpr int kUsualRanks = 64;            // larger groups have a wide search
+constexpr int kRanksPerCandidate = 4;      // ranks per candidate of the wide search
+constexpr int kMostCandidates = 128;       // candidates of the wide search, at most
 constexpr int kLevels = 8;                 // maximum number of times that the target rises
 constexpr std::int64_t kRaiseDivisor = 4;  // the target rises by this part of the remaining excess
 
@@ -20,11 +23,23 @@ Replication::Effort effort_for(const PlannerOptions& options) {
   return {.short_list = 8, .long_list = 48, .replaceable = 2};
 }
 
+// In large groups, a few candidates per change miss most ranks. Trying more takes longer, and the usual number suffices
+// for most micro-steps.
+Replication::Effort widened(const Replication::Effort& effort, int num_ranks) {
+  if (num_ranks <= kUsualRanks) return effort;
+  const int factor = std::max(1, std::min(num_ranks / kRanksPerCandidate, kMostCandidates) / effort.short_list);
+  return {.short_list = factor * effort.short_list,
+          .long_list = factor * effort.long_list,
+          .replaceable = effort.replaceable};
+}
+
 }  // namespace
 
 Replication::Replication(const LayerProblem& problem, const PlannerOptions& options)
     : problem_(problem),
-      effort_(effort_for(options)),
+      usual_(effort_for(options)),
+      wide_(widened(usual_, problem.num_ranks())),
+      effort_(usual_),
       variants_(options.residency == Residency::kShared ? num_variants(problem.num_ranks()) : 1),
       ledger_(problem, options),
       guests_(problem, options.residency != Residency::kShared, options.seed),
@@ -53,23 +68,38 @@ void Replication::balance(int m, ReplicaGraph& graph, Assignment& a) {
 }
 
 Replication::Outcome Replication::search(int m, ReplicaGraph& graph, Assignment& a) {
-  ledger_.begin(graph);
   State state{.m = m, .target = problem_.target[m], .excess = 0, .graph = graph, .assignment = a};
-  for (int level = 0;; ++level) {
-    serve_at_homes(problem_, m, a);
-    state.excess = search_.relieve(graph, state.target, a);
-    while (state.excess > 0 && (improve(state, GuestSlotsToUse::kAny) || improve(state, GuestSlotsToUse::kEmpty))) {
-    }
-    if (state.excess == 0) break;
+  const bool can_widen = wide_.short_list > usual_.short_list;
+  const ReplicaGraph found = can_widen ? graph : ReplicaGraph();
+  effort_ = usual_;
+  ledger_.begin(graph);
+  bool balanced = reach_target(state);
+  if (!balanced && can_widen) {
+    effort_ = wide_;
+    graph = found;
+    ledger_.begin(graph);
+    balanced = reach_target(state);
+  }
+  for (int level = 0; !balanced; ++level) {
     const std::int64_t reached = assign_tokens(graph, state.target, a, search_);
     if (level == kLevels) {
       state.target = reached;
       break;
     }
     state.target += std::max<std::int64_t>(1, (reached - state.target) / kRaiseDivisor);
+    balanced = reach_target(state);
   }
   take_back(m, state.target, graph, a);
   return {.level = state.target, .copies = ledger_.num_copies(graph)};
+}
+
+// Changes guests until no rank is above the target. Returns false if no candidate helps any more.
+bool Replication::reach_target(State& state) {
+  serve_at_homes(problem_, state.m, state.assignment);
+  state.excess = search_.relieve(state.graph, state.target, state.assignment);
+  while (state.excess > 0 && (improve(state, GuestSlotsToUse::kAny) || improve(state, GuestSlotsToUse::kEmpty))) {
+  }
+  return state.excess == 0;
 }
 
 bool Replication::permitted(const Candidate& c, const ReplicaGraph& graph) const {

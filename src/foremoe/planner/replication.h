@@ -7,7 +7,8 @@
 //
 // Method. Evaluate the best candidates of GuestSearch exactly, on a scratch copy, and apply the best, then the rest of
 // the short list while each retains most of its own gain. Once the target is reached, undo each copy that the others,
-// possibly with other experts in their slots, make unnecessary. If no candidate helps, raise the target by a
+// possibly with other experts in their slots, make unnecessary. If no candidate helps, start again with more candidates
+// per change, in proportion to the ranks (in groups of more than 64). If none of these helps, raise the target by a
 // quarter of the gap to the largest load reached: balance is best effort, limited by the guest slots. Under residency
 // `shared`, where every guest is a copy, repeat the search with perturbed scores. Of the results with the lowest
 // target, keep the one with the fewest copies.
@@ -56,6 +57,7 @@ class Replication {
   };
 
   Outcome search(int m, ReplicaGraph& graph, Assignment& assignment);
+  bool reach_target(State& state);
   bool improve(State& state, GuestSlotsToUse slots);
   std::int64_t attempt(const Candidate& c, const State& state, Assignment& to);
   void take_others(State& state, std::span<Candidate> tried);
@@ -63,8 +65,10 @@ class Replication {
   bool permitted(const Candidate& c, const ReplicaGraph& graph) const;
 
   const LayerProblem& problem_;
-  Effort effort_;
-  int variants_;  // attempts per micro-step
+  Effort usual_;
+  Effort wide_;
+  Effort effort_;  // of the present search
+  int variants_;   // attempts per micro-step
   int variant_ = 0;
   CopyLedger ledger_;
   GuestSearch guests_;

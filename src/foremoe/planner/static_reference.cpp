@@ -19,8 +19,10 @@ constexpr double kMayExceedWhereAlike = 1.3;
 constexpr double kAlike = 1.15;  // copies of a search ÷ static guests
 // With more copies than this many times the guest slots, micro-steps differ too much for one set of guests.
 constexpr std::int64_t kMaxCopiesPerSlot = 3;
-// Copies of a search ÷ static guests. Below this, sweeps cost more than the copies that they would save.
-constexpr double kWorthSweeps = 1.1;
+// Copies saved by static guests ÷ guests, from which sweeps are worth their time. It grows with the square of the
+// group, as the time of a sweep per guest does.
+constexpr double kWorthSweeps = 0.1;  // in groups of up to kUsualGroup ranks
+constexpr double kUsualGroup = 64;
 
 int num_guests(const LayerProblem& problem, const ReplicaGraph& graph) {
   int guests = -problem.num_experts;
@@ -76,8 +78,9 @@ double StaticReference::largest_excess() const {
 }
 
 bool StaticReference::balances_with(std::int64_t copies) {
+  const double size = std::max(1.0, problem_.num_ranks() / kUsualGroup);
   const auto is_worth = [&](int guests) {
-    return is_certain() || static_cast<double>(copies) >= kWorthSweeps * guests;
+    return is_certain() || static_cast<double>(copies) >= (1 + kWorthSweeps * size * size) * guests;
   };
   if (!is_certain() && copies > kMaxCopiesPerSlot * problem_.guest_slots * problem_.num_ranks()) return false;
   if (!is_worth(num_initial_guests_)) return false;

@@ -10,9 +10,10 @@
 // than the part before. After each part, a micro-step is skipped if the rival's load is too high for later parts to
 // bring it below the search's. In groups of more than kCertainRanks this is an estimate (no random step refuted it);
 // smaller groups are swept until all targets are met, or to the end. balances_with() does not sweep if the search makes
-// fewer copies than there are static guests, nor, in large groups, to save less than a tenth of the copies. Stage B has
-// weighed guests against copies, so fewer static guests than the search's initial ones are not expected to meet all
-// targets: large groups skip even growth to save less than a tenth of these.
+// fewer copies than there are static guests, nor, in large groups, to save less than a tenth of the guests (with 64
+// ranks; the part grows with the square of the group). Stage B has weighed guests against copies, so fewer static
+// guests than the search's initial ones are not expected to meet all targets: large groups skip even growth to save so
+// few.
 
 #include <cstdint>
 

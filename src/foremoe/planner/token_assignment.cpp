@@ -4,6 +4,7 @@
 #include <cassert>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace foremoe::planner {
 
@@ -99,13 +100,16 @@ std::int64_t AssignmentSearch::start(const ReplicaGraph& graph, std::int64_t tar
 
 std::int64_t AssignmentSearch::search(const ReplicaGraph& graph, std::int64_t target, std::int64_t excess,
                                       Assignment& a) {
-  // Beyond 64 ranks, a bit represents several ranks and is never cleared.
-  const std::uint64_t kept = graph.num_ranks() > 64 ? unvisited_shadow_ : 0;
+  // Beyond 64 ranks, a bit represents several ranks and is never cleared; experts already followed are marked instead.
+  const bool large = graph.num_ranks() > 64;
+  const std::uint64_t kept = large ? unvisited_shadow_ : 0;
+  if (large) followed_.assign(graph.num_experts(), 0);
   for (int head = 0; head < num_visited_ && num_visited_ < graph.num_ranks() && excess > 0; ++head) {
     const int from = queue_[head];
     for (const int s : graph.shared_slots(from)) {
       const int e = graph.expert_in(s);
       if ((graph.shadow(e) & unvisited_shadow_) == 0 || a.quota[s] == 0) continue;
+      if (large && std::exchange(followed_[e], 1) != 0) continue;
       for (int t = graph.first_holder(e); t >= 0; t = graph.next_holder(t)) {
         const int to = graph.rank_of(t);
         if (visited_[to]) continue;

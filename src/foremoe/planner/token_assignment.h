@@ -72,10 +72,11 @@ class AssignmentSearch {
   // Moves as many tokens as possible along the path that reached `sink`. Returns their number.
   std::int64_t augment(const ReplicaGraph& graph, std::int64_t target, int sink, Assignment& assignment) const;
 
-  std::vector<int> queue_;     // the first num_visited_ entries are the visited ranks in order
-  std::vector<int> leaving_;   // [rank], slot from which the search reached this rank, −1 at a source
-  std::vector<int> arriving_;  // [rank], slot of the same expert on this rank
-  std::vector<char> visited_;  // [rank]
+  std::vector<int> queue_;      // the first num_visited_ entries are the visited ranks in order
+  std::vector<int> leaving_;    // [rank], slot from which the search reached this rank, −1 at a source
+  std::vector<int> arriving_;   // [rank], slot of the same expert on this rank
+  std::vector<char> visited_;   // [rank]
+  std::vector<char> followed_;  // [expert], 1 if all its ranks are visited; in groups of more than 64 ranks
   int num_visited_ = 0;
   std::uint64_t unvisited_shadow_ = 0;  // ReplicaGraph::bit of the unvisited ranks
 };
