@@ -21,10 +21,10 @@
 //   - when the greedy stops: at the first busiest expert that does not help. Continuing with smaller ones (try_smaller)
 //     would balance better;
 //   - an expert moves once, from its home; a rank without a free buffer receives none;
-//   - how results return before combine, which the description calls unchanged. With charge_return they go to their
-//     homes in an exchange that nothing hides, the largest possible cost. Without it they cost nothing, the smallest.
+//   - how results return before combine, which the description calls unchanged. With charge_return, results return to
+//     their homes in an exchange that nothing hides, the largest possible cost. Without it, the return takes no time.
 // With a routing model fitted to the published waste before balancing, these readings come closest to the published
-// results, in the part of the straggler removed at EP8 and in the small influence of dyn (figures in lab/policies.md).
+// results, in the fraction of the straggler removed at EP8 and in the small influence of dyn (lab/policies.md).
 //
 // For a collapsed router, the description says that FEPLB "copies its weights to all other devices" and routes the
 // "remaining tokens across all devices". This contradicts whole experts and is omitted here. Not part of a plan: the

@@ -16,11 +16,11 @@
 //
 // In a build without CLP all three are skipped, unless the scheduler's solver is kExact.
 //
-// As a plan. The paper's d copies of the model's experts on R ranks, R ÷ (E/R) data-parallel groups there, become one
-// home and d − 1 guests per expert. Expected loads are the previous step's (`previous_load`), else this step's mean,
-// which foresight permits, as for our EPLB. A previous plan of `finemoe` with the same shape gives the placement at the
-// start of the step; otherwise it is the symmetric placement, if defined. The plan routes tokens (route_tokens):
-// algorithm 1 with locality in nodes.
+// As a plan. The paper's d copies of the model's experts, one per data-parallel group, become one home and d − 1 guests
+// per expert. Expected loads are the previous step's (`previous_load`), else this step's mean, which foresight permits,
+// as for our EPLB. A previous plan of `finemoe` with the same shape gives the placement at the start of the step;
+// otherwise it is the symmetric placement, if defined. The plan routes tokens (route_tokens): algorithm 1 with locality
+// in nodes.
 //
 // Not part of a plan: the groups that reduce gradients of one expert and the order of their reductions (§B.3, see the
 // placements), distributed versus central scheduling (§5.3) and its overlap (§5.4), and moving optimizer states with

@@ -12,9 +12,9 @@
 //
 // Weights. LAER-MoE shards every expert over all ranks (FSEP) and restores the experts of the layout, so a changed
 // layout costs no more than an unchanged one. A plan cannot express this; the simulator charges it
-// (OnlineWork::shards_experts). With `sharded` off, experts are whole and each new one is a copy, as when such a plan
-// is executed here. The plan decides which replica serves which source (route_tokens). It keeps tokens on their node
-// exactly where LAER-MoE does.
+// (OnlineWork::shards_experts). With `sharded` off, experts are whole and each new one is a copy, as when `run`
+// executes such a plan. The plan decides which replica serves which source (route_tokens), and keeps tokens on their
+// node exactly where LAER-MoE does.
 
 #include <cstdint>
 #include <span>
@@ -30,8 +30,8 @@ namespace foremoe::laer {
 // LAER-MoE's expert layout: the number of replicas of each expert, their ranks, and the routes of tokens to them.
 //
 // Problem. Given the tokens from each source to each expert, fill R·C slots to minimise 4·Σ communication + (3 +
-// checkpointing)·max computation: dispatch and combine of forward and backward, summed over sources, and the forward,
-// two products of the backward and the forward that checkpointing repeats, on the slowest rank.
+// checkpointing)·max computation. The 4 are dispatch and combine, forward and backward; Σ is over sources. The 3 are
+// the forward and two products of the backward; checkpointing repeats the forward. max is over ranks.
 //
 // Method. Each candidate, a list of replica counts, is placed greedily, routed and priced; the cheapest layout wins.
 //   even    R·C / E replicas each, if that is a whole number

@@ -33,11 +33,11 @@ namespace foremoe::lplb {
 // LPLB's topologies: which ranks share an expert.
 //
 // A topology has `columns` and repeats in groups of consecutive ranks. In each column, every rank copies an expert
-// from its `source`, another rank of its group, and every rank is the source of exactly one rank. So a
-// copy is an edge between two ranks along which tokens can flow. With G guest slots, a rank holds ⌊G / columns⌋ copies
-// per column: in column c, experts c, c + columns, … of its source, most loaded first. Other slots stay empty.
+// from its `source`, another rank of its group, and every rank is the source of exactly one rank. So a copy is an edge
+// between two ranks along which tokens can flow. With G guest slots, a rank holds ⌊G / columns⌋ copies per column: in
+// column c, experts c, c + columns, … of its source, most loaded first. Other slots stay empty.
 //
-//   ring       1 column    groups of 8 where 8 divides the ranks (RING_8P), else one of all ranks
+//   ring       1 column    groups of 8 where 8 divides the ranks (RING_8P), else one group of all ranks
 //   cube       2 columns   groups of 8: cycles of four, and diagonals between two of them (CUBE_8P2E)
 //   hypercube  2 columns   groups of 16: cycles of four, and cycles of four across them (HYPERCUBE_16P2E)
 //   torus      2 columns   all ranks: the same place on the next node, and the next rank on the same node (torus_2d)
