@@ -23,7 +23,7 @@ inline constexpr std::string_view kContiguous = "contiguous";
 struct InputOptions {
   std::string path;        // a trace or a load file
   int ranks = 0;           // 0: as in the file
-  int wanted_ranks = 0;    // if `ranks` is 0 and the file permits it
+  int wanted_ranks = 0;    // used if `ranks` is 0 and the file permits it
   int ranks_per_node = 0;  // 0: as in the file
   std::int64_t tokens_per_rank = BatchingOptions{}.tokens_per_rank;
   int layers = 0;                  // use the first N layers; 0: all
