@@ -1,7 +1,7 @@
 #pragma once
 
 // ECHO, Elastic Cloning for Hot Experts (Megatron-LM pull request 2368, a paused prototype). In every micro-step, after
-// the router, each rank's tokens above the mean load spill to the ranks below it, which have one spare expert slot
+// the router, each rank's tokens above the mean load spill to ranks below the mean, which have one spare expert slot
 // each. Residency `shared`.
 //
 // Spill. A rank serves its home experts, smallest first, up to the mean ⌊total / R⌋. The excess, from its largest

@@ -6,9 +6,9 @@
 // Problem. Homes are fixed. `dyn` experts per rank are dynamic: another rank of the node may serve all tokens of a
 // dynamic expert from one of its buffers. Minimise the largest rank load of each node.
 //
-// Method. A greedy per node: move the busiest dynamic expert of the most loaded rank to the least loaded rank that has
-// a free buffer, while the receiver stays below the sender's load before the move and the expert has more than τ
-// tokens. Ties go to the lowest id.
+// Method. A greedy search per node: move the busiest dynamic expert of the most loaded rank to the least loaded rank
+// that has a free buffer, while the receiver stays below the sender's load before the move and the expert has more than
+// τ tokens. Ties go to the lowest id.
 //
 // Invariant. No move raises the largest load of a node, so the result is never worse than no moves.
 // Complexity. O(E log(E/R) + moves · ranks per node); at most `dyn` moves from a rank.
@@ -27,7 +27,7 @@
 // results, in the fraction of the straggler removed at EP8 and in the small influence of dyn (lab/policies.md).
 //
 // For a collapsed router, the description says that FEPLB "copies its weights to all other devices" and routes the
-// "remaining tokens across all devices". This contradicts whole experts and is omitted here. Not part of a plan: the
+// "remaining tokens across all devices". This contradicts moving whole experts, so we omit it. Not part of a plan: the
 // router predictor that assigns experts to devices at checkpoints, and the order of static before dynamic experts in a
 // layer. The simulator models that order (OnlineWork): planning and copies run while a rank computes its own experts.
 

@@ -13,10 +13,10 @@
 // others, the one with the most tokens per replica moves to the freed slot. Then fewer ranks reduce gradients of this
 // expert. Without `packed` (the default): the freed slot, which balances better (lab/policies.md).
 //
-// Loads. The sum of the five micro-steps before the planned one, as in the artifact of LAER-MoE, which measures FlexMoE
-// (https://github.com/Fizzmy/LAER-MoE-AE). `previous_load` provides the micro-steps before the start of the step.
-// Without it, the first micro-step uses the sum of this step, which foresight permits. `history` = 0 plans each
-// micro-step by its own load.
+// Loads. The sum of the five micro-steps before the planned one, as in the artifact of LAER-MoE, which compares with
+// FlexMoE (https://github.com/Fizzmy/LAER-MoE-AE). `previous_load` provides the micro-steps before the start of the
+// step. Without it, the first micro-step uses the sum of this step, known from recorded routes. `history` = 0 plans
+// each micro-step by its own load.
 //
 // Routing. Node-first, as in the artifact (policy/inside_first.h). With `inside_first` off, all replicas of an expert
 // serve equal parts. Rounds are evaluated with equal parts over all ranks in either case, so a kept round can raise the

@@ -6,7 +6,7 @@
 //
 // Our reading. The public planner runs beside training, sees the loads of the last five iterations and lays out the
 // next one. So `laer` knows the previous micro-steps, but not the one that it plans. Before the first, it uses the last
-// ones of the previous step if its load is given, else the mean of this step, which foresight permits, as for our
+// ones of the previous step if its load is given, else the mean of this step, known from recorded routes, as for our
 // FineMoE. `laer-oracle` lays out every micro-step by its own load. G slots per rank are added to the E/R home slots.
 // Prices are those of the public planner, for any cluster.
 //
@@ -43,8 +43,8 @@ namespace foremoe::laer {
 //           replicas of the expert, or anywhere if those nodes are full. A rank may get an expert twice.
 //   route   a source's tokens go in equal parts to the replicas on its node, or to all replicas if it has none
 //
-// Inferred: the remainder of equal parts goes to the lowest ranks. Ties, including those of the sort by load, go to the
-// lowest id. Slots stay empty if no expert can get the replicas that it is due.
+// Inferred: the remainder of the division goes to the lowest ranks. Ties, including those of the sort by load, go to
+// the lowest id. Slots stay empty if too few are left for any expert's next replicas.
 // Complexity. Placing O(R²·C), routing O(R·E·replicas).
 //
 // Source. LAER-MoE (ASPLOS'26) and its planner in https://github.com/PKU-DAIR/Hetu-Galvatron, csrc/greedy_balancer.cpp.

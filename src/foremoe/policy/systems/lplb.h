@@ -5,12 +5,12 @@
 // split between the two ends of its edge to minimise the largest rank load.
 //
 // Placement. Each rank's experts with the most tokens are copied, one per edge that leaves the rank; no expert has more
-// than two replicas. Expected tokens are the previous step's (`previous_load`), else this step's sum, which foresight
-// permits. Guests stay for the whole step: residency `resident`.
+// than two replicas. Expected tokens are the previous step's (`previous_load`), else this step's sum, known from
+// recorded routes. Guests stay for the whole step: residency `resident`.
 //
 // Tokens. The program minimises the largest rank load with 0 ≤ flow ≤ tokens on each edge. With two replicas per expert
 // it is FineMoE's LP 1; our exact assignment solves it, and a test compares it with CLP. LPLB itself stops after five
-// steps of an interior point method on a GPU, and splits in half if these do not suffice; here the split is always
+// steps of an interior point method on a GPU, and halves the tokens if these do not suffice; here the split is always
 // optimal. If a topology repeats in groups of ranks, LPLB minimises the maximum of each group, and we the maximum of
 // all: ρ is the same.
 //

@@ -61,8 +61,8 @@ Array<ExpertId, 2> asymmetric_placement(std::span<const std::int64_t> expert_loa
 //
 // As a plan. The paper counts iterations of many micro-batches, but a plan covers one step. Here the interval and the
 // average count micro-steps, so a long step may replace its placement. Before the first micro-step, the caller provides
-// the prediction: the previous step's mean, or this step's, which foresight permits. The paper gives no threshold, and
-// recommends an interval of 50 iterations.
+// the prediction: the previous step's mean, or this step's, known from recorded routes. The paper gives no threshold,
+// and recommends an interval of 50 iterations.
 
 struct ReplacementOptions {
   double threshold = 1.005;  // largest rank load ÷ mean, by eq. 3
