@@ -39,7 +39,7 @@ NamedCost read_cost(const CostRequest& request);
 // The model must fit the load. Without a model, uses the only preset that fits.
 CostModel find_cost_model(const NamedCost& named, const LoadTable& load);
 
-// None without cluster and model. Throws if only one of them is given.
+// Returns nullopt without cluster and model. Throws if only one of them is given.
 std::optional<CostModel> find_cost_model_if_asked(const NamedCost& named, const LoadTable& load);
 
 // "h100 × Qwen3-30B-A3B".

@@ -13,7 +13,7 @@
 //   const Evaluation e = evaluate(*find_policy("foremoe"), workload, {.planner = {.guest_slots = 2}}, {.pool = pool});
 //   if (e.skipped.empty() && e.check.ok()) use(e.plan, e.figures.rho.mean);
 //
-// If the workload has fewer layers than the model, each of its layers represents equally many of the model's.
+// If the workload has fewer layers than the model, each of its layers represents equally many model layers.
 
 #include <functional>
 #include <optional>
@@ -60,7 +60,7 @@ std::vector<Option> simulation_options_of(EvaluateOptions& options);
 
 struct EvaluationContext {
   ThreadPool& pool;
-  const CostModel* cost = nullptr;  // null: no simulation. Its ranks per node are the workload's
+  const CostModel* cost = nullptr;  // null: no simulation. Needs the workload's ranks per node
   Timeline* timeline = nullptr;     // receives the simulated step
   std::function<void(const std::string& what)> progress = {};  // called before each long part: "planning with eplb"
 };
@@ -75,7 +75,7 @@ struct Evaluation {
   // Measured, with a cost model: seconds from the start of planning until the first micro-step can begin, over all
   // plans made to choose this one. 0 for a policy that does not plan ahead.
   double placement_seconds = 0;
-  double whole_placement_seconds = 0;  // until all micro-steps are placed; when it is charged: measured_plan.h
+  double whole_placement_seconds = 0;  // until all micro-steps are placed; charged as measured_plan.h says
   int planners = 1;
   int threads = 1;
   PlanFigures figures;
@@ -83,7 +83,7 @@ struct Evaluation {
 
   std::optional<SimulatedStep> step;  // set with a cost model if the plans are valid
   double speedup_over_vanilla = 1;
-  double placed_speedup = 1;                         // with placement included; vanilla has none
+  double placed_speedup = 1;                         // with placement included, of which vanilla has none
   double rl_step_speedup = 1;                        // with rollout included
   std::optional<Tokens> largest_micro_batch_tokens;  // mean per rank; set with a memory budget
 

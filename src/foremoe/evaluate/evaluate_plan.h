@@ -9,7 +9,7 @@
 
 namespace foremoe {
 
-// The plan's slots with other quotas. slot_tokens [event][layer][rank][slot] sums to the load. Throws InputError, field
+// Replaces the plan's quotas. slot_tokens, [event][layer][rank][slot], must sum to the load. Throws InputError, field
 // `slot_tokens`, for another shape.
 StepPlan with_quotas(StepPlan plan, Array<Tokens, 4> slot_tokens, const LoadTable& load);
 

@@ -8,8 +8,8 @@
 
 namespace foremoe {
 
-// {policy, skipped} without a plan. Otherwise figures and planning times; with `checked` also `ok` and any
-// `violations`; and the figures of a simulated step.
+// Without a plan: {policy, skipped}. Otherwise: figures and planning times, with `checked` also `ok` and any
+// `violations`, and the figures of the simulated step, if any.
 nlohmann::ordered_json to_json(const Evaluation& evaluation, bool checked);
 
 // One entry of `phases`.

@@ -16,7 +16,7 @@ namespace foremoe {
 Imported import_to_file(std::span<const std::string> paths, const ImportOptions& options, const std::string& out,
                         const Decode& decode = {});
 
-// The report as sentences and as JSON.
+// Describe the import as sentences and as JSON.
 std::vector<std::string> describe(const Imported& imported, const std::string& out);
 nlohmann::ordered_json to_json(const Imported& imported, const std::string& out);
 

@@ -17,7 +17,7 @@ struct Planners {
   double gather_seconds = 0;  // to gather the parts of several planners
 };
 
-// Seconds of the slowest planner and the gather, or of one planner for all layers if that is less.
+// Returns the seconds of the slowest planner and the gather, or of one planner for all layers if that is less.
 // of_layer: CPU seconds per layer of the workload. Each of them represents equally many of the model's layers.
 double planning_seconds(std::span<const double> of_layer, int model_layers, const Planners& planners);
 
@@ -36,7 +36,7 @@ struct PlanningOptions {
   Planners planners;
 };
 
-// None if the policy is not defined for the workload; `why_not` is then the reason.
+// Returns nullopt, and the reason in `why_not`, if the policy is not defined for the workload.
 std::optional<MeasuredPlan> plan_measured(const Policy& policy, const Workload& workload,
                                           const PlanningOptions& options, const EvaluationContext& context,
                                           std::string& why_not);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Figures used by papers beyond plan_figures, exact, over the (layer, micro-step) pairs with load.
+// Figures of papers that plan_figures() does not compute. Exact, over the (layer, micro-step) pairs with load.
 
 #include <array>
 
@@ -16,7 +16,7 @@ struct PairFigures {
   double waste = 0;  // (max − mean) ÷ max, mean over pairs: share of the busiest rank's time that the mean rank waits
   double copies_after_first_event = 0;  // per layer and event, without the first event
   double busiest_receiver = 0;          // copies into the rank that receives the most, mean over layers and events
-  // The most tokens that a rank sends or receives, mean over pairs, if replicas are filled
+  // The most tokens that a rank sends or receives, mean over pairs, if replicas are filled:
   double sent_without_locality = 0;    // regardless of the tokens' ranks
   double sent_with_rank_locality = 0;  // with tokens of the own rank first
   double sent_with_node_locality = 0;  // with tokens of the own rank, then of the own node first (as plans are routed)
@@ -24,7 +24,7 @@ struct PairFigures {
   double between_nodes = 0;
 };
 
-// routed: also compute what is sent, which takes longer than everything else together.
+// routed: also compute the tokens sent, which takes longer than all other figures together.
 PairFigures pair_figures(const StepPlan& plan, const LoadTable& load, bool routed = true);
 
 // Expert popularity of whole steps compared with that of micro-steps (ForeMoE, figure 4).

@@ -63,7 +63,7 @@ Workload collected(RoutingTrace trace, const InputOptions& options, ThreadPool& 
   return workload;
 }
 
-// Also true of a damaged file: 8 bytes of header length, then a JSON object.
+// Checks for 8 bytes of header length, then the beginning of a JSON object. A damaged file can pass.
 bool looks_like_safetensors(std::span<const std::byte> bytes) {
   std::uint64_t header_bytes = 0;
   if (bytes.size() <= sizeof header_bytes) return false;
@@ -83,7 +83,7 @@ void expect_shape(const std::string& path, const Former& former, const LoadTable
                            load.num_experts()));
 }
 
-// The plan named by `homes`; none if homes are contiguous.
+// Returns the plan named by `homes`, or nullopt if homes are contiguous.
 std::optional<StepPlan> plan_with_homes(const std::string& homes) {
   return homes == kContiguous ? std::nullopt : std::optional(read_plan(homes));
 }

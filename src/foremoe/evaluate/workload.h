@@ -23,7 +23,7 @@ inline constexpr std::string_view kContiguous = "contiguous";
 struct InputOptions {
   std::string path;        // a trace or a load file
   int ranks = 0;           // 0: as in the file
-  int wanted_ranks = 0;    // used instead of 0 if the file permits it
+  int wanted_ranks = 0;    // used if `ranks` is 0 and the file permits it
   int ranks_per_node = 0;  // 0: as in the file
   std::int64_t tokens_per_rank = BatchingOptions{}.tokens_per_rank;
   int layers = 0;                  // use the first N layers; 0: all
@@ -52,7 +52,7 @@ struct Workload {
   PolicyInput for_policy(const PlannerOptions& options) const;  // refers to this object
 };
 
-// The policy's plan for `given`, which is for_policy() of the workload or a part of it. Records in the plan's options
+// Plans `given`, which is for_policy() of the workload or a part of it, with the policy. Records in the plan's options
 // how the workload was read.
 PolicyResult plan_with(const Policy& policy, const Workload& workload, const PolicyInput& given, ThreadPool& pool);
 
@@ -67,7 +67,7 @@ Workload read_workload(const InputOptions& options, ThreadPool& pool);
 // Reads only load and tokens.
 Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool);
 
-// Batches a trace as recorded or, for another number of ranks, by tokens; then adds a sentence to `remarks`.
+// Batches a trace as recorded. If no batching is recorded for these ranks, batches by tokens and adds to `remarks`.
 Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vector<std::string>& remarks);
 
 // [layer][expert]: contiguous, or the final homes of a plan file.

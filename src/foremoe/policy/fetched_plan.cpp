@@ -12,7 +12,7 @@ namespace foremoe {
 
 namespace {
 
-// Sets the policy's own homes. The recorded option `rehome` is `free`: the number of moves is unlimited.
+// Replaces the plan's homes by the policy's. Records the option `rehome` as `free`, i.e. unlimited home moves.
 void move_homes(ArrayView<const RankId, 2> home, StepPlan& plan) {
   assert(home.shape() == plan.home.shape());
   std::ranges::copy(home.flat(), plan.home.flat().begin());
@@ -65,7 +65,7 @@ class FetchedLayer {
     std::ranges::sort(shares_, {}, [](const Share& share) { return std::pair(share.rank, share.expert); });
   }
 
-  // Recovers the shares of the micro-step's forward from the plan, for its backward.
+  // Reads the shares of a micro-step's forward event from the plan. The backward event reuses them.
   void read_shares(int forward) {
     shares_.clear();
     for (int r = 0; r < plan_.num_ranks(); ++r) {
@@ -113,7 +113,7 @@ class FetchedLayer {
     }
   }
 
-  // The guest's slot at the previous event, or −1 if the rank did not have it.
+  // Returns the guest's slot at the previous event, or −1 if the rank did not hold the guest then.
   int slot_before(int t, const Share& share) const {
     if (t == 0) return -1;
     const std::span<const ExpertId> before = std::as_const(plan_.slot_expert).row(t - 1, layer_, share.rank);

@@ -3,7 +3,7 @@
 // Node-first routing: the tokens of a source go in equal parts to the replicas on its own node, or to all replicas if
 // its node has none. LAER-MoE and Galvatron's FlexMoE route this way.
 //
-// Inferred: the remainder of equal parts goes to the lowest ranks. Galvatron adds it to parts that already include it.
+// Inferred: the remainder of the division goes to the lowest ranks. Galvatron adds it to parts that already include it.
 // Cost: O(ranks · experts · replicas).
 
 #include <cstdint>
@@ -28,7 +28,7 @@ InsideFirstRoutes route_inside_first(ArrayView<const std::int64_t, 2> by_source,
                                      const Topology& topology);
 
 // Returns a FreePolicy::own_split that calls route_inside_first(). `layouts` is [layer] of [micro_step][rank][slot];
-// place() must fill a layer before it is split. Both arguments must outlive the result.
+// place() must fill a layer's entry before that layer's tokens are split. Both arguments must outlive the result.
 std::function<SplitTokens(LayerId layer)> split_inside_first(const PolicyInput& input,
                                                              const std::vector<Array<ExpertId, 3>>& layouts);
 

@@ -25,7 +25,7 @@ struct PolicyWithOptions {
 
 PolicyWithOptions policy_with_options(const Policy& policy);
 
-// The option `name` of each policy that has it. Throws InputError, listing the policies' options, if none has it.
+// Returns the option `name` of each policy that has it. Throws InputError, listing the policies' options, if none does.
 std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policies, const std::string& name);
 
 // Returns policies with options set from "name=value" texts, each applied to every policy that has the option. Throws

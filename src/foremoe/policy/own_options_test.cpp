@@ -1,4 +1,4 @@
-// Options of single systems: set on copies, all or none of them, in any order.
+// Tests options of single systems: they are set on copies, in any order, and either all or none are set.
 
 #include "foremoe/policy/own_options.h"
 

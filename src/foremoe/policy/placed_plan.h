@@ -1,9 +1,9 @@
 #pragma once
 
 // Turns a policy's decisions into a plan. A policy chooses a placement (the experts of every rank, plan_freely) or
-// shares (the tokens that leave home, plan_fetched). Slots, quotas and bounds are derived alike for all policies.
+// shares (the tokens that leave home, plan_fetched). Slots, quotas and bounds are derived alike in both cases.
 //
-// All other options (budgets, preferences, stages) are ignored, and the plan does not record them.
+// Planner options other than those of empty_plan() (budgets, preferences, stages) are neither used nor recorded.
 
 #include <functional>
 #include <span>
@@ -21,13 +21,13 @@ namespace foremoe {
 // Throws InputError if an option is out of range or the homes do not have the load's shape.
 void check_policy_input(const PolicyInput& input);
 
-// The previous step's load, or nullptr. Throws InputError, naming that load, if its layers or experts differ in number.
+// Returns the previous step's load or nullptr. Throws InputError, naming it, if its layers or experts differ in number.
 const LoadTable* former_load(const PolicyInput& input);
 
-// The previous step's plan if `policy` made it for as many layers, ranks, experts and guest slots, else nullptr.
+// Returns the previous plan if `policy` made it with equally many layers, ranks, experts and guest slots, else nullptr.
 const StepPlan* former_plan(const PolicyInput& input, std::string_view policy);
 
-// The placement at the plan's last event: [rank][slot]. The plan must have an event; former_plan() checks this.
+// Returns the placement at the plan's last event: [rank][slot]. Requires an event, which former_plan() checks.
 Array<ExpertId, 2> last_placement(const StepPlan& plan, LayerId layer);
 
 // Tokens of one layer, summed over source ranks: [micro_step][expert].
@@ -38,16 +38,16 @@ std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> 
                                                std::size_t count);
 std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load);
 
-// Returns a plan with empty slots, zero quotas, loads and bounds, and the input's homes. R must divide E. Recorded
-// options are guest slots, residency and in-flight.
+// Returns a plan with empty slots, zero quotas, loads and bounds, and the input's homes. R must divide E. Records the
+// options guest slots, residency and in-flight.
 StepPlan empty_plan(std::string_view policy, Residency residency, const PolicyInput& input);
 
-// Runs `plan_layer` for every layer of the plan, from several threads. All of its time counts as planning_cpu_seconds.
+// Runs `plan_layer` for every layer of the plan, from several threads. Their CPU time counts as planning_cpu_seconds.
 PlannedStep plan_layers(StepPlan plan, ThreadPool& pool,
                         const std::function<void(LayerId layer, StepPlan& plan)>& plan_layer);
 
 // Placements. The plan has residency `free`. A policy that leaves every expert at home and never changes guests within
-// a step gets residency `resident` instead, for any number of micro-steps in flight.
+// a step gets residency `resident` instead, which allows any number of micro-steps in flight.
 //
 // Slots. Replicas of one expert on one rank are merged into one, which serves the sum of their parts; the slots that
 // this frees stay empty. An expert that stays on a rank from one event to the next keeps its slot. New experts, in
@@ -78,8 +78,8 @@ struct FreePolicy {
   std::function<SplitTokens(LayerId layer)> own_split = {};
   // kFree or kResident. kResident needs one placement for the whole step, with every expert at its home.
   Residency residency = Residency::kFree;
-  // [layer], set by place(): CPU seconds spent once per step. If empty, all of place()'s time counts as such when one
-  // placement serves several micro-steps, otherwise none of it.
+  // [layer], set by place(): CPU seconds spent once per step. If empty, all of place()'s time counts as once per step
+  // when one placement serves several micro-steps; otherwise none does.
   std::span<const double> once_cpu_seconds = {};
 };
 
@@ -95,7 +95,7 @@ PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, Thr
 // Tokens. A guest serves its share, the home serves the rest.
 // In flight. Both passes of a micro-step have the same guests and quotas.
 
-// Load of one layer in one micro-step: the input of a policy that plans each of them separately.
+// Load of one layer in one micro-step: the input of a policy that plans each such pair separately.
 struct LayerLoad {
   MicroStepId micro_step;
   LayerId layer;
@@ -106,7 +106,7 @@ struct LayerLoad {
   int guest_slots = 0;  // per rank
 };
 
-// Home load and home experts of each rank. Both overwrite the vector, which a policy may reuse between micro-steps.
+// Compute each rank's home load and home experts. Both overwrite the vector, so a policy can reuse it.
 void count_at_home(const LayerLoad& load, std::vector<std::int64_t>& tokens);           // [rank], of its home experts
 void list_at_home(const LayerLoad& load, std::vector<std::vector<ExpertId>>& experts);  // [rank], ascending
 
@@ -126,7 +126,7 @@ struct FetchedPolicy {
   std::string_view name;
   // Called once per layer, from several threads. The result is called for that layer's micro-steps in ascending order.
   std::function<ChooseShares(LayerId layer)> of_layer;
-  // Replaces the input's homes, and counts as home moves: [layer][expert], E/R on each rank. Empty: the input's homes.
+  // [layer][expert], E/R experts per rank. Replaces the input's homes; changes count as home moves. Empty: no change.
   ArrayView<const RankId, 2> home = {};
 };
 

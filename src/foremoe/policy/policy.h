@@ -40,7 +40,7 @@ class Policy {
   virtual std::string_view summary() const = 0;  // one line for `--help`
   virtual OnlineWork online() const { return {}; }
   // Whether the step is planned ahead, from its own recorded routes. If so, the step waits for the planning that
-  // precedes its first micro-step. False if the plan follows an earlier step's routes, the router, or no routes at all.
+  // precedes its first micro-step. False if the plan uses an earlier step's routes, the router's output, or no routes.
   virtual bool plans_ahead(const PolicyInput& input) const = 0;
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
 

@@ -66,8 +66,8 @@ Tuple merge_tuples(Tuple a, Tuple b, std::size_t num_parts, std::vector<int>& ne
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Lower bound on the number of bins of this capacity (Martello and Toth's bound L2). For each threshold t: every item
-// above half the capacity needs its own bin, items above capacity − t leave no room for items of at least t, and the
-// other items of at least t fill the free space, then new bins. Items must not exceed the capacity.
+// above half the capacity needs its own bin. In bins with an item above capacity − t, no item of at least t fits. The
+// other items of at least t fill the free space of the other bins, then new bins. Items must not exceed the capacity.
 std::int64_t least_bins(std::vector<std::int64_t> sizes, std::int64_t capacity) {
   std::ranges::sort(sizes, std::greater<>{});
   std::vector<std::int64_t> sum(sizes.size() + 1, 0);  // [n]: sum of the n largest
@@ -89,7 +89,7 @@ std::int64_t least_bins(std::vector<std::int64_t> sizes, std::int64_t capacity) 
   return bins;
 }
 
-// Distributes over num_micro_steps micro-steps and their ranks; nullopt if a rank exceeds tokens_per_rank.
+// Distributes sequences over micro-steps and their ranks. Returns nullopt if a rank exceeds tokens_per_rank.
 std::optional<Batching> try_micro_steps(std::span<const std::int64_t> lengths, int num_micro_steps, int num_ranks,
                                         std::int64_t tokens_per_rank) {
   const std::vector<int> micro_step = karmarkar_karp(lengths, num_micro_steps);

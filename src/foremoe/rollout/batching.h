@@ -48,7 +48,7 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
 //
 // Method: the largest differencing method for k parts (Karmarkar and Karp 1982). Every number starts as a tuple of k
 // parts, all empty except one. Repeatedly merges the two tuples with the largest spread (largest minus smallest part),
-// combining the largest part of one with the smallest of the other, until one tuple remains. A heuristic without a
+// combining the largest part of one with the smallest of the other, until one tuple remains. This heuristic gives no
 // bound on the largest part; in practice, the spread shrinks like n^(−c·log n), far faster than with greedy placement.
 //
 // Empty parts are not stored, so memory is O(n); time is O(n · (log n + k log k)). Ties go to the tuple, or part, with

@@ -14,8 +14,8 @@ namespace {
 constexpr std::size_t kVector = sizeof(__m256i);
 using Vector = std::array<std::byte, kVector>;
 
-// Byte shuffle that rotates every row by `entries` entries. Rows do not cross 16-byte lanes, as the instruction
-// requires.
+// Returns the byte shuffle that rotates every row by `entries` entries. Rows do not cross 16-byte lanes, as the
+// instruction requires.
 template <std::size_t EntryBytes, std::size_t TopK>
 constexpr Vector rotation(std::size_t entries) {
   constexpr std::size_t kRow = EntryBytes * TopK;

@@ -15,7 +15,7 @@ namespace foremoe {
 namespace {
 
 constexpr std::size_t kTokensPerFlush = std::numeric_limits<std::uint16_t>::max();  // 16-bit counters do not overflow
-constexpr std::size_t kBytesPerCheck = 512;  // per check: amortises the call, and stays in cache
+constexpr std::size_t kBytesPerCheck = 512;  // validated per call: amortises the call and stays in cache
 
 // Adds one valid row. Loads entries eight bytes at a time and extracts them by shifts: a quarter faster than one load
 // per entry.

@@ -118,7 +118,7 @@ FOREMOE_AVX512 bool count_block(const RouteShape& shape, const std::byte* rows, 
     for (std::size_t t = 0; t < num_tokens; t += kTogether) {
       Bits bits[kTogether];
       for (std::size_t i = 0; i < kTogether; ++i, ahead += sizeof(__m512i)) _mm_prefetch(ahead, _MM_HINT_T1);
-      for (std::size_t i = 0; i < kTogether; ++i) {  // rows past the end are missing
+      for (std::size_t i = 0; i < kTogether; ++i) {  // rows past the end count as missing
         bits[i] = bits_of(t + i < num_tokens ? group + (t + i) * token_bytes : kMissing.data(), num_experts, valid);
       }
       for (std::size_t w = 0; w < kWords; ++w) {

@@ -48,8 +48,8 @@ std::vector<LayerStatistics> layer_statistics(const LoadTable& table, ArrayView<
 // ρ of each micro-step, all experts at home: [micro_step][layer].
 Array<double, 2> imbalance_ratios(const LoadTable& table, ArrayView<const RankId, 2> home);
 
-// Bounds of the ρ buckets in which pages and experiments count (layer, micro-step) pairs. The first bucket begins at 1;
-// the last has no upper bound.
+// Bounds of the ρ buckets by which documents and experiments count (layer, micro-step) pairs. The first bucket begins
+// at 1; the last has no upper bound.
 inline constexpr std::array<double, 4> kRhoBounds{1.1, 1.3, 1.5, 2.0};
 inline constexpr std::size_t kNumRhoBuckets = kRhoBounds.size() + 1;
 

@@ -51,8 +51,8 @@ bool count_block(RouteCounter& counter, std::span<const std::int32_t> block, con
                        static_cast<std::size_t>(shape.num_experts));
 }
 
-// The largest value of an unsigned type is an expert if num_experts includes it. Ids beyond int32 become its smallest
-// value, which is also out of range.
+// The largest value of an unsigned type is an expert if num_experts includes it. Ids that do not fit become the
+// smallest int32, which is also out of range.
 template <class Id>
 std::int32_t as_int32(Id id, int num_experts) {
   if constexpr (std::is_unsigned_v<Id>) {

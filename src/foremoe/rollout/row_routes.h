@@ -18,9 +18,9 @@ struct RowShape {
   int num_experts = 1;
 };
 
-// Adds to counts[layer * num_experts + expert], and writes int32 routes. Id: uint8, uint16, int16 or int64. Throws
-// InputError, field `routes`, index [token, layer, entry], for the first invalid row: an entry out of range, a repeated
-// expert, or −1 next to experts.
+// Adds the routes to counts[layer * num_experts + expert] and writes them as int32. Id: uint8, uint16, int16 or int64.
+// Throws InputError, field `routes`, index [token, layer, entry], for the first invalid row: an entry out of range, a
+// repeated expert, or −1 next to experts.
 template <class Id>
 void count_rows(std::span<const Id> routes, const RowShape& shape, std::span<std::int32_t> int32_routes,
                 std::span<std::int64_t> counts);

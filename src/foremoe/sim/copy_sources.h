@@ -10,7 +10,7 @@
 
 namespace foremoe {
 
-// The copies are sorted by `arrives`, with the experts' homes as sources. Does not change copies over the host path.
+// `copies` must be sorted by `arrives`, with the experts' homes as sources. Copies over the host path stay unchanged.
 // Does nothing if `choose` is null.
 void choose_sources(ChooseSources choose, int num_ranks, std::span<ScheduledCopy> copies);
 

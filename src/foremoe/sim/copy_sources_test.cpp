@@ -65,8 +65,8 @@ std::int64_t sent_by_busiest(const SimulatedPhase& phase) {
   return phase.traffic[0].busiest.value;
 }
 
-// Nine guests. From the home: it sends nine copies. In a ring: every rank but the last sends one. With ⌊√9⌋ relays: the
-// home sends three, and each relay sends to two of the six others.
+// Nine guests. Without relays, the home sends nine copies. In a ring, every rank but the last sends one. With ⌊√9⌋
+// relays, the home sends three, and each relay sends to two of the six others.
 TEST(CopySourcesTest, CopiesCrossEachLinkAsOftenAsTheSystemSendsThem) {
   const OneForAll step(kRanks);
   for (const auto& [online, most] : {std::pair(kFromHome, 9), std::pair(kRing, 1), std::pair(kRelays, 3)}) {

@@ -81,7 +81,7 @@ class Counter {
     sweep_the_rest(e, replicas);
   }
 
-  // Assigns rows of the own rank, then of the node's ranks in ascending order, to its replicas in ascending order.
+  // Gives each replica rows of its own rank, then the remaining rows of the node's ranks; all in ascending order.
   void sweep_node(ExpertId e, NodeId node, std::span<Replica> replicas) {
     const RankRange ranks = problem_.topology.ranks_of(node);
     ws_.rows_left.clear();

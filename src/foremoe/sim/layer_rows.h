@@ -4,11 +4,10 @@
 // (plan/route_tokens.h), computed without its shipments.
 //
 // Method. The first two sweeps over an expert concern only the nodes that hold it. Rows that remain at a source go to
-//   other nodes, and the remaining quota of a replica is filled from them. The third sweep only determines which node
-//   sends to which; ascending sources are ascending nodes.
+//   other nodes and fill the remaining quotas of the replicas there. The third sweep only determines which node sends
+//   to which; ascending sources are ascending nodes.
 // Dispatch by token. A token is sent once to each other node that serves it, to the rank at the source's position on
-// that
-//   node, which forwards it once to each rank that serves it.
+//   that node, which forwards it once to each rank that serves it.
 // Complexity. O(ranks · experts + experts · nodes + replicas · ranks of a node).
 
 #include <cstdint>
@@ -33,7 +32,7 @@ struct RowWorkspace {
     RankId rank;
     std::int64_t left = 0;
   };
-  std::vector<std::vector<Replica>> replicas;  // [expert], with quota, by rank
+  std::vector<std::vector<Replica>> replicas;  // [expert], those with quota, by rank
   Array<std::int64_t, 2> node_load;            // [node][expert]
   std::vector<std::int64_t> kept;              // [source rank], rows that stay on their node
   std::vector<std::int64_t> rows_left;         // [rank of a node]

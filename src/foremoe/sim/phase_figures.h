@@ -2,12 +2,12 @@
 
 // Bytes on the links and memory of a phase.
 //
-// Memory. The peak of the rank with the most. Kept activations: from a micro-step's forward to its backward, per layer
-// as
-//   the cost model says for its tokens and rows; K micro-steps with K in flight. Working memory: the rows of the
-//   running layer in the largest micro-step. A phase without backward keeps one layer's tokens. Guest slots count if
-//   the plan ever fills one: those of all layers at once; under `shared` those of `depth` turns (of one turn if the
-//   policy cannot know earlier what to copy), with the gradients of one turn.
+// Memory. The peak of the rank that needs the most. Activations are kept from a micro-step's forward to its backward,
+// for
+//   K micro-steps with K in flight; the cost model gives their size per layer from tokens and rows. Working memory: the
+//   rows of the running layer in the largest micro-step. A phase without backward keeps one layer's tokens. Guest slots
+//   count if the plan ever fills one: those of all layers at once; under `shared` those of `depth` turns (of one turn
+//   if the policy cannot know earlier what to copy), with the gradients of one turn.
 
 #include <cmath>
 #include <vector>

@@ -204,7 +204,7 @@ class Profiler {
     for (std::size_t i = 0; i < from.size(); ++i) to[i] += from[i];
   }
 
-  // The layer with the most tokens has all tokens of the rank; in other layers some have no route.
+  // A rank's tokens are those of its fullest layer; in other layers, some tokens have no route.
   void count_tokens(MicroStepId m, const LayerQuotas& quotas, const Scratch& scratch, LayerProfile& layer) {
     const std::int64_t top_k = input_.load.top_k;
     for (std::size_t r = 0; r < layer.rows.size(); ++r) {

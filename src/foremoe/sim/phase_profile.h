@@ -1,7 +1,7 @@
 #pragma once
 
-// The work of each turn of a phase by itself: tokens of each rank, rows exchanged, seconds of the experts. Micro-steps
-// and layers are independent and are profiled in parallel.
+// The work of each turn of a phase in isolation: tokens of each rank, rows exchanged, seconds of the experts.
+// Micro-steps and layers are independent and are profiled in parallel.
 
 #include <cstdint>
 #include <vector>

@@ -112,8 +112,8 @@ class Replayer {
     pass(slowest);
   }
 
-  // Adds the planning time that sorting and the exchange of unplanned rows do not hide, and a second exchange's
-  // latency.
+  // Adds the planning time that sorting and the exchange of unplanned rows do not hide, and the latency of
+  // the second exchange.
   void plan_online(const Turn& turn, const LayerProfile& layer) {
     const OnlineWork& online = problem_.options.online;
     if (online.plans_after_dispatch) return;
@@ -216,7 +216,7 @@ class Replayer {
     for (const LayerProfile::PassedOn& rows : layer.passed_on) send(to_guest(rows), bytes_of(rows, t), t);
   }
 
-  // A collective like every exchange: it begins when the slowest rank has computed.
+  // A collective like every exchange: it begins when the slowest rank has finished computing.
   void return_results(TurnId t, const LayerProfile& layer) {
     if (!problem_.options.online.results_return) return;
     for (const LayerProfile::PassedOn& rows : layer.passed_on) send(to_home(rows), bytes_of(rows, t), t);
@@ -244,7 +244,7 @@ class Replayer {
     return seconds;
   }
 
-  // Plans made after dispatch begin their copies after it.
+  // If planning begins after dispatch, copies begin after planning.
   double still_takes(const Transfer& transfer, TurnId t) {
     const OnlineWork& online = problem_.options.online;
     const bool planned_now = online.plans_after_dispatch && transfer.moment == Moment::kDispatched;
@@ -252,7 +252,7 @@ class Replayer {
     return pending(transfer.way, t) + planning;
   }
 
-  // Rows use no link meanwhile.
+  // Advances time; transfers use the links alone, without rows.
   void pass(double seconds) {
     queues_.pass(now_, seconds, [](LinkId) { return 1.0; });
     now_ += seconds;

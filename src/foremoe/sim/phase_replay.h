@@ -23,7 +23,7 @@ struct ReplayProblem {
 struct Replay {
   PhaseSeconds parts;                 // of the plan's layers, without arena and optimizer
   double ideal_seconds = 0;           // without arena and optimizer
-  double ideal_exchange_seconds = 0;  // its part for dispatch and combine
+  double ideal_exchange_seconds = 0;  // the part of ideal_seconds for dispatch and combine
   double mean_expert_seconds = 0;     // the mean rank's share of parts.experts
   double computing_seconds = 0;       // Σ over ranks
   std::vector<Bytes> copy_bytes;      // [link]

@@ -45,7 +45,7 @@ TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptio
                                  .leaves_last_placement = update || options.placement_stays});
 }
 
-// [node]. The arenas of a system that does not know before the phase which experts it will fetch.
+// Returns the arenas, [node], of a system that does not know before the phase which experts it will fetch.
 std::vector<std::vector<ArenaExpert>> all_experts(const StepPlan& plan) {
   std::vector<ArenaExpert> all;
   for (int l = 0; l < plan.num_layers(); ++l) {

@@ -7,7 +7,7 @@
 //   a backward pass the gradients are reduce-scattered to all ranks; a set of gradient buffers must be free when the
 //   next backward that uses it begins, and all by the end of the phase. Gathered experts are dropped after the pass.
 // Traffic. Each rank sends as much as it receives. A gather is modelled as if all parts from the own node came from the
-//   next rank there, and all others from the rank at the same position on the next node. Links carry the same bytes as
+//   node's next rank, and all others from the rank at the same position on the next node. Links carry the same bytes as
 //   in the real collective, and each gather has one latency within and one between nodes.
 
 #include <vector>
@@ -16,7 +16,7 @@
 
 namespace foremoe {
 
-// In turns; `expert` of each transfer is kNoExpert.
+// The `expert` of each transfer is kNoExpert.
 struct ShardedTransfers {
   std::vector<Transfer> transfers;
   std::int64_t gathered = 0;  // number of experts

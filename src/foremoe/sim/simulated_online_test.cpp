@@ -31,7 +31,7 @@ TEST(SimulatedOnline, TheExchangeOfUnplannedRowsHidesPlanning) {
         .parts;
   };
   EXPECT_NEAR(parts(0).planning, 0.01 + 6 * 0.02, kNear);
-  // Hidden by half of a dispatch of 0.1 s. The other half is an exchange with its own latency, here that of one row.
+  // Half of a 0.1 s dispatch hides planning. The other half is an exchange with its own latency, here that of one row.
   EXPECT_NEAR(parts(0.5).planning, 0.13 - 0.05 + 20.0 / 8000, kNear);
   EXPECT_NEAR(parts(1).planning, 0.13 - 0.1, kNear) << "one exchange";
   EXPECT_NEAR(parts(0.5).dispatch, 0.1, kNear);

@@ -20,8 +20,7 @@
 // Method. Time advances from part to part. Within a part each link drains its queue at a constant rate, so the work is
 //   O(turns · ranks + copies), independent of the bandwidths.
 // Guarantees. Deterministic: equal inputs give equal bytes. Never reads the wall clock. Every row sent is received,
-// every
-//   byte queued is delivered, and nothing is used before it has arrived.
+//   every byte queued is delivered, and nothing is used before it has arrived.
 
 #include <cstddef>
 #include <cstdint>
@@ -75,7 +74,7 @@ struct PhaseSeconds {
   double arena_refresh = 0;
   double dense = 0;
   // Online planning and gathering of loads. Planning concurrent with own experts is part of exposed_copies if it is
-  // exposed. If the whole step is planned ahead: gathering its loads, in recompute.
+  // exposed. If the whole step is planned ahead, the gathering of its loads counts here, in recompute.
   double planning = 0;
   double dispatch = 0;
   double experts = 0;
@@ -119,7 +118,7 @@ struct SimulatedPhase {
   bool dispatch_estimated = false;  // true if the tokens behind the load are unknown
   Rows rows = Rows::kOrder;
   Phase phase = Phase::kRecompute;
-  PathChoice path = PathChoice::kAuto;  // of its schedule; with this choice the engine runs the same one
+  PathChoice path = PathChoice::kAuto;  // of its schedule; with this choice the engine runs the same schedule
   double seconds = 0;
   PhaseSeconds parts;
   double ideal_seconds = 0;           // if every rank had the mean load in every turn and nothing were copied

@@ -39,7 +39,7 @@ struct Columns {
   }
 };
 
-// The ranks, or the nodes, between which LP 4 charges traffic.
+// The units between which LP 4 charges traffic: ranks or nodes.
 struct Places {
   std::vector<int> of_rank;  // [rank], place
   std::size_t count = 0;
@@ -109,8 +109,8 @@ ReplicaLoadLp::Program::Program(const planner::ReplicaGraph& graph, const Topolo
   lp.loadProblem(matrix, nullptr, nullptr, columns.cost.data(), columns.row_lower.data(), columns.row_upper.data());
 }
 
-// Adds these rows. Per (expert, place): local − Σ x ≤ 0. Per place: −Σ local − per_comm·comm ≤ −Σ input (send) and Σ x
-// − Σ local − per_comm·comm ≤ 0 (receive).
+// Adds the rows for `added`. Per (expert, place): local − Σ x ≤ 0. Per place: −Σ local − per_comm·comm ≤ −Σ input
+// (send) and Σ x − Σ local − per_comm·comm ≤ 0 (receive).
 void ReplicaLoadLp::Program::add_places(const planner::ReplicaGraph& graph, Places added, const PlaceCost& cost,
                                         Columns& columns) {
   added.send_row = columns.add_rows(added.count, 0);

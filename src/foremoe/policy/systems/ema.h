@@ -1,8 +1,8 @@
 #pragma once
 
 // EMA LB, the baseline of the review of ForeMoE (§6.1): "step-level EMA prediction with greedy relocation". Once per
-// step, experts change ranks by loads that a moving average over steps predicts. There are no replicas, and nothing
-// changes within the step.
+// step, experts change ranks according to loads predicted by a moving average over steps. There are no replicas, and
+// nothing changes within the step.
 //
 // Prediction (§1.5). ĉ ← α·c + (1 − α)·ĉ for each expert, from step to step. The review gives no α. A plan knows at
 // most one previous step (`previous_load`), so the average is that step's mean. Without it, the average is this step's
@@ -14,9 +14,9 @@
 // lowers the sum of squared rank loads, so the search terminates. Ties go to the lowest ids.
 //
 // As a plan. A relocated expert and its optimizer state get a new home, as in pre-training: home moves, residency
-// `static`, no guest slots. The policy update runs on this plan. Relocation starts from the given homes; a run that
-// passes a plan's homes on (`homes`) continues from the previous step. The review gives no period (for pre-training it
-// says "every T steps (e.g., T = 50)", §2.2). Here every step relocates and pays for the moves.
+// `static`, no guest slots. The policy update runs on this plan. Relocation starts from the given homes, which a run
+// can take from the previous step's plan (`homes`). The review gives no period (for pre-training it says "every T steps
+// (e.g., T = 50)", §2.2). Here every step relocates experts and is charged for the moves.
 //
 // Complexity. O(E²/R) per exchange.
 

@@ -30,12 +30,12 @@ std::vector<RankId> in_blocks(int num_experts, int num_ranks) {
   return home;
 }
 
-// 17 | 3. Exchanging 9 with 2 or 8 with 1 gives 10 | 10; the first has the lower ids. 9 with 1 gives 9 | 11.
+// Loads 17 | 3. Exchanging 9 with 2 or 8 with 1 gives 10 | 10; the first has the lower ids. 9 with 1 gives 9 | 11.
 TEST(GreedyRelocation, ExchangesThePairThatMinimisesTheLargerLoad) {
   EXPECT_THAT(relocated({9, 8, 2, 1}, in_blocks(4, 2), 2), ElementsAre(1, 0, 0, 1));
 }
 
-// 20 | 12 | 4. Exchanging 10 with 2 gives 12 | 12 | 12. A move without exchange would leave a rank one expert short.
+// Loads 20 | 12 | 4. Exchanging 10 with 2 gives 12 | 12 | 12. A move alone would leave a rank one expert short.
 TEST(GreedyRelocation, ExchangesWithAnyRank) {
   EXPECT_THAT(relocated({10, 10, 6, 6, 2, 2}, in_blocks(6, 3), 3), ElementsAre(2, 0, 1, 1, 0, 2));
 }

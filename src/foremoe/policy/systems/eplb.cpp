@@ -21,7 +21,7 @@ struct Packing {
   std::vector<int> place;  // [item], position in its pack
 };
 
-// Packs of equally many items: the heaviest item goes first, into the lightest pack with room.
+// Divides items into packs of equal size: heaviest item first, each into the lightest pack with room.
 Packing pack_balanced(std::span<const float> weight, int num_packs) {
   const int num_items = static_cast<int>(weight.size());
   const int items_per_pack = num_items / num_packs;

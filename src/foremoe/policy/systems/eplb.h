@@ -8,17 +8,17 @@
 //   moving average, periodically      eplb-ema
 //   every micro-step                  eplb-oracle     eplb-oracle-exact
 //
-// The mean is over the previous step if its load is given (`previous_load`), which is what EPLB knows at run time;
-// otherwise over this step, which foresight permits. Tokens have equal weight, micro-steps do not. The oracle places
-// every micro-step by its own load, and copies every expert whose placement changes in between.
+// The mean is over the previous step if its load is given (`previous_load`), which is what EPLB knows at run time.
+// Otherwise it is over this step, known from recorded routes. All tokens have equal weight, so long micro-steps count
+// more. The oracle places every micro-step by its own load, and copies every expert whose placement changes in between.
 //
 // Moving average (review of ForeMoE, §1.5; the review's baseline EMA LB is ema.h). After every micro-step, â ← α·c + (1
 // − α)·â for each expert; before every period-th micro-step, experts are placed by â. If the previous step's load is
 // given, â starts as the mean of its micro-steps and determines the first placement. Otherwise the first micro-step's
-// load starts the average, and homes serve alone for the first period. So only this one of the five never
+// load starts the average, and homes serve alone for the first period. Of the five policies, only `eplb-ema` never
 // looks ahead. Inferred: the review (like FlexMoE, LAER-MoE and others) averages over steps of pre-training, places
-// every T-th (50, for example) and gives no α. A plan covers one step, so micro-steps take the place of steps, and the
-// review's 8 micro-steps per step are our period.
+// experts every T steps (50, for example) and gives no α. A plan covers one step, so we average over micro-steps; our
+// period is the review's 8 micro-steps per step.
 //
 // A rank has E/R + G slots, so there are E + R·G replicas. As in the reference, placement is hierarchical (groups to
 // nodes, replicas inside nodes) if the number of router expert groups is a multiple of the number of nodes, else
@@ -78,7 +78,7 @@ EplbPlacement eplb_rebalance(ArrayView<const std::int64_t, 2> weight, const Eplb
 
 enum class EplbMode : std::uint8_t {
   kAsReference,   // hierarchical if num_groups is a multiple of num_nodes, else global
-  kHierarchical,  // skipped if it is not
+  kHierarchical,  // skipped if num_groups is not such a multiple
   kGlobal,        // all ranks as one node
 };
 

@@ -39,7 +39,7 @@ class Shadowing {
   }
 
  private:
-  // `add` shadows further experts, or none if no expert or no slot is left.
+  // Calls `add`, which shadows further experts if any expert and slot are left, until the estimate rises.
   template <class Add>
   std::vector<ExpertId> while_it_pays(Add add) {
     const double without = busiest() * (3 * seconds_.compute + 4 * seconds_.send);
@@ -116,7 +116,7 @@ class FasterMoe final : public Policy {
     return "FasterMoE: experts of the busiest ranks on every rank while its time model predicts a gain";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
-  // It uses the gate's counts of this micro-step. The decision time is unpublished, so none is charged.
+  // FasterMoE uses the gate's counts of this micro-step. The decision time is unpublished, so none is charged.
   OnlineWork online() const override {
     return {.copies_after_router = true,
             .gathers_loads = true,

@@ -7,13 +7,13 @@
 // a layer, forward and backward, whose busiest rank has B tokens is
 //   B·(3·compute + 4·send)              without shadows: three products (forward, and two backward) and four messages
 //                                       (dispatch and combine, forward and backward) per token;
-//   B·3·compute + 2·shadows·broadcast   with shadows: B counts unshadowed experts at home and every rank's own tokens
-//                                       of shadows; each shadow is broadcast once, and its gradient is reduced once.
-// Shadows are added until the second estimate rises, and used if its minimum is below the first.
+//   B·3·compute + 2·shadows·broadcast   with shadows: B counts a rank's unshadowed home experts and its own tokens of
+//                                       shadows; each shadow is broadcast once, and its gradient is reduced once.
+// Shadows are added until the second estimate rises. They are used if its minimum is below the first estimate.
 //
 // Rules for the next shadow:
 //   worker  the most loaded remaining expert of the most loaded rank. Default.
-//   whole   all experts of the next rank by initial load, except the last rank's. This is the artifact, which adds up a
+//   whole   all experts of the next rank by initial load, except the last rank's. The artifact does this: it adds up a
 //           rank's experts before it decides.
 //   expert  the most loaded expert of all, as in the authors' later code (https://github.com/laekov/fastmoe,
 //           fmoe/fastermoe/shadow_policy.py). B is the largest *expert* load left at home. The estimate keeps the
@@ -22,8 +22,8 @@
 //
 // Why `worker`. It is our own reading: the artifact's model applied to the paper's unit, an expert. With one expert per
 // rank, the artifact does the same except for its fixed order of ranks. With 16 or more per rank, it shadows at least
-// 16 at a time: a burden on every other rank, and more slots than any comparison here has. With two slots, `worker` has
-// the lowest mean ρ of the three rules on all load tables, so comparisons use the strongest rule.
+// 16 at a time, which burdens every other rank and needs more slots than any comparison here has. With two slots,
+// `worker` has the lowest mean ρ of the three rules on all load tables, so comparisons use `worker`.
 //
 // Slots. A shadow takes a guest slot on every rank but its home, so there are at most guest_slots shadows; the authors
 // have no such limit. If `whole` finds fewer slots than the rank has experts, its most loaded experts take the free
@@ -35,7 +35,7 @@
 // Constants. The published codes assume two-matrix experts in float32, 50 Gb/s and 11.5 Tflop/s. The defaults here are
 // gated experts of Qwen3-30B-A3B in bf16, 400 Tflop/s (about what grouped products reach on an H100), and per direction
 // 450 GB/s of NVLink if the group is one node, else 400 Gb/s. A policy knows neither cluster nor model, so these are
-// FasterMoeOptions. A token's width cancels out; the width inside an expert weighs messages against the other terms.
+// FasterMoeOptions. `hidden` cancels out; `intermediate` determines the weight of messages relative to the other terms.
 //
 // As a plan. Residency `shared`. Ties go to the lowest rank and expert (torch.sort guarantees no order for equals).
 //

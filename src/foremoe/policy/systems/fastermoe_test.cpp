@@ -116,8 +116,8 @@ TEST(FasterMoe, ComparesWithNoShadowsOnlyAfterTheSearch) {
   EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 40)), IsEmpty());
 }
 
-// Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. With e0, a third of it on each rank: 500, 500, 400. Next is e1 of
-// rank 0, the lower of two equal ranks: 300, 600, 500, a rise.
+// Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. With e0 shadowed, a third of it on each rank: 500, 500, 400. Next
+// is e1 of rank 0, the lower of two equal ranks: 300, 600, 500, a rise.
 TEST(FasterMoe, ContinuesWithTheBusiestRankAfterEachShadow) {
   EXPECT_THAT(shadows(3, {600, 300, 300, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
   // Rank 1 has 420 tokens, and 620 with e0. Shadowing its e2 leaves 340 there, but 640 and 540 elsewhere, a rise.
@@ -152,7 +152,7 @@ TEST(FasterMoe, RuleExpertShadowsWhileTheEstimateFalls) {
   FasterMoeOptions options = kOfTheCode;
   options.rule = FasterMoeRule::kExpert;
   EXPECT_THAT(shadows(2, {2000, 4000, 100, 3000}, 8, options), ElementsAre(1, 3, 0));
-  EXPECT_THAT(shadows(2, {2300, 4000, 100, 3000}, 8, options), ElementsAre(1));  // from 3000 to 2300 are only 700
+  EXPECT_THAT(shadows(2, {2300, 4000, 100, 3000}, 8, options), ElementsAre(1));  // 3000 − 2300 is only 700
   EXPECT_THAT(shadows(2, {1768, 1000}, 8, options), ElementsAre(0));
   EXPECT_THAT(shadows(2, {1767, 1000}, 8, options), IsEmpty());
   EXPECT_THAT(shadows(2, {2000, 4000, 100, 3000}, 2, options), ElementsAre(1, 3));

@@ -6,9 +6,9 @@
 // Problem. Homes are fixed. `dyn` experts per rank are dynamic: another rank of the node may serve all tokens of a
 // dynamic expert from one of its buffers. Minimise the largest rank load of each node.
 //
-// Method. A greedy per node: move the busiest dynamic expert of the most loaded rank to the least loaded rank that has
-// a free buffer, while the receiver stays below the sender's load before the move and the expert has more than τ
-// tokens. Ties go to the lowest id.
+// Method. A greedy search per node: move the busiest dynamic expert of the most loaded rank to the least loaded rank
+// that has a free buffer, while the receiver stays below the sender's load before the move and the expert has more than
+// τ tokens. Ties go to the lowest id.
 //
 // Invariant. No move raises the largest load of a node, so the result is never worse than no moves.
 // Complexity. O(E log(E/R) + moves · ranks per node); at most `dyn` moves from a rank.
@@ -21,13 +21,13 @@
 //   - when the greedy stops: at the first busiest expert that does not help. Continuing with smaller ones (try_smaller)
 //     would balance better;
 //   - an expert moves once, from its home; a rank without a free buffer receives none;
-//   - how results return before combine, which the description calls unchanged. With charge_return they go to their
-//     homes in an exchange that nothing hides, the largest possible cost. Without it they cost nothing, the smallest.
+//   - how results return before combine, which the description calls unchanged. With charge_return, results return to
+//     their homes in an exchange that nothing hides, the largest possible cost. Without it, the return takes no time.
 // With a routing model fitted to the published waste before balancing, these readings come closest to the published
-// results, in the part of the straggler removed at EP8 and in the small influence of dyn (figures in lab/policies.md).
+// results, in the fraction of the straggler removed at EP8 and in the small influence of dyn (lab/policies.md).
 //
 // For a collapsed router, the description says that FEPLB "copies its weights to all other devices" and routes the
-// "remaining tokens across all devices". This contradicts whole experts and is omitted here. Not part of a plan: the
+// "remaining tokens across all devices". This contradicts moving whole experts, so we omit it. Not part of a plan: the
 // router predictor that assigns experts to devices at checkpoints, and the order of static before dynamic experts in a
 // layer. The simulator models that order (OnlineWork): planning and copies run while a rank computes its own experts.
 

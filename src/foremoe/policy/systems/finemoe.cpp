@@ -48,8 +48,8 @@ class FineMoe final : public Policy {
   bool plans_ahead(const PolicyInput& input) const override {
     return placing_ == Placing::kAdaptive && input.previous_load == nullptr;
   }
-  // Scheduling follows the gate. LP time grows with the number of variables, one per slot. Unscheduled tokens are sent
-  // meanwhile (A.2).
+  // Scheduling runs after the gate. LP time grows with the number of variables, one per slot. Meanwhile, unscheduled
+  // tokens are sent (A.2).
   OnlineWork online() const override {
     return {.gathers_loads = options_.scheduler.scheduled_fraction > 0,
             .planning_seconds_per_slot = seconds_per_slot(),
@@ -152,7 +152,7 @@ class FineMoe final : public Policy {
     throw InputError({.field = "solver"}, "exact solves LP 1, which has no alpha_… weights");
   }
 
-  // Chosen between the times in figure 11 for stable loads and for new orders (lab/experiments/finemoe-figure-11.toml).
+  // Chosen between the times in figure 11 for stable loads and for new orders (lab/experiments/finemoe_figure_11.py).
   double seconds_per_slot() const {
     if (options_.scheduler.scheduled_fraction <= 0) return 0;
     switch (options_.scheduler.solver) {

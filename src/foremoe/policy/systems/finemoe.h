@@ -10,16 +10,16 @@
 //   finemoe              symmetric at first, adaptively replaced by          free        any
 //                        asymmetric ones, "FineMoE" (§6.3, §6.4)
 //
-// The parts are in finemoe/; each file gives its section of the paper and its inferences: symmetric_placement.h (also
+// The parts are in finemoe/; each file names its section of the paper and what is inferred: symmetric_placement.h (also
 // random), asymmetric_placement.h (and its adaptive replacement), replica_load_lp.h (LP 1 and LP 4), token_scheduler.h
 // (whole tokens, pipelining, algorithm 1).
 //
 // In a build without CLP all three are skipped, unless the scheduler's solver is kExact.
 //
-// As a plan. The paper's d copies of the model's experts on R ranks, R ÷ (E/R) data-parallel groups there, become one
-// home and d − 1 guests per expert. Expected loads are the previous step's (`previous_load`), else this step's mean,
-// which foresight permits, as for our EPLB. A previous plan of `finemoe` with the same shape gives the placement at the
-// start of the step; otherwise it is the symmetric placement, if defined. The plan routes tokens (route_tokens):
+// As a plan. The paper's d copies of the model's experts, one per data-parallel group, become one home and d − 1 guests
+// per expert. Expected loads are the previous step's (`previous_load`), else this step's mean, known from recorded
+// routes, as for our EPLB. A previous plan of `finemoe` with the same shape gives the placement at the start of the
+// step; otherwise the step starts with the symmetric placement, if defined. The plan routes tokens (route_tokens):
 // algorithm 1 with locality in nodes.
 //
 // Not part of a plan: the groups that reduce gradients of one expert and the order of their reductions (§B.3, see the

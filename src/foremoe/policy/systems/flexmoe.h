@@ -6,17 +6,17 @@
 //
 // Method. All slots are always full. A micro-step makes up to ten rounds, starting from the previous placement. In a
 // round, the expert with the most tokens per replica gains a replica. Among the experts with more than one replica, the
-// one with the fewest tokens per replica loses the one on its least loaded rank. A round is kept if the largest rank
-// load, or its ratio to the smallest, falls. Rounds end at the first that is not kept, or at a ratio of 1.
+// one with the fewest tokens per replica loses its replica on the least loaded rank. A round is kept if the largest
+// rank load, or its ratio to the smallest, falls. Rounds end at the first that is not kept, or at a ratio of 1.
 //
-// Target of the new replica. With `packed`, as in Galvatron: the first rank that holds the expert and also another,
-// whose expert with the most tokens per replica moves to the freed slot. Then fewer ranks reduce gradients of the
+// Target of the new replica. With `packed`, as in Galvatron: the first rank that holds this expert and others; of the
+// others, the one with the most tokens per replica moves to the freed slot. Then fewer ranks reduce gradients of this
 // expert. Without `packed` (the default): the freed slot, which balances better (lab/policies.md).
 //
-// Loads. The sum of the five micro-steps before the planned one, as in the artifact of LAER-MoE, which measures FlexMoE
-// (https://github.com/Fizzmy/LAER-MoE-AE). `previous_load` provides those before the start of the step. Without it, the
-// first micro-step uses the sum of this step, which foresight permits. `history` = 0 plans each micro-step by its own
-// load.
+// Loads. The sum of the five micro-steps before the planned one, as in the artifact of LAER-MoE, which compares with
+// FlexMoE (https://github.com/Fizzmy/LAER-MoE-AE). `previous_load` provides the micro-steps before the start of the
+// step. Without it, the first micro-step uses the sum of this step, known from recorded routes. `history` = 0 plans
+// each micro-step by its own load.
 //
 // Routing. Node-first, as in the artifact (policy/inside_first.h). With `inside_first` off, all replicas of an expert
 // serve equal parts. Rounds are evaluated with equal parts over all ranks in either case, so a kept round can raise the

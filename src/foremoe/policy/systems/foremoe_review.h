@@ -13,8 +13,8 @@
 //
 // As a plan. Loads are this step's own, which replay reveals. BPO's warm start is a previous plan of the same policy
 // and shape (the review's "step t's P* is step t+1's P_prev"), else the homes. BPO's hosts are not homes, so residency
-// is `free`, also for `foremoe-review-mda`, to compare them on equal terms. BPO assumes that host and replica
-// each serve half of an expert's tokens; the plan does the same.
+// is `free`. `foremoe-review-mda` uses it too, for a fair comparison. BPO assumes that host and replica each
+// serve half of an expert's tokens; the plan does the same.
 //
 // Left open by the review: ε of BPO (we use 0.1, which algorithm 3 gives for MDA), the budget ΔC, the verifier's
 // target, and whether MDA's moves are reversed later. The published paper's planner has four other stages (our

@@ -6,15 +6,15 @@
 //
 // Our reading. The public planner runs beside training, sees the loads of the last five iterations and lays out the
 // next one. So `laer` knows the previous micro-steps, but not the one that it plans. Before the first, it uses the last
-// ones of the previous step if its load is given, else the mean of this step, which foresight permits, as for our
+// ones of the previous step if its load is given, else the mean of this step, known from recorded routes, as for our
 // FineMoE. `laer-oracle` lays out every micro-step by its own load. G slots per rank are added to the E/R home slots.
 // Prices are those of the public planner, for any cluster.
 //
 // Weights. LAER-MoE shards every expert over all ranks (FSEP) and restores the experts of the layout, so a changed
 // layout costs no more than an unchanged one. A plan cannot express this; the simulator charges it
-// (OnlineWork::shards_experts). With `sharded` off, experts are whole and each new one is a copy, as when such a plan
-// is executed here. The plan decides which replica serves which source (route_tokens). It keeps tokens on their node
-// exactly where LAER-MoE does.
+// (OnlineWork::shards_experts). With `sharded` off, experts are whole and each new one is a copy, as when `run`
+// executes such a plan. The plan decides which replica serves which source (route_tokens), and keeps tokens on their
+// node exactly where LAER-MoE does.
 
 #include <cstdint>
 #include <span>
@@ -30,8 +30,8 @@ namespace foremoe::laer {
 // LAER-MoE's expert layout: the number of replicas of each expert, their ranks, and the routes of tokens to them.
 //
 // Problem. Given the tokens from each source to each expert, fill R·C slots to minimise 4·Σ communication + (3 +
-// checkpointing)·max computation: dispatch and combine of forward and backward, summed over sources, and the forward,
-// two products of the backward and the forward that checkpointing repeats, on the slowest rank.
+// checkpointing)·max computation. The 4 are dispatch and combine, forward and backward; Σ is over sources. The 3 are
+// the forward and two products of the backward; checkpointing repeats the forward. max is over ranks.
 //
 // Method. Each candidate, a list of replica counts, is placed greedily, routed and priced; the cheapest layout wins.
 //   even    R·C / E replicas each, if that is a whole number
@@ -43,8 +43,8 @@ namespace foremoe::laer {
 //           replicas of the expert, or anywhere if those nodes are full. A rank may get an expert twice.
 //   route   a source's tokens go in equal parts to the replicas on its node, or to all replicas if it has none
 //
-// Inferred: the remainder of equal parts goes to the lowest ranks. Ties, including those of the sort by load, go to the
-// lowest id. Slots stay empty if no expert can get the replicas that it is due.
+// Inferred: the remainder of the division goes to the lowest ranks. Ties, including those of the sort by load, go to
+// the lowest id. Slots stay empty if too few are left for any expert's next replicas.
 // Complexity. Placing O(R²·C), routing O(R·E·replicas).
 //
 // Source. LAER-MoE (ASPLOS'26) and its planner in https://github.com/PKU-DAIR/Hetu-Galvatron, csrc/greedy_balancer.cpp.

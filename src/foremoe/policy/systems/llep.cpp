@@ -99,7 +99,7 @@ class Spilling {
   const LlepOptions& options_;
   std::vector<Share>& shares_;
   std::size_t first_share_;              // earlier shares belong to the caller
-  std::vector<std::int64_t> effective_;  // [rank], tokens: assigned, and its own not visited so far
+  std::vector<std::int64_t> effective_;  // [rank], tokens assigned plus those of its own unvisited experts
   std::vector<int> guests_;              // [rank]
   std::int64_t capacity_ = 0;
 };

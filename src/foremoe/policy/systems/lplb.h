@@ -5,12 +5,12 @@
 // split between the two ends of its edge to minimise the largest rank load.
 //
 // Placement. Each rank's experts with the most tokens are copied, one per edge that leaves the rank; no expert has more
-// than two replicas. Expected tokens are the previous step's (`previous_load`), else this step's sum, which foresight
-// permits. Guests stay for the whole step: residency `resident`.
+// than two replicas. Expected tokens are the previous step's (`previous_load`), else this step's sum, known from
+// recorded routes. Guests stay for the whole step: residency `resident`.
 //
 // Tokens. The program minimises the largest rank load with 0 ≤ flow ≤ tokens on each edge. With two replicas per expert
 // it is FineMoE's LP 1; our exact assignment solves it, and a test compares it with CLP. LPLB itself stops after five
-// steps of an interior point method on a GPU, and splits in half if these do not suffice; here the split is always
+// steps of an interior point method on a GPU, and halves the tokens if these do not suffice; here the split is always
 // optimal. If a topology repeats in groups of ranks, LPLB minimises the maximum of each group, and we the maximum of
 // all: ρ is the same.
 //
@@ -33,11 +33,11 @@ namespace foremoe::lplb {
 // LPLB's topologies: which ranks share an expert.
 //
 // A topology has `columns` and repeats in groups of consecutive ranks. In each column, every rank copies an expert
-// from its `source`, another rank of its group, and every rank is the source of exactly one rank. So a
-// copy is an edge between two ranks along which tokens can flow. With G guest slots, a rank holds ⌊G / columns⌋ copies
-// per column: in column c, experts c, c + columns, … of its source, most loaded first. Other slots stay empty.
+// from its `source`, another rank of its group, and every rank is the source of exactly one rank. So a copy is an edge
+// between two ranks along which tokens can flow. With G guest slots, a rank holds ⌊G / columns⌋ copies per column: in
+// column c, experts c, c + columns, … of its source, most loaded first. Other slots stay empty.
 //
-//   ring       1 column    groups of 8 where 8 divides the ranks (RING_8P), else one of all ranks
+//   ring       1 column    groups of 8 where 8 divides the ranks (RING_8P), else one group of all ranks
 //   cube       2 columns   groups of 8: cycles of four, and diagonals between two of them (CUBE_8P2E)
 //   hypercube  2 columns   groups of 16: cycles of four, and cycles of four across them (HYPERCUBE_16P2E)
 //   torus      2 columns   all ranks: the same place on the next node, and the next rank on the same node (torus_2d)

@@ -47,7 +47,7 @@ void serve(const LayerLoad& load, std::span<const ExpertId> experts, std::vector
     const auto receiver = std::ranges::max_element(receivers, {}, &Receiver::lacks);
     if (receiver->lacks == 0) return;
     const int i = index_of_max(left);
-    if (receiver->guests == load.guest_slots || left[i] == 0) {  // no slot or no token is left for it
+    if (receiver->guests == load.guest_slots || left[i] == 0) {  // no slot or token is left for the receiver
       receiver->lacks = 0;
       continue;
     }

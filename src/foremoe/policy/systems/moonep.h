@@ -5,8 +5,8 @@
 //
 // A rank's capacity is ⌊total / R⌋, plus one on the first (total mod R) ranks; its balance is the load of its home
 // experts minus the capacity. While any balance is positive, the rank with the largest fills the rank with the smallest
-// to its capacity, and its own balance falls by as much. If it falls below zero, another rank fills it later. So a
-// receiver has one home and at most E/R guests, and after at most R − 1 pairs all balances are 0. Then every home
+// to its capacity, and its own balance falls by as much. A rank whose own balance falls below zero is filled later. So
+// a receiver has one home and at most E/R guests, and after at most R − 1 pairs all balances are 0. Then every home
 // serves its receivers: repeatedly give tokens of the largest remaining expert to the receiver with the largest
 // deficit.
 //

@@ -11,7 +11,7 @@
 // Inferred: both objectives, the annealing schedule, and the order of the greedy. We know only the paper's abstract and
 // secondary descriptions, and there is no code. Each file marks its inferences.
 //
-// Not part of a plan: moving weights and optimizer states of reordered experts. The count of home moves represents it.
+// Not part of a plan: moving weights and optimizer states of reordered experts. The plan counts the home moves.
 
 #include "foremoe/policy/policy.h"
 #include "foremoe/policy/systems/relibra/expert_reordering.h"

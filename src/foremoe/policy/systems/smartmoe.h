@@ -11,12 +11,12 @@
 //
 // Our reading. The paper's pool contains whole strategies (data, pipeline, expert parallelism), and its artifact leaves
 // the choice among them to the user; a plan fixes everything but the placement. So our pool contains placements: the
-// homes, the greedy placement by the long-term load, and one by each of pool_parts parts of that load, which differ if
-// the load drifts. The step begins with the one that fits the long-term load best. Each later choice is among the
-// current placement, the pool and the new greedy one; ties go to the first in this order. The long-term load is the
-// previous step's (`previous_load`), else this step's, which foresight permits. The artifact's period is an option
-// without a default (--dynamic-freq), its window is the two previous iterations. Both count micro-steps here, because
-// the artifact reads only the first micro-batch of an iteration. Ties go to the lowest id.
+// homes, the greedy placement by the long-term load, and one greedy placement for each of pool_parts parts of that
+// load, which differ if the load drifts. The step begins with the one that fits the long-term load best. Each later
+// choice is among the current placement, the pool and the new greedy one; ties go to the first in this order. The
+// long-term load is the previous step's (`previous_load`), else this step's, known from recorded routes. The artifact's
+// period is an option without a default (--dynamic-freq), its window is the two previous iterations. Both count
+// micro-steps here, because the artifact reads only the first micro-batch of an iteration. Ties go to the lowest id.
 //
 // Without replicas, guest slots are useless: a rank holds E/R experts and leaves G slots empty, so it needs less memory
 // than other policies in the same comparison.

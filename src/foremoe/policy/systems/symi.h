@@ -16,9 +16,8 @@
 // previous iteration, static optimizer shards and even shares. Rounding and the order of slots are ours, and so is the
 // meaning of an iteration. In the paper it is one batch and one update. In post-training, an update follows many
 // micro-steps, and placements are made for micro-steps. Here each micro-step is an iteration. SYMI then reacts as fast
-// as it can, but pays a price that the original avoids: without an update in between, every changed placement is a
-// copy. An option sets more micro-steps per iteration. The first iteration uses the end of `previous_load`, the
-// previous step
+// as it can, but pays a price that the original avoids: without an update in between, every change of placement needs
+// copies. An option sets more micro-steps per iteration. The first iteration uses the end of the previous step
 // (`previous_load`), else equal loads.
 //
 // Not part of a plan: the optimizer's shards, tokens dropped above an expert's capacity.

@@ -25,7 +25,7 @@
 // group is one scale-up domain, as in its EP64 on one rack-scale node; inside_nodes searches each node separately, as
 // if NVLink ended at the node. The relay trees of its copies are paths, not part of the plan: send_by_relays().
 //
-// The minimum of 1,024 tokens is its default, for 65,536 or more tokens per rank. Micro-steps here can be far smaller,
+// UltraEP's default minimum is 1,024 tokens, for 65,536 or more tokens per rank. Micro-steps here can be far smaller,
 // and the minimum then leaves most of the imbalance. `ultraep` is registered without it, `ultraep-minimum` with it.
 
 #include <cstdint>
@@ -46,9 +46,9 @@ struct UltraEpOptions {
 };
 
 // UltraEP's default weight_sync (csrc/kernels/task_build.cu). The home sends only min(⌊√n⌋, 8) of an expert's n ≥ 6
-// copies, to the ranks that send least so far, with experts in order of home. These relays send the other copies: one
-// each in turn, then always the relay that sends least. A relay forwards chunks as they arrive. With fewer copies, and
-// for gradients, each crosses the home's link.
+// copies, to the ranks that send least so far; experts are visited in order of home. These relays send the other
+// copies: one each in turn, then always the relay that sends least. A relay forwards chunks as they arrive. With fewer
+// copies, and for gradients, every transfer crosses the home's link.
 void send_by_relays(const CopiesOfExpert& copies, std::span<int> sent);
 
 // Named `ultraep` without a minimum, else `ultraep-minimum`.

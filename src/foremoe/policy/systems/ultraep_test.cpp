@@ -84,8 +84,8 @@ TEST(UltraEp, ExportsNoFewerTokensThanTheMinimum) {
   EXPECT_THAT(guests(plan), ElementsAre(Guest{0, 1, 30}));
 }
 
-// With a minimum of 25, target 60 would succeed, but 70, where the search begins, leaves 20 tokens and fails. Feasible
-// targets are not all those above the smallest, and the search ends without guests.
+// With a minimum of 25, target 60 would succeed, but 70, where the search begins, leaves 20 tokens and fails. So a
+// target above a feasible one can be infeasible. The search ends without guests.
 TEST(UltraEp, MayFindNoGuestsWithAMinimum) {
   const LoadTable load = test::load_of(3, {{60, 30, 20, 10, 20, 10}});
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 25}, load, 1)), ElementsAre());

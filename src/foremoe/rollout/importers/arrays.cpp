@@ -1,4 +1,4 @@
-// Integer arrays [tokens, layers, top_k], either decoded by Python or from .npy files. These contain "\x93NUMPY", a
+// Integer arrays [tokens, layers, top_k], either decoded by Python or from .npy files. An .npy file has "\x93NUMPY", a
 // version, the header length, a Python dict literal and the raw array
 // (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
 

@@ -6,8 +6,8 @@
 //   if (const RoutingTrace* trace = in.trace()) …
 //
 // Several sources become several sequences in the given order (Megatron: one file per rank). Three errors are
-// undetectable from the formats: padding of 0, 1, …, k−1 looks like a route, padding of zeros does at top-1, and
-// recomputed layers repeat records. The report contains counts that help to detect them.
+// undetectable from the formats: padding of 0, 1, …, k−1 looks like a route, padding of zeros looks like one at top-1,
+// and recomputed layers repeat records. The report contains counts that help to detect them.
 
 #include <array>
 #include <cstddef>
@@ -116,7 +116,7 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
 bool needs_decoder(const std::string& path, const ImportOptions& options);
 
 // Reads all sources into one trace or load. Throws InputError with source, field and index, also if a source needs
-// `decode` and it is empty. Memory is proportional to the bytes given, not to sizes claimed by headers.
+// `decode` but `decode` is empty. Memory is proportional to the bytes given, not to sizes claimed by headers.
 Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& options = {},
                         const Decode& decode = {});
 

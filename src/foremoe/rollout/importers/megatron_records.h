@@ -42,7 +42,7 @@ struct RankPlace {
 
 class MegatronRanks {
  public:
-  // `recorded`: all ranks found, not empty. Throws InputError for `file` if the number of stages does not divide them.
+  // `recorded`: all ranks found, not empty. Throws InputError for `file` if they cannot be split into equal stages.
   MegatronRanks(const std::set<std::int32_t>& recorded, int pipeline_stages, const std::string& file);
 
   RankPlace place_of(std::int32_t rank) const { return {(rank - first_) / per_stage_, (rank - first_) % per_stage_}; }

@@ -88,7 +88,7 @@ CallsByRank read_calls(std::span<const ImportSource> sources, const ImportOption
   return calls;
 }
 
-// Keeps each call except repeats: a call that equals an earlier, not yet repeated call. Returns the number of repeats.
+// Keeps all calls but repeats, i.e. calls equal to an earlier call not repeated so far. Returns the number of repeats.
 std::size_t split_recomputed(const Calls& calls, Calls& kept) {
   std::vector<std::size_t> unrepeated;  // indices into kept
   for (const Call& call : calls) {

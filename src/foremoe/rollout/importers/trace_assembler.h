@@ -24,7 +24,7 @@ struct SequenceInfo {
   std::int64_t num_tokens = 0;
   std::int64_t num_layers = 0;
   std::int64_t top_k = 0;
-  std::int64_t sentinel = -1;       // additional entry of missing rows: largest value of an unsigned type
+  std::int64_t sentinel = -1;       // marks missing rows, as −1 does: largest value of an unsigned type
   std::int32_t prompt_length = -1;  // tokens; −1 unknown
   std::int32_t micro_step = -1;     // −1: no batching recorded
   std::int32_t rank = -1;

@@ -47,7 +47,7 @@ std::int64_t binomial(Random& random, std::int64_t n, double p);
 void multinomial(Random& random, std::int64_t n, std::span<const double> p, std::int64_t limit,
                  std::span<std::int64_t> counts);
 
-// Deterministic version: rounds shares (≥ −1, summing to n) by largest remainder, ties to the lowest category.
+// Deterministic multinomial(): rounds shares (≥ −1, summing to n) by largest remainder, ties to the lowest category.
 void apportion(std::int64_t n, std::span<const double> shares, std::int64_t limit, std::span<std::int64_t> counts);
 
 // Normalises weights ≥ 0 to probabilities of at most `limit`. The excess is distributed over the other categories in

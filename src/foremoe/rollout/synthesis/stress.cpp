@@ -72,7 +72,7 @@ class StressRouter : public TokenRouter {
   }
 
  private:
-  // Gives each hot expert p and spreads the rest evenly: at least kLeastRest, even if hot experts would take all.
+  // Gives each hot expert weight p and spreads max(kLeastRest, 1 − their sum) evenly over the other experts.
   static void heat(std::span<double> weight, const std::vector<int>& hot, double p) {
     constexpr double kLeastRest = 0.05;
     const double together = p * static_cast<double>(hot.size());

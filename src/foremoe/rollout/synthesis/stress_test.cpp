@@ -142,7 +142,7 @@ TEST(StressWorkload, W7IsBalancedExceptInEveryFourthMicroStep) {
       bursts.insert(loads);
     }
   }
-  EXPECT_EQ(bursts.size(), 16);  // each burst is at different experts
+  EXPECT_EQ(bursts.size(), 16);  // each burst has different experts
 }
 
 TEST(StressWorkload, ATraceHasExactlyTheLoad) {

@@ -98,7 +98,7 @@ std::optional<StressWorkload> stress_workload_named(std::string_view name);
 
 using RoutingModel = std::variant<ZipfRouting, DirichletRouting, GrpoRouting, StressWorkload>;
 
-// Returns the options with layers, experts and top_k of the shape; does not take its groups.
+// Returns the options with the shape's layers, experts and top_k. Ignores the shape's groups.
 SynthesisOptions with_shape(SynthesisOptions options, const ModelShape& shape);
 
 // Throw InputError with the name of an option that is out of range: "ranks", "tokens_per_rank".

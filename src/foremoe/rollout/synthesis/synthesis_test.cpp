@@ -101,7 +101,7 @@ TEST(Synthesis, ATraceRecordsItsBatchingAndGroups) {
   EXPECT_EQ(synthesize_trace(wide, GrpoRouting{}).type, RouteType::kU16);
 }
 
-// Trace and load draw differently from equal probabilities: per expert, sums over the step agree within 10 %.
+// Trace and load draw in different ways from the same probabilities: per expert, sums over the step agree within 10 %.
 TEST(Synthesis, TraceAndLoadAgreeInExpectation) {
   SynthesisOptions options = kSmall;
   options.tokens_per_rank = 4096;

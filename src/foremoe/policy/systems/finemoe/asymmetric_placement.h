@@ -11,12 +11,12 @@
 // Our exact assignment, which attains ⌈eq. 3⌉, computes each density; the paper does not specify a method.
 //
 // Inferred. An expert gets at most one replica per rank. Ties in step 1 go to the lowest id. Random placements follow
-// the rule of consistent indices (§B.3): all replicas of an expert have the same local index on their ranks. Experts,
-// those with the most replicas first, each take a random index with room for all of their replicas. If there is none,
-// the expert takes the index with the most room and loses the replicas that do not fit. Cells left at an index go to
-// its expert with the most tokens per replica. Then, index by index, ranks in random order are dealt to its experts. So
-// no rank holds an expert twice, and no repair is needed. The number of samples is ours. Sampling ends at a density of
-// ⌈mean⌉, the lower bound.
+// the rule of consistent indices (§B.3): all replicas of an expert have the same local index on their ranks. Each
+// expert, most replicas first, takes a random index with room for all of its replicas. If there is none, it takes the
+// index with the most room and loses the replicas that do not fit. Cells left at an index go to that index's expert
+// with the most tokens per replica. Then each index deals the ranks to its experts in random order. So no rank holds an
+// expert twice, and no repair is needed. The number of samples is ours. Sampling ends at a density of ⌈mean⌉, the lower
+// bound.
 //
 // A plan of residency `free` numbers slots in its own way (an expert that stays keeps its slot), so the rule determines
 // which placements are possible, not slot numbers.
@@ -61,8 +61,8 @@ Array<ExpertId, 2> asymmetric_placement(std::span<const std::int64_t> expert_loa
 //
 // As a plan. The paper counts iterations of many micro-batches, but a plan covers one step. Here the interval and the
 // average count micro-steps, so a long step may replace its placement. Before the first micro-step, the caller provides
-// the prediction: the previous step's mean, or this step's, which foresight permits. The paper gives no threshold, and
-// recommends an interval of 50 iterations.
+// the prediction: the previous step's mean, or this step's, known from recorded routes. The paper gives no threshold,
+// and recommends an interval of 50 iterations.
 
 struct ReplacementOptions {
   double threshold = 1.005;  // largest rank load ÷ mean, by eq. 3

@@ -30,7 +30,7 @@ TEST(ReplicaCounts, GoToTheLowestIdOnTies) {
   EXPECT_THAT(replica_counts(Loads{4, 4, 4}, {.num_ranks = 2, .slots_per_rank = 2}), ElementsAre(2, 1, 1));
 }
 
-// Consistent indices (§B.3); the total of the counts is kept.
+// Expects consistent indices (§B.3) and an unchanged total of the counts.
 TEST(DrawPlacement, GivesAllReplicasOfAnExpertTheSameLocalIndex) {
   Random random(1);
   for (int n = 0; n < 300; ++n) {

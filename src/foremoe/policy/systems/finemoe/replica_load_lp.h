@@ -4,15 +4,15 @@
 // (clp/replica_load_lp.cpp).
 //
 // LP 1. Minimise the largest rank load. The variables are x (tokens of each replica) and comp; the replicas of an
-// expert serve its load, and those of a rank at most comp.
+// expert serve exactly its load, and the replicas on a rank serve at most comp.
 //
 // LP 4. Minimise comp + α·comm. Let local(e, g) ≤ min(x(e, g), input(e, g)) be the tokens of expert e that source g
 // serves itself. Then rank g sends Σ_e input(e, g) − Σ_e local(e, g) and receives Σ_e x(e, g) − Σ_e local(e, g); comm
-// is the largest of all of these. Minimising comm makes local equal the minimum wherever that matters. Nodes likewise:
-// the tokens of an expert local to a node are at most its replicas' and at most its sources', and the objective is to
-//   minimise comp + α1·comm + α2·comm_nodes,
-// where comm_nodes is the most that a node sends to or receives from others, divided by the ranks of a full node. This
-// is the unit of comm when every rank has its share of the node's links.
+// is the largest of all of these. Minimising comm makes local equal the minimum wherever that matters. Nodes are
+// treated likewise: the tokens of an expert local to a node are at most those of the node's replicas and at most those
+// of its sources. Minimise comp + α1·comm + α2·comm_nodes, where comm_nodes is the most that a node sends to or
+// receives from others, divided by the ranks of a full node. The quotient has the unit of comm if every rank has its
+// share of the node's links.
 //
 // Inferred. (1) The paper's send sums over the experts that g holds. Tokens of other experts leave g as well, so we sum
 // over all. (2) "Split the communication time into intra-node and inter-node": x does not determine which rank's tokens

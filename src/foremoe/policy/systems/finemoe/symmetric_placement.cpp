@@ -80,9 +80,9 @@ using Block = std::vector<int>;  // elements of a group, identity first
 constexpr int kCandidates = 400;
 constexpr double kSame = 1e-9;  // smaller differences of eigenvalues are ties, which the first candidate wins
 
-// Returns the second-largest eigenvalue of the graph that connects the ranks of every translate, or any value ≥
-// `enough` if it is at least that. Characters are the eigenvectors. Each eigenvalue is the sum over blocks and ordered
-// pairs x ≠ y of the real part of χ(x)·χ(y)⁻¹. `cosine` is [order]: cos(2π·i ÷ order).
+// Returns the second-largest eigenvalue of the graph that connects the ranks of every translate. May return any value ≥
+// `enough` if the eigenvalue is at least `enough`. Characters are the eigenvectors. Each eigenvalue is the sum over
+// blocks and ordered pairs x ≠ y of the real part of χ(x)·χ(y)⁻¹. `cosine` is [order]: cos(2π·i ÷ order).
 double second_eigenvalue(const AbelianGroup& group, const std::vector<Block>& blocks, std::span<const double> cosine,
                          double enough) {
   const int order = group.order();

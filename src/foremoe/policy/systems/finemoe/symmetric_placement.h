@@ -24,9 +24,9 @@
 // has its home at rank r. The edges left over by complete graphs are a union of two perfect matchings, i.e. cycles, and
 // each cycle is traversed in one direction.
 //
-// Consistent indices (§B.3: an expert has the same local index on all ranks that hold it) concern slots, and a plan
-// with pinned homes fixes those: homes first. The rule avoids a deadlock of per-expert reductions in the order of local
-// parameters. It cannot occur here: guest gradients go home in (layer, expert, rank) order.
+// Consistent indices (§B.3: an expert has the same local index on all ranks that hold it) concern slots, which a plan
+// with pinned homes fixes in its own way: homes first. The rule avoids a deadlock of per-expert reductions in the order
+// of local parameters. The deadlock cannot occur here: guest gradients go home in (layer, expert, rank) order.
 //
 // Complexity. O(kCandidates · R · H · d²) once per plan. No seed: the same shape gives the same placement.
 

@@ -114,7 +114,7 @@ TEST(SymmetricPlacement, GivesEveryRankEquallyManyReplicasForAllPowersOfTwo) {
   }
 }
 
-// Other numbers than powers of two: 6 ranks with 5 homes have two complete graphs, 7 with 3 have 1, 12 with 9 have 1.
+// Ranks not a power of two. Complete graphs: two for 6 ranks with 5 homes, one for 7 with 3 and for 12 with 9.
 TEST(SymmetricPlacement, ConnectsAllPairsOfRanksIfTheCompleteGraphFits) {
   for (const auto& [ranks, homes, copies] : {std::tuple{6, 5, 2}, {7, 3, 1}, {5, 4, 2}, {12, 9, 1}, {2, 3, 6}}) {
     const Edges edges = edges_of({.num_ranks = ranks, .homes_per_rank = homes});

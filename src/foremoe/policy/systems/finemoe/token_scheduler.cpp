@@ -30,7 +30,7 @@ std::vector<std::int64_t> equal_parts(const planner::ReplicaGraph& graph, std::s
   return std::move(equal.quota);
 }
 
-// Returns the placement with an additional slot and expert per rank; only this rank holds that expert.
+// Returns the placement with one more slot and one more expert per rank; only that rank holds the expert.
 planner::ReplicaGraph with_own_expert(const planner::ReplicaGraph& graph) {
   const int slots = graph.slots_per_rank() + 1;
   planner::ReplicaGraph extended(graph.num_ranks(), slots, graph.num_experts() + graph.num_ranks());

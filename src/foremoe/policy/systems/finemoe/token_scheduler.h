@@ -4,7 +4,7 @@
 // to every expert into whole tokens per replica.
 //
 // Solvers.
-//   LP 1, LP 4   replica_load_lp.h, by CLP, warm-started between micro-steps while the placement stays
+//   LP 1, LP 4   replica_load_lp.h, by CLP, warm-started between micro-steps while the placement is unchanged
 //   exact        LP 1 by our assignment (planner/token_assignment.h): the same largest rank load, in integers
 // If CLP ends without an optimum, the exact assignment serves that micro-step.
 //
@@ -14,10 +14,10 @@
 // ⌈optimum⌉.
 //
 // Pipelining (A.2). Of every source's tokens of an expert, the first (1 − scheduled_fraction), rounded down, are not
-// scheduled: all-to-all sends them while the rest is scheduled. "This EP is somehow different from typical EP and more
-// like FlexMoE": inferred, equal parts to the expert's replicas, the remainder to the lowest ranks. The rest is
-// scheduled on top: a rank's unscheduled tokens are the load of an additional expert that only this rank holds.
-// Pipelining hides time, for which a plan has no field; its cost in balance is in the quotas.
+// scheduled: all-to-all sends them while the rest is scheduled. Inferred from "This EP is somehow different from
+// typical EP and more like FlexMoE": they go in equal parts to the expert's replicas, the remainder to the lowest
+// ranks. The rest is scheduled on top: a rank's unscheduled tokens are the load of an additional expert that only this
+// rank holds. A plan has no field for the time that pipelining hides; the quotas show its cost in balance.
 
 #include <optional>
 #include <vector>

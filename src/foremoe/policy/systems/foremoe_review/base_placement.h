@@ -1,10 +1,10 @@
 #pragma once
 
 // BPO, the base placement optimizer of ForeMoE as described in its review (§3.3, algorithm 1): once per step, from mean
-// loads, chooses the rank that hosts each expert and the experts that get a second replica.
+// loads, chooses the rank that hosts each expert and the experts that get a replica besides the host.
 //
-// Relocation. Experts in order of the distance of their host's load from ideal, farthest first, each move to the least
-// loaded other rank with room, if its new load is below the host's old load.
+// Relocation. Experts are visited by the distance of their host's load from ideal, farthest first. Each moves to the
+// least loaded other rank with room if that rank's new load is below the host's old load.
 // Replication. Ranks above (1 + ε)·ideal, most loaded first: the expert with the most tokens gets one replica on a rank
 // with room below (1 − ε)·ideal, which serves half of its tokens.
 //

@@ -148,7 +148,7 @@ TEST(LaerLayout, PlacesAllReplicasThatTheHeapCounts) {
   }
 }
 
-// Two nodes. 4 and 2 are multiples of 2, so two replicas move between them. Moves from or to 3 and 1 take one.
+// Two nodes. Counts 4 and 2 are multiples of 2, so two replicas move between those experts. All other moves take one.
 TEST(LaerLayout, PerturbationsKeepTheSumAndOneReplicaPerExpert) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 3};
   const std::vector<int> replicas = {4, 2, 3, 1};
@@ -157,7 +157,7 @@ TEST(LaerLayout, PerturbationsKeepTheSumAndOneReplicaPerExpert) {
   EXPECT_TRUE(perturbed_replicas(replicas, 0, shape).empty());
   std::set<std::vector<int>> different(perturbed.begin(), perturbed.end());
   EXPECT_EQ(different.size(), perturbed.size());
-  // Expert 0 gives 1 two; 1 has no two to spare. 0 and 1 give one to 2 and 3; 2 gives one to all others; 3 has none.
+  // e0 can give two to e1, but not vice versa. e0 and e1 give one to e2 and e3; e2 one to any other; e3 has none.
   EXPECT_EQ(different, (std::set<std::vector<int>>{{2, 4, 3, 1},
                                                    {3, 2, 4, 1},
                                                    {3, 2, 3, 2},
