@@ -123,7 +123,7 @@ class LayerTurn:
             raise RuntimeError(f"{self._name}: its {which} of micro-step {self.micro_step} {self._cursor.out_of_order}")
 
     def _expect_repeatable(self) -> None:
-        """Raises RuntimeError for a second forward whose backward could not run, or whose partners are idle."""
+        """Raises RuntimeError for a second forward whose backward could not run, or in which a rank would be idle."""
         refused = self._refuses_again
         if torch.is_grad_enabled() and self.backward >= 0 and (self.has_graph or self._cursor.last >= self.backward):
             refused = (
@@ -134,7 +134,7 @@ class LayerTurn:
             raise RuntimeError(f"{self._name}: {refused}")
 
     def _expect_recomputable(self) -> None:
-        """Raises RuntimeError if the guests of a recomputation, or its partners, are gone."""
+        """Raises RuntimeError if a recomputation would lack its guests, or if a rank would be idle in it."""
         refused = self._refuses_again
         if self._cursor.guests.are_lent and self.backward != self._cursor.last + 1:
             refused = "under residency shared a checkpoint may hold one MoE layer, not several"

@@ -65,7 +65,7 @@ class _GradientsHome(torch.autograd.Function):
 class _Planned:
     """Base of the planned dispatchers. Precedes Megatron's class in the method resolution order."""
 
-    step: Step  # set while one runs
+    step: Step  # set while a step runs
     moe: MoE
     index: int  # of the layer
 

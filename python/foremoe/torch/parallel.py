@@ -54,8 +54,8 @@ class ExpertParallel:
     Args:
         layers: MoE layers in the order in which the model runs them, equal on all ranks.
         group: Expert-parallel group. None: all processes.
-        guest_slots: See foremoe.plan(); so for residency, policy and options.
-        depth: Number of turns (a layer of a pass) by which copies start ahead.
+        guest_slots: See foremoe.plan(), also for residency, policy and options.
+        depth: Number of turns (passes of a layer) that copies start ahead.
         path: Source of copies. peer: the rank that owns the expert. host: an arena in shared memory per node, filled
             when a phase begins. auto: the less loaded of both, for each copy.
         host_timeout: Seconds that a phase waits for experts in its node's arena. After that, layers run at homes.
@@ -63,7 +63,7 @@ class ExpertParallel:
         threads: Threads for planning.
         copy_group: Second group of the same ranks, for copies. None: creates one.
         replicate_group: Ranks that hold the same experts as this rank, one per expert-parallel group that trains the
-            model. Gradients are averaged over them too. None: no other rank holds them. Required if `group` is not all
+            model. Gradients are averaged over them too. None: no other rank holds them. Required if `group` lacks
             processes.
         options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
@@ -167,7 +167,7 @@ class ExpertParallel:
         try:
             return self.experts.at_homes(index, hidden, ids, gates)[0]
         except BaseException as error:
-            if type(error).__name__ == "_StopRecomputationError":  # a checkpoint has computed again all that it needs
+            if type(error).__name__ == "_StopRecomputationError":  # a checkpoint has recomputed all that it needs
                 raise
             self.experts.failed = True
             ended_by = self.ranks.failures.end(error) if self.ranks.failures is not None else ""
@@ -180,7 +180,7 @@ class ExpertParallel:
         return self.experts.parameters()
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:
-        """Returns the trained parameters of the wrapped model that are no experts; under "fsdp2" this rank's shards.
+        """Returns the trained parameters of the wrapped model except experts; under "fsdp2" this rank's shards.
 
         Call it outside of forward and backward.
         """
@@ -189,7 +189,7 @@ class ExpertParallel:
     def wrap(
         self, model: torch.nn.Module, wrapper: str | None = None, *, sharded: Iterable[str] = ()
     ) -> torch.nn.Module:
-        """Averages the gradients of all other parameters over all ranks. Returns the model to train.
+        """Averages gradients of all parameters except experts over all ranks. Returns the model to train.
 
         Without wrap(), drain() raises. No wrapper sees the experts, including one that the trainer creates afterwards,
         such as DistributedDataParallel or accelerate's; drain() averages their gradients over ranks. Parameters that
@@ -243,10 +243,10 @@ class ExpertParallel:
                 a route: padding, and the last token of a sequence. home: the router chooses their experts, which serve
                 them at home. Layers of micro-steps in which a rank has such rows exchange them separately, after their
                 counts.
-            on_mismatch: refuse: replays the routes; a layer that runs other experts ends the phase with an error, as do
-                routes of other rows: those that agree with the routers' choices no better than in any other order of
-                rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: accepts any
-                routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
+            on_mismatch: refuse: replays the routes. The phase ends with an error if a layer runs other experts, or if
+                the routes belong to other rows: they agree with the routers' choices no better than in any other order
+                of rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: accepts
+                any routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
                 experts) whose expert was recorded goes to its planned replica, any other row to its expert's home. Each
                 forward of a layer has one more all-to-all, of counts, for which the host waits.
             previous: Plan of a former phase. Planning starts from its guests too, which takes about twice as long. No

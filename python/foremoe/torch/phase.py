@@ -1,7 +1,7 @@
 """One phase of a step under its plan: its beginning, its micro-steps and its end.
 
-A phase stores all gradients when it is entered. Its end restores them with its own added, or unchanged if the phase was
-not completed. micro_step.py runs the layers.
+A phase stores all gradients when it is entered. Its end restores them with the phase's own added, or unchanged if the
+phase was not completed. micro_step.py runs the layers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Phase:
 
     @property
     def plan(self) -> foremoe.Plan:
-        """The plan. Available from entering on."""
+        """The plan. Available once the phase has been entered."""
         return self.planned.plan
 
     @property

@@ -1,4 +1,4 @@
-"""Guards weights against changes during a phase: guests are copies of them, and other ranks would not follow."""
+"""Guards weights against changes during a phase, since guests are copies of weights and would keep the old values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Unchanged:
         *,
         steps: bool,
     ) -> None:
-        """experts: Present experts of the layers. others: By name. steps: Whether optimizers may step."""
+        """experts: Returns the layers' present experts. others: By name. steps: Whether optimizers may step."""
         self._experts = experts
         weights = [*(("experts", weight) for weight in experts()), *others.items()]
         self._weights = [(name, weight, version_of(weight)) for name, weight in weights]
