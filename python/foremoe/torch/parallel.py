@@ -257,7 +257,7 @@ class ExpertParallel:
             InputError: on all ranks, for arguments that differ between ranks; for a previous plan without effect; for
                 invalid routes on any rank; if no rank has a micro-step; if ranks have different numbers of micro-steps
                 although FSDP2 or DistributedDataParallel needs a batch of each; and, under drop, for rows without a
-                route that are certainly read: rows with a route in other layers, and one of several rows that lie
+                route that are certainly read: rows with a route in other layers, and two or more adjacent rows
                 between routed rows of their sequence.
         """
         self.experts.expect_usable()
@@ -292,8 +292,8 @@ class ExpertParallel:
     ) -> dict[str, Any]:
         """Returns the state_dict() of the unspread model. Collective.
 
-        It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights, under the names
-        of the model inside DistributedDataParallel, or of a copy of it. Experts are gathered one parameter at a time.
+        It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are those
+        of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at a time.
         Entries share no memory with the model.
 
         Args:
@@ -305,9 +305,9 @@ class ExpertParallel:
         return saving.whole_state_dict(self._shards, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
 
     def whole_entries(self, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
-        """Yields the entries of whole_state_dict(model): names, of which tied weights have several, and value.
+        """Yields names and value of each entry of whole_state_dict(model). Tied weights have several names.
 
-        Collective: all ranks iterate over all entries. Values that are no experts may share the model's memory.
+        Collective: all ranks iterate over all entries. Values that are not experts may share the model's memory.
         """
         self.ranks.expect_call("whole_entries()")
         return saving.whole_entries(self._shards, model)
@@ -338,11 +338,11 @@ class ExpertParallel:
     ) -> dict[str, Any]:
         """Returns the optimizer's state with the experts of all ranks, by parameter name. Collective.
 
-        {"state": {name: {key: value}}, "param_groups": [{"params": [names], option: value}]}, as
-        torch.distributed.checkpoint.state_dict has it: set_optimizer_state_dict() loads it where nothing is spread.
+        {"state": {name: {key: value}}, "param_groups": [{"params": [names], option: value}]}, the format of
+        torch.distributed.checkpoint.state_dict. Its set_optimizer_state_dict() loads it for an unspread model.
 
         Args:
-            optimizer: Of the spread model, of which it keeps scalars and tensors of the parameters' shapes.
+            optimizer: Optimizer of the spread model. Its state must be scalars and tensors of the parameters' shapes.
             cpu_offload: Moves each tensor to the CPU when it is whole.
             rank0_only: Returns the state on the first rank of all replicas; the other ranks get an empty dict.
 
@@ -367,7 +367,7 @@ class ExpertParallel:
         return model  # type: ignore[no-any-return]
 
     def detach(self) -> None:
-        """Restores every layer's own forward, and all of its experts if it had all before. Collective.
+        """Restores every layer's own forward, and all of its experts unless they came as DTensors. Collective.
 
         No phase can run afterwards: the groups for copies are destroyed.
         """
@@ -378,7 +378,7 @@ class ExpertParallel:
         self._memory.release()
         self._shares.close(self.experts.failed)
         for channel in self._channels:
-            if not self.experts.failed:  # else something may be on its way
+            if not self.experts.failed:  # otherwise transfers may be in progress
                 channel.close()
         if not self.experts.is_sharded:
             refuse_optimizers_of(self.expert_parameters())
@@ -389,7 +389,7 @@ class ExpertParallel:
         """Inside, ranks may run different numbers of forwards without a plan and without gradients, as generate() does.
 
         Collective: all ranks enter. A rank that leaves serves the rows of the others until all are done. Each layer has
-        one more collective, of an integer per rank. An error on one rank ends all ranks. Outside of it all ranks must
+        one more collective, of an integer per rank. An error on one rank is raised on all. Elsewhere all ranks must
         run the same number of forwards without a plan.
 
         Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.

@@ -29,7 +29,7 @@ from .spread import SpreadExperts, expect_no_hooks
 UNROUTED = ("drop", "home")
 RoutesOfMicroStep = Tensor | np.ndarray[Any, np.dtype[Any]]
 _INTEGERS = {torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64}
-_FEWEST_ROWS, _FEWEST_ENTRIES = 8, 4  # below these, a router may produce constant routes
+_FEWEST_ROWS, _FEWEST_ENTRIES = 8, 4  # with fewer, a working router may produce constant routes
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
