@@ -358,7 +358,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
         self._phase, self._next_of_step = None, 0
-        with contextlib.ExitStack() as self._phases:  # whatever ends training ends its phase
+        with contextlib.ExitStack() as self._phases:  # any exit from training ends its phase
             return super().train(*arguments, **keywords)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:

@@ -1,7 +1,7 @@
 """The order of a rank's turns, and the begin and end of copies for a turn.
 
-A turn is a pass of one layer in one micro-step. Turns run in the order of the plan, so a turn finds its guests in place
-because all earlier turns have run. A recomputation by a checkpoint is not a turn. It reads the guests of its backward
+A turn is a pass of one layer in one micro-step. Turns run in the order of the plan: when a turn begins, all earlier
+turns have run, so its guests are in place. A recomputation by a checkpoint is not a turn. It reads the guests of its backward
 turn, before that turn; backward turns of other layers may run in between.
 """
 
@@ -42,7 +42,7 @@ class LayerTurn:
         """
         self.layer, self.micro_step = turn.layer, turn.micro_step
         self.forward, self.backward = turn.index, backward
-        self.ran = False  # its forward
+        self.ran = False  # whether its forward ran
         self.has_graph = False  # a forward ran with gradients
         self._cursor = cursor
         self._name = name

@@ -272,7 +272,7 @@ class Replicas:
                 end_context([*own, *self._dispatchers])
 
     def _expect_same(self, plan: Plan | None) -> None:
-        """Raises InputError, on all ranks, if any rank's plan is not executable or not its group's. Collective."""
+        """Raises InputError, on all ranks, if any rank's plan is not executable or differs in its group. Collective."""
         refused: Exception | None = None
         others: list[int] = []
         made: foremoe.Plan | None = None

@@ -197,7 +197,7 @@ def _activations(cost: Mapping[str, Any]) -> str:
 
 
 def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any], *, measured: bool = True) -> PolicyResult:
-    """Return the figures of one plan beside those of vanilla, with the planning time if `measured`."""
+    """Return the figures of one plan and its speedup over vanilla; with the planning time if `measured`."""
     f = evaluation.figures
     recompute, update = f["phases"]
     update_parts = parts_of(update)

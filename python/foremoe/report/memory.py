@@ -42,7 +42,7 @@ def memory_section(report: Report) -> Section | None:
 
 
 def _pareto_front(points: Sequence[MemoryPoint]) -> list[int]:
-    """Return the points than which no other is faster with as little memory, by ascending memory."""
+    """Return the Pareto front by ascending memory: each point is faster than all that need no more memory."""
     order = sorted(range(len(points)), key=lambda i: (points[i].result.memory_bytes, -points[i].result.speedup))
     front: list[int] = []
     for i in order:

@@ -30,7 +30,7 @@ def escaped(text: str) -> str:
 
 @dataclass
 class Table:
-    """Cells are text. The first column names the row; the last cell of a short row spans the rest."""
+    """A table of texts. The first column names the row; the last cell of a short row spans the rest."""
 
     caption: str
     head: list[str]

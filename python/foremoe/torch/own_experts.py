@@ -85,7 +85,7 @@ class ExpertGuards:
         self._at_first = self._fingerprint()
         self._checked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.note_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # called before each step
-        self._watched: dict[torch.nn.Module, Any] = {}  # the handles of their hooks
+        self._watched: dict[torch.nn.Module, Any] = {}  # handles of the modules' hooks
         _SPREAD.add(self)
         _watch_optimizers()
 

@@ -45,8 +45,8 @@ class ExpertParallel:
     """Spreads the experts of a model over the ranks of a group, plans phases, and executes them.
 
     The constructor is collective over all ranks of the default process group. If several groups create one each, they
-    do so at the same time, and a rank in none of them calls foremoe.torch.stand_by(). All other methods concern the
-    group alone.
+    do so at the same time, and a rank in none of them calls foremoe.torch.stand_by(). All other methods involve the
+    group only.
 
     Create it before the optimizer: it replaces the experts' parameters by those of this rank, E/R of each layer, in
     ascending order. Experts that are DTensors are on their ranks already and stay unchanged.
@@ -63,8 +63,8 @@ class ExpertParallel:
         threads: Threads for planning.
         copy_group: Second group of the same ranks, for copies. None: creates one.
         replicate_group: Ranks that hold the same experts as this rank, one per expert-parallel group that trains the
-            model. Gradients are averaged over them too. None: no other rank holds them. Required if `group` lacks
-            processes.
+            model. Gradients are averaged over them too. None: no other rank holds them. Required unless `group` has
+            all processes.
         options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
     Raises:
@@ -192,8 +192,8 @@ class ExpertParallel:
         """Averages gradients of all parameters except experts over all ranks. Returns the model to train.
 
         Without wrap(), drain() raises. No wrapper sees the experts, including one that the trainer creates afterwards,
-        such as DistributedDataParallel or accelerate's; drain() averages their gradients over ranks. Parameters that
-        FSDP2 shards already average their own gradients; None averages the others.
+        such as DistributedDataParallel or accelerate's; drain() averages their gradients over ranks. FSDP2 averages
+        the gradients of parameters that it shards already; None averages the others.
 
         All other parameters except DTensors must be equal on all ranks. Under None and "fsdp2" wrap() compares them
         completely; plan() compares some elements of each.
@@ -389,8 +389,8 @@ class ExpertParallel:
         """Inside, ranks may run different numbers of forwards without a plan and without gradients, as generate() does.
 
         Collective: all ranks enter. A rank that leaves serves the rows of the others until all are done. Each layer has
-        one more collective, of an integer per rank. An error on one rank is raised on all. Elsewhere all ranks must
-        run the same number of forwards without a plan.
+        one more collective, of an integer per rank. An error on one rank ends all. Outside of evaluate(), all ranks
+        must run the same number of forwards without a plan.
 
         Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.
         """

@@ -78,7 +78,7 @@ def gather_routes(
     """Checks and counts the arguments of ExpertParallel.plan(). Collective over all replicas. Raises InputError, on all
     ranks.
 
-    as_many: All ranks must have the same number of micro-steps. add_facts: Functions that add facts that must be equal.
+    as_many: Whether all ranks need equally many micro-steps. add_facts: Functions that add facts that must be equal.
     """
     own_group = dist.get_process_group_ranks(experts.ranks.group)
     with refused_together(experts.ranks.trainers) as given:

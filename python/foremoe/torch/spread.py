@@ -72,8 +72,8 @@ class HomePass:
 
 
 class SpreadExperts:
-    """The constructor replaces the parameters of every layer by those of this rank, E/R of each, ascending. DTensors
-    are on their ranks already and stay unchanged."""
+    """The experts of a model on this rank. The constructor replaces the parameters of every layer by those of this
+    rank, E/R of each, ascending. DTensors are on their ranks already and stay unchanged."""
 
     def __init__(self, layers: list[ExpertLayer], ranks: Ranks) -> None:
         """layers: Layers that expect_layers() accepts."""

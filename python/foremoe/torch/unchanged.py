@@ -12,7 +12,7 @@ from foremoe._engine.sharded import version_of
 
 
 class Unchanged:
-    """Records the versions of weights, and makes steps of their optimizers raise until release().
+    """Records the versions of weights, and makes step() of their optimizers raise until release().
 
     Versions do not show every step: foreach and fused optimizers write DTensors without a new version.
     """

@@ -42,7 +42,7 @@ def _ignore_in_ddp(model: torch.nn.Module, names: set[str]) -> None:
 def _names_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> set[str]:
     ids = {id(weight) for weight in experts}
     names = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in ids}
-    return names | {f".{name}" for name in names if "." not in name}  # DDP names the model's own so too
+    return names | {f".{name}" for name in names if "." not in name}  # as DDP names parameters of the model itself
 
 
 @functools.cache
