@@ -8,8 +8,8 @@
     assert not foremoe.check(plan, load)
     print(foremoe.figures(plan, load)["rho"])
 
-Arrays are numpy arrays. Returned arrays are views. Arguments with another dtype or layout than documented are refused
-by name. Long calls release the GIL.
+Arrays are numpy arrays. Returned arrays are views. An argument with another dtype or layout than documented raises an
+InputError that names it. Long calls release the GIL.
 """
 
 from ._core import (

@@ -55,7 +55,7 @@ def expect_replayable(name: str, router: torch.nn.Module, *, num_experts: int, t
     hits = []
     for shape in ((_ROWS, hidden_size), (1, _ROWS, hidden_size)):
         mode = GivenTopK(torch.arange(top_k).expand(_ROWS, -1), num_experts)
-        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), mode:  # noise draws numbers
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), mode:  # routers may draw noise
             torch.func.functional_call(router, state, (torch.zeros(shape, dtype=dtype),))
             hits.append(mode.hits)
     if hits and 1 not in hits:

@@ -40,7 +40,7 @@ def _has(version: tuple[int, int]) -> bool:
 
 if not _has((5, 0)):
     raise ImportError(f"foremoe.hf needs transformers 5.0 or newer, not {transformers.__version__}")
-EXPERT_PARALLELISM_SINCE = (5, 23)  # implementations can be registered
+EXPERT_PARALLELISM_SINCE = (5, 23)  # first version in which implementations can be registered
 if _has(EXPERT_PARALLELISM_SINCE):
     from . import _planned_ep
 

@@ -132,14 +132,14 @@ class SynthesisOptions(TypedDict, total=False):
 
     routing: Annotated[str, "grpo"]
     shape: Annotated[str | None, None]  # model that gives layers, experts and top_k
-    layers: Annotated[int | None, None]  # 4, or the shape's
-    experts: Annotated[int | None, None]  # 128, or the shape's
-    top_k: Annotated[int | None, None]  # 8, or the shape's
+    layers: Annotated[int | None, None]  # None: 4, or the shape's
+    experts: Annotated[int | None, None]  # None: 128, or the shape's
+    top_k: Annotated[int | None, None]  # None: 8, or the shape's
     expert_groups: Annotated[int | None, None]
     groups_per_token: Annotated[int | None, None]
     micro_steps: Annotated[int, 32]
     ranks: Annotated[int, 8]
-    ranks_per_node: Annotated[int | None, None]  # 8, or all if fewer
+    ranks_per_node: Annotated[int | None, None]  # None: 8, or all ranks if fewer
     tokens_per_rank: Annotated[int, 8192]
     sequences_per_rank: Annotated[int, 2]
     group_size: Annotated[int, 16]
@@ -175,7 +175,7 @@ def expect_options(kind: type, function: str, given: Mapping[str, Any]) -> None:
 def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separates options of the C++ tables from the other arguments of the bindings.
 
-    Raises InputError for an argument of another class.
+    Raises InputError for an argument of a wrong class.
     """
     arguments = {name: given[name] for name in _ARGUMENTS if name in given}
     for name, value in arguments.items():

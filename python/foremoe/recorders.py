@@ -151,7 +151,7 @@ class Recorder:
         ranks_per_node: int | None = None,
         model: str = "",
     ) -> Trace:
-        """Returns a copy of all sequences, by number. No sequence may be in progress.
+        """Returns a copy of all sequences, ordered by number. No sequence may be in progress.
 
         Arguments are those of Trace.from_arrays(). Raises InputError if a number is missing or routes were not kept.
         """

@@ -68,7 +68,7 @@ _NOT_SUPPORTED = {
     "deepspeed": "experts have their ranks already",
     "fsdp": "experts have their ranks already",
 }
-# Attributes of models, likewise.
+# Attributes that must be unset in models, and why.
 _NOT_TRAINABLE = {
     "peft_config": "it has adapters",
     "hf_quantizer": "it is quantised",
@@ -120,10 +120,10 @@ class GRPOTrainer(trl.GRPOTrainer):
     over micro-steps and layers.
 
     Args:
-        guest_slots: See ExpertParallel; so for residency, policy, depth, path, host_timeout, ranks_per_node, threads.
+        guest_slots: See ExpertParallel, also for residency, policy, depth, path, host_timeout, ranks_per_node, threads.
         warm_start: Plans each phase from the plan of the last policy update too, as ExpertParallel.plan(previous=…)
-            does; algorithm 3 of ForeMoE's review. On drifting popularity it changed nearly nothing, for twice the
-            planning. Checkpoints do not contain the plan.
+            does; algorithm 3 of ForeMoE's review. With drifting expert popularity it changed almost nothing, but
+            doubled the planning time. Checkpoints do not contain the plan.
 
     Attributes:
         expert_parallel: The trained model's ExpertParallel.
@@ -133,7 +133,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         InputError: with the name of an unsupported argument.
     """
 
-    model_wrapped: Any  # transformers': what training runs
+    model_wrapped: Any  # set by transformers: the model that training runs
     optimizer: Any
 
     def __init__(
@@ -160,9 +160,9 @@ class GRPOTrainer(trl.GRPOTrainer):
         self._expect_gatherable_state()
 
         self.generator = copy.deepcopy(self.model)
-        vars(self.generator).pop("forward", None)  # trl's runs the model that was copied
+        vars(self.generator).pop("forward", None)  # trl's forward runs the model that was copied
         self.generator.requires_grad_(False).eval()
-        # Prepared here, neither is wrapped in DistributedDataParallel when training begins.
+        # Prepare both here, so that neither is wrapped in DistributedDataParallel when training begins.
         for model in (self.model, self.generator):
             self.accelerator.prepare_model(model, evaluation_mode=True)
         self.expert_parallel = ExpertParallel(
@@ -179,7 +179,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         if warm_start:
             self.expert_parallel.expect_warm_starts()
         self._warm_start = warm_start
-        self._updated: foremoe.Plan | None = None  # plan of the last policy update, where planning starts from it
+        self._updated: foremoe.Plan | None = None  # plan of the last policy update, if warm_start
         self._check_resume()
         self.expert_parallel.wrap(self.model)
 
@@ -231,7 +231,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             if id(tensor) not in experts:
                 dist.broadcast(tensor.data, src=0)
 
-    # Weights: rank's own in training; whole in generation and in files.
+    # Weights: training has this rank's experts; generation and files have all experts.
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -343,7 +343,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *arguments, **keywords
             )
-        # Old log-probabilities: a phase of its own, with the routes that are replayed in training.
+        # Old log-probabilities have their own phase, which replays the same routes as training.
         size = self.args.per_device_train_batch_size
         found = []
         routes = torch.split(self._routes_of(attention_mask), size)
@@ -358,7 +358,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
         self._phase, self._next_of_step = None, 0
-        with contextlib.ExitStack() as self._phases:  # whatever ends training ends its phase
+        with contextlib.ExitStack() as self._phases:  # any exit from training ends its phase
             return super().train(*arguments, **keywords)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:

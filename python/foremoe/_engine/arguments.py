@@ -89,7 +89,7 @@ def plan_empty_load(
     in_flight: int = 1,
     executes: bool = True,
 ) -> foremoe.Plan:
-    """Plans an empty load, which raises the planner's refusals and, if `executes`, those of an executor.
+    """Plans an empty load. Raises the planner's errors for these arguments and, if `executes`, an executor's.
 
     nothing: Load without rows, of the same ranks and experts.
     """

@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 
 from .together import refused_together, versions
 
-_SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group leaves the default NCCL communicator alone
+_SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group does not split the default NCCL communicator
 
 
 _Wanted = tuple[tuple[int, ...], str, int]
@@ -33,7 +33,7 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
     A new group has the timeout of the given group; the longest if ranks differ.
 
     Args:
-        wanted: Equal on all ranks of a group, in one order; other ranks may want other groups or none. A list of ranks
+        wanted: Equal on all ranks of a group, in the same order; other ranks may want other groups or none. A list of ranks
             stands for a group that does not exist yet.
         device: Device of groups with other backends than gloo.
 

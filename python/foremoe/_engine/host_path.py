@@ -34,14 +34,14 @@ class HostPath:
     def __init__(
         self, arena: NodeArena, turns: foremoe.RankTurns, agreement: Channel, num_layers: int, num_micro_steps: int
     ) -> None:
-        """agreement: Channel on which ranks agree."""
+        """agreement: Channel on which ranks agree about missing guests."""
         self._arena = arena
         self._agreement = agreement
         self._num_layers = num_layers
         self._num_micro_steps = num_micro_steps
         self._turns_of_micro_step = len(turns) // num_micro_steps
-        # Copies that have not started. Those in _later have no free buffer before the given turn. Those in _open have
-        # one.
+        # Copies that have not started. _later: (first turn in which the buffer is free, copy). _open: copies with a
+        # free buffer.
         self._later = collections.deque(
             (turn, copy)
             for turn in range(len(turns))

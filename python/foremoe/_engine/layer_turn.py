@@ -1,7 +1,7 @@
 """The order of a rank's turns, and the begin and end of copies for a turn.
 
-A turn is a pass of one layer in one micro-step. Turns run in the order of the plan, so a turn finds its guests in place
-because all earlier turns have run. A recomputation by a checkpoint is not a turn. It reads the guests of its backward
+A turn is a pass of one layer in one micro-step. Turns run in the order of the plan: when a turn begins, all earlier
+turns have run, so its guests are in place. A recomputation by a checkpoint is not a turn. It reads the guests of its backward
 turn, before that turn; backward turns of other layers may run in between.
 """
 
@@ -42,7 +42,7 @@ class LayerTurn:
         """
         self.layer, self.micro_step = turn.layer, turn.micro_step
         self.forward, self.backward = turn.index, backward
-        self.ran = False  # its forward
+        self.ran = False  # whether its forward ran
         self.has_graph = False  # a forward ran with gradients
         self._cursor = cursor
         self._name = name
@@ -123,7 +123,7 @@ class LayerTurn:
             raise RuntimeError(f"{self._name}: its {which} of micro-step {self.micro_step} {self._cursor.out_of_order}")
 
     def _expect_repeatable(self) -> None:
-        """Raises RuntimeError for a second forward whose backward could not run, or whose partners are idle."""
+        """Raises RuntimeError for a second forward whose backward could not run, or in which a rank would be idle."""
         refused = self._refuses_again
         if torch.is_grad_enabled() and self.backward >= 0 and (self.has_graph or self._cursor.last >= self.backward):
             refused = (
@@ -134,7 +134,7 @@ class LayerTurn:
             raise RuntimeError(f"{self._name}: {refused}")
 
     def _expect_recomputable(self) -> None:
-        """Raises RuntimeError if the guests of a recomputation, or its partners, are gone."""
+        """Raises RuntimeError if a recomputation would lack its guests, or if a rank would be idle in it."""
         refused = self._refuses_again
         if self._cursor.guests.are_lent and self.backward != self._cursor.last + 1:
             refused = "under residency shared a checkpoint may hold one MoE layer, not several"

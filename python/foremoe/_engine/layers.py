@@ -13,7 +13,7 @@ Execute = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class CopiedLayer(Protocol):
-    """The part of the protocol that copies need. Layers that compute their rows elsewhere implement it alone."""
+    """The part of the protocol that copies need. Layers that compute rows elsewhere implement only this."""
 
     def weights(self) -> dict[str, Any]:
         """Returns this rank's experts by name: tensors [experts, …], or objects that represent them."""
@@ -24,7 +24,7 @@ class ExpertLayer(Protocol):
 
     It may have an attribute `model`, the module to train. Then state_dict() of the model has DTensors of all
     experts from the beginning, not only after ExpertParallel.wrap(). It may have `own_choice`, the router's own choice
-    of its last forward, [tokens, top_k], or None. With it, routes of other rows are found.
+    of its last forward, [tokens, top_k], or None. With it, routes of other rows are detected.
     """
 
     name: str  # of the layer, for messages

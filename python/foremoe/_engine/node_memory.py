@@ -103,7 +103,7 @@ class NodeMemory:
         return node * self._ranks.ranks_per_node
 
     def _make(self, here: bool, places: int, segment_bytes: list[int]) -> None:
-        """Allocates memory on a node's first rank; the others open it. Collective. here: Whether on this node."""
+        """Allocates memory on a node's first rank; the others open it. Collective. here: Whether for this node."""
         first = self._first_rank(self._ranks.node)
         # Plans of one model need similar numbers of places. A reserve of a quarter avoids most further allocations.
         sizes = [places + places // 4, places] if self._arena is not None else [places]

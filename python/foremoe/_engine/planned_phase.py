@@ -28,9 +28,9 @@ class PlanInProgress(Protocol):
 
 
 class PlannedPhase:
-    """A phase in execution. It begins in two calls.
+    """A phase in execution. The constructor and then open() begin it.
 
-    The constructor refuses on all ranks alike, before any transfer. open() may fail on one rank alone.
+    The constructor raises on all ranks alike, before any transfer. open() may fail on a single rank.
     """
 
     guests: Guests

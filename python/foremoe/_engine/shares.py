@@ -34,7 +34,7 @@ class SharedPlan:
         self._planned = planned
 
     def begin(self) -> foremoe.Plan:
-        """Waits for the first block. An error of one rank's planning is raised on all ranks, here and below."""
+        """Waits for the first block. An error of one rank's planning is raised on all ranks, here and in the other methods."""
         self.wait_for(0)
         plan: foremoe.Plan = self._growing.begin()
         return plan

@@ -1,15 +1,15 @@
 """How ranks compare values, refuse together, and learn that one of them failed.
 
 A rank that refused alone would leave the others waiting in the next exchange. A rank that continued with another value
-would end in an error of the transport, or in wrong gradients. So:
+would end in a transport error, or in wrong gradients. Therefore:
 
 refused_together()  compares values in a gather; all ranks raise the first error
 Agreement           does the same between all ranks of a training job, over several groups, without a device
 Failures            tells the other ranks, in a phase, that this one failed, and why
 
 A rank that fails leaves its reason in the store of the default group and closes its channels to the others. On gloo
-their exchanges end at once, with an error that names no rank, so they look the reason up. A rank that dies leaves no
-reason: then the survivors report that they live, and name those that do not. On NCCL, an exchange that a rank does not
+their exchanges end at once, with an error that names no rank, so they look up the reason. A rank that dies leaves no
+reason. Then the survivors report that they are alive, and name the ranks that do not report. On NCCL, an exchange that a rank does not
 join ends by torch's watchdog, when its timeout expires.
 """
 

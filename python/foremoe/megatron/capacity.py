@@ -1,13 +1,13 @@
-"""Capacity of the buffers of Megatron-LM's flex dispatcher that holds all rows of a plan.
+"""Buffer capacity with which Megatron-LM's flex dispatcher holds all rows of a plan.
 
 HybridEP and NCCL-EP give every rank a buffer for a fixed number of rows, in each layer of each micro-batch:
 
     int(tokens of the rank · top_k · moe_expert_rank_capacity_factor)      (MoEFlexTokenDispatcher's managers, 0.19)
 
 HybridEP drops rows that exceed it; NCCL-EP ends the process. Without a plan the required factor is not known in
-advance. NCCL-EP sizes buffers by the tokens of the process's first micro-batch, rounded up to 64, and no later one may
-have more, so rows that fit by the formula above fit there. Both then round up to their alignment, which only adds room.
-An option of HybridEP pads the tokens of all ranks to the largest rank's. If GEMMs need it, each slot's rows are padded.
+advance. NCCL-EP sizes buffers by the tokens of the process's first micro-batch, rounded up to 64. No later micro-batch
+may have more, so rows that fit by the formula above fit there. Both then round up to their alignment, which only adds room.
+An option of HybridEP pads all ranks to the largest number of tokens. If GEMMs need it, each slot's rows are padded.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from .step import MicroBatchRows, Step
 
 
 class _BackwardBegins(torch.autograd.Function):
-    """The identity on the layer's output."""
+    """The identity on the layer's output. Its backward begins the layer's backward turn."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, rows: MicroBatchRows) -> Tensor:
@@ -49,7 +49,7 @@ class _BackwardBegins(torch.autograd.Function):
 
 
 class _GradientsHome(torch.autograd.Function):
-    """The identity on the layer's input, with the home weights as further inputs."""
+    """The identity on the layer's input, with the home weights as further inputs. Its backward ends the turn."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, rows: MicroBatchRows, *own: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class _GradientsHome(torch.autograd.Function):
 class _Planned:
     """Base of the planned dispatchers. Precedes Megatron's class in the method resolution order."""
 
-    step: Step  # set while one runs
+    step: Step  # set while a step runs
     moe: MoE
     index: int  # of the layer
 

@@ -111,7 +111,7 @@ class MoE:
 
 
 def gradient_type(layers: Sequence[MoE]) -> torch.dtype:
-    """Returns the dtype that sums gradients over micro-batches: main_grad's if Megatron's DDP created one."""
+    """Returns the dtype in which micro-batches' gradients are summed: main_grad's if Megatron's DDP created one."""
     types = {getattr(p, "main_grad", p).dtype for layer in layers for p in layer.parameters()}
     if len(types) > 1:
         names = ", ".join(sorted(map(str, types)))
@@ -220,7 +220,7 @@ def _build(layer: Any, slots: int, groups: Any) -> torch.nn.Module:
 
     config = copy.copy(layer.config)  # not deepcopy: it may hold groups
     config.perform_initialization = False
-    for name in _OF_A_TRAINER:  # set by a trainer; SequentialMLP deep-copies its config, and so their owners
+    for name in _OF_A_TRAINER:  # a trainer sets these; SequentialMLP's deep copy of its config would copy their owners
         if hasattr(config, name):
             setattr(config, name, None)
     config.init_method = config.output_layer_init_method = _keep_uninitialized

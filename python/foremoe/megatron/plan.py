@@ -83,7 +83,7 @@ class Plan:
         With this factor, at least 1 and a multiple of 0.001, the buffers of HybridEP and NCCL-EP have room for all
         rows in all layers and micro-steps.
 
-        Infinity if a rank without rows of its own in a micro-step computes rows of other ranks.
+        Returns infinity if a rank without rows of its own in a micro-step computes rows of other ranks.
         """
         return self._buffers.factor(self.load, planned_slots(self.finish()))
 

@@ -71,7 +71,7 @@ class Replicas:
         expect_equal(named)
         config, group = self._layers[0].config, self._layers[0].ep_group
         num_experts = int(config.num_moe_experts)
-        # On this pipeline stage, so many forwards have run when the first backward begins.
+        # Number of forwards that have run on this pipeline stage when its first backward begins.
         in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
         self._stage = PipelineStage(
             arguments=arguments,
@@ -176,7 +176,7 @@ class Replicas:
         """Plans a phase in the background. Collective over all ranks that train the model.
 
         counts: Integers [micro_steps, layers, experts], numpy or torch: this rank's rows for each expert, in each
-            micro-step and MoE layer of this pipeline stage. Include all rows that the router routes, also padding. All
+            micro-step and MoE layer of this pipeline stage. Include all rows that the router routes, even padding. All
             ranks have the same number of micro-steps; in a pipeline stage without MoE layers, layers is 0.
             Or a function without arguments that returns them. If computing the counts may fail on a single rank, do it
             in this function: plan() raises its error, and no other rank waits.
@@ -184,8 +184,8 @@ class Replicas:
         begun: The result of an earlier call, on all ranks or on none. It is returned again if it was created for this
             phase and, on all ranks, for these counts.
 
-        Raises InputError if the counts or phase of a rank are invalid or differ from the others': with the problem, or
-        as the function's own error, on that rank, and with the same message on all others.
+        Raises InputError on all ranks if a rank's counts or phase are invalid, or if ranks differ in phase, number of
+        micro-steps or whether `begun` is given. A rank whose function raised an error raises that error itself.
         """
         self._expect_usable()
         refused: Exception | None = None
@@ -210,7 +210,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def step(self, plan: Plan | None = None) -> Iterator[None]:
-        """Executes a plan: run all micro-batches' forwards and backwards inside. Collective over all training ranks.
+        """Executes a plan. Run all forwards and backwards of its step inside. Collective over all training ranks.
 
         In shadow mode execution is unchanged; plan may be None, since shadow mode counts the step's own routes.
 
@@ -272,7 +272,7 @@ class Replicas:
                 end_context([*own, *self._dispatchers])
 
     def _expect_same(self, plan: Plan | None) -> None:
-        """Raises InputError, on all ranks, if any rank's plan is not executable or not its group's. Collective."""
+        """Raises InputError, on all ranks, if any rank's plan is not executable or differs in its group. Collective."""
         refused: Exception | None = None
         others: list[int] = []
         made: foremoe.Plan | None = None

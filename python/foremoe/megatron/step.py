@@ -85,7 +85,7 @@ class MicroBatchRows:
         """
         expert, first, end = self.table.unbind()
         expert = expert.long()
-        # Read at the end of the step.
+        # other_rows() reads the result at the end of the step.
         others = (routing_map.sum(0, dtype=torch.int32) != self.planned).any()
         if self.turn.micro_step == 0 and (target := replayed(self._step.moes[self.turn.layer].layer)) is not None:
             others |= ~routing_map.gather(1, target.to(routing_map.device).long()).all()
@@ -130,7 +130,7 @@ class MicroBatchRows:
         if layer == 0:
             step.backward_ran(turn.micro_step)
         if engine.guests.are_lent and step.has_main_grads:
-            # Held until each layer's next backward, these gradients would need as much memory as all layers' sums.
+            # If held until each layer's next backward, these gradients would take as much memory as all layers' sums.
             for other, moe in enumerate(step.moes):
                 for (home, name), gradient in engine.guests.take_home(other).items():
                     _add(moe.own[name][home], gradient)
@@ -148,7 +148,7 @@ class _MovedGuests(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: MicroBatchRows, order: list[int]) -> Tensor:
-        """order: By guest slot of the backward, guest slot of the forward; −1 for a slot without rows."""
+        """order: For each guest slot of the backward, that of the forward; −1 for a slot without rows."""
         ctx.save_for_backward(rows, probs)
         ctx.turn, ctx.order = turn, order
         return turn.run_guests_in_place(rows, probs)
@@ -210,7 +210,7 @@ class Step:
         # [micro-step, layer], on the device: whether this rank's rows differed from the plan.
         self.deviates = torch.zeros(*self.computed.shape, dtype=torch.bool, device=ranks.device)
         self._trained = [self.engine.guests.trained(i) if self.engine.has_backward else set() for i in range(len(moes))]
-        self._sums: list[dict[str, Tensor]] = []  # guests' gradients, by layer or one for all: by name [slots, …]
+        self._sums: list[dict[str, Tensor]] = []  # guests' gradients of each layer, or of all: by name [slots, …]
         for layer in range(len(self.guests)):
             self._make_sums(layer, gradients)
         self._router_calls = [0] * len(self.moes)  # router calls before each layer's first forward

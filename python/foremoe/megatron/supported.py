@@ -73,7 +73,7 @@ def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
 
 
 def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
-    """Returns the facts, by name, that must be equal on all ranks of a pipeline stage. weights: Include experts."""
+    """Returns the facts, by name, that must be equal on all ranks of a pipeline stage. weights: Include experts'."""
     facts = {"model_chunks": str(len(chunks))}
     for i, chunk in enumerate(chunks):
         layers = moe_layers(chunk)

@@ -1,4 +1,4 @@
-"""Pages for people: what balancing would gain on a cluster, with plots and tables in one HTML file.
+"""Report pages: the predicted gain from balancing on a cluster, with plots and tables in one HTML file.
 
     import foremoe
     from foremoe.report import write_report
@@ -44,10 +44,10 @@ def write_report(
         load: Load to plan.
         path: File of the page; an existing file is replaced.
         cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote.
-        guest_slots: Policies are compared at the first number. The plot of memory against speedup has all of them, and
-            a point without guests.
+        guest_slots: Policies are compared at the first number. The plot of memory against speedup shows all numbers,
+            and a point without guests.
         policies: Keys of foremoe.policies(); "all" for every system, without the variants.
-        measured: False leaves out the planning time, which is measured here, so that equal input makes an equal page.
+        measured: False omits the planning time, which is measured on this machine. Equal inputs then give equal pages.
         **options: foremoe.options.ReportOptions.
 
     Returns:

@@ -51,7 +51,7 @@ def load_section(report: Report) -> Section | None:
 
 
 def _load_side(report: Report, name: str, policy: str, tokens: npt.NDArray[np.int64]) -> tuple[Plot, Table]:
-    """Draw tokens, [micro_steps, ranks]. A cell that stands for several of them shows the most loaded."""
+    """Draw tokens, [micro_steps, ranks]. A cell that covers several entries shows the largest."""
     down, right = (-(-count // MOST_CELLS) for count in tokens.shape)
     relative = tokens / np.maximum(tokens.mean(1, keepdims=True), np.finfo(float).tiny)
     value = np.zeros((-(-tokens.shape[0] // down), -(-tokens.shape[1] // right)))
@@ -118,7 +118,7 @@ def _box_figure(rows: Sequence[Row], values: Sequence[Quantiles]) -> go.Figure:
     places = list(range(len(rows)))
     dot = {"size": 7, "color": "var(--card)", "line": {"color": "var(--ink)", "width": 1.4}}
     figure.add_scatter(mode="markers", x=[q.mean for q in values], y=places, marker=dot)
-    figure.add_bar(  # an invisible bar over the whole row answers the pointer
+    figure.add_bar(  # an invisible bar over the whole row shows the hover text
         orientation="h",
         base=[q.least for q in values],
         x=[max(q.most - q.least, 1e-3) for q in values],

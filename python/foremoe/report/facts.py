@@ -59,7 +59,7 @@ class PolicyResult:
     ideal_step_seconds: float
     exposed_copy_seconds: float
     speedup: float  # over Report.before
-    rl_speedup: float | None  # of the RL step, where the rollout's seconds are known
+    rl_speedup: float | None  # of the RL step, if the rollout's seconds are known
     memory_bytes: int  # of the fullest rank
     guest_bytes: int  # part of memory_bytes: weights and gradients of guests
     peak_tokens: int  # the most that any rank computes at once
@@ -99,7 +99,7 @@ class LayerLoads:
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """foremoe with one residency and number of guest slots, or "no guests" at all."""
+    """Result of foremoe with one residency and number of guest slots, or of vanilla ("no guests")."""
 
     residency: str
     guest_slots: int
@@ -119,7 +119,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Window:
-    """What some ranks do while one layer of one micro-step runs. Spans are in seconds since its begin."""
+    """What some ranks do while one layer of one micro-step runs. Spans are in seconds since the window began."""
 
     policy: str
     what: str
@@ -147,7 +147,7 @@ class Report:
     ablation: dict[str, PolicyResult] = field(default_factory=dict)  # by stages
     memory: list[MemoryPoint] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)  # wrong plans, in words; the page leaves them out
+    wrong: list[str] = field(default_factory=list)  # descriptions of wrong plans, which the page leaves out
 
     @property
     def num_nodes(self) -> int:

@@ -105,7 +105,7 @@ def row_figure(rows: Sequence[Row], x_title: str, **xaxis: Any) -> go.Figure:
         figure.update_layout(
             yaxis2={**side, "ticktext": bold(r.text for r in rows), "overlaying": "y", "side": "right"}
         )
-        figure.add_scatter(x=[0] * len(rows), y=places, yaxis="y2", opacity=0)  # without a trace there is no axis
+        figure.add_scatter(x=[0] * len(rows), y=places, yaxis="y2", opacity=0)  # Plotly hides axes without a trace
     return figure
 
 
@@ -120,7 +120,7 @@ def stacked_bars(
 
     Args:
         rows: Rows of the figure.
-        parts: Colour and values of each part, by name. Values are by row. A part named "" has no name of its own.
+        parts: Colour and values of each part, by name. Values are by row. Hover texts omit the name "".
         text: Formats a value for the hover text.
         x_title: Title of the x axis.
         **xaxis: Further attributes of the x axis.
@@ -145,7 +145,7 @@ def legend_of(parts: Mapping[str, tuple[str, Sequence[float]]]) -> list[tuple[st
 
 
 def colours_of(names: Sequence[str], known: Sequence[str]) -> dict[str, str]:
-    """Return s0 … s9 by name. Names in `known` keep the colour of their place there, others take their own place's."""
+    """Return s0 … s9 by name: by the position in `known` for a name that it contains, else by that in `names`."""
     return {name: f"s{known.index(name) if name in known else i % 10}" for i, name in enumerate(names)}
 
 
@@ -163,7 +163,7 @@ def heat_map(
         colours: Colour of each bin.
         hover: Hover text of each cell, [rows, columns].
         titles: Titles of rows and columns.
-        steps: How many of what the axes count are in one row and in one column.
+        steps: Number of micro-steps, ranks or nodes in one row, and in one column.
     """
     num_bins = len(colours)
     figure = go.Figure(

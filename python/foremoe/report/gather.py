@@ -1,7 +1,7 @@
-"""Gathers what a page shows: evaluates every policy, and looks closer at two of them.
+"""Gathers the data of a page: evaluates all policies, and two of them in more detail.
 
-All policies are compared with vanilla. Only two policies keep their plans: vanilla, and foremoe or, if it was not asked
-for, the fastest policy.
+All policies are compared with vanilla. Only two policies keep their plans: vanilla, and foremoe or, if it was not
+requested, the fastest policy.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ARGUMENTS = ("homes", "previous", "previous_load", "threads")  # options of eva
 
 @dataclass(frozen=True)
 class Request:
-    """What a page shows. Raises InputError for invalid values.
+    """Options of a page. Raises InputError for invalid values.
 
     Attributes:
         policies: Keys of foremoe.policies(), or "all".
-        guest_slots: Policies are compared at the first number; the plot of memory against speedup has all of them.
+        guest_slots: Policies are compared at the first number; the plot of memory against speedup shows all.
         options: Further options of foremoe.evaluate(). Values may be texts.
         measured: Show the planning time, which is measured here and differs from run to run.
     """
@@ -61,7 +61,7 @@ class Request:
 
 
 def gather_report(load: Load, request: Request, progress: Callable[[str], None] = lambda what: None) -> Report:
-    """Return what the page shows. Calls `progress` before each evaluation. Raises InputError if there is no plan."""
+    """Return the data of the page. Calls `progress` before each evaluation. Raises InputError if there is no plan."""
     return _Gatherer(load, request, progress).report()
 
 
@@ -80,7 +80,7 @@ class _Gatherer:
         self.vanilla = self.baseline.figures
 
     def evaluated(self, policy: str, **changed: object) -> tuple[Evaluation, PolicyResult | Skipped]:
-        """Evaluate a policy with changed options. A wrong plan is noted and left out."""
+        """Evaluate a policy with changed options. Records a wrong plan in `wrong`, and returns it as skipped."""
         self.progress(f"evaluating {policy}")
         options: dict[str, Any] = {**self.request.options, "guest_slots": self.slots, **changed}
         evaluation = evaluate(self.load, policy, **options)
@@ -96,7 +96,7 @@ class _Gatherer:
         return evaluation, Skipped(policy, reason)
 
     def compared(self) -> tuple[list[PolicyResult | Skipped], Evaluation, PolicyResult]:
-        """Return the results of all policies, and evaluation and result of the one that the reader came for."""
+        """Return the results of all policies, and evaluation and result of the policy that the page presents."""
         results: list[PolicyResult | Skipped] = [self.before]
         chosen, after = self.baseline, self.before
         for policy in dict.fromkeys(_core._policies_named(list(self.request.policies))):
@@ -197,7 +197,7 @@ def _activations(cost: Mapping[str, Any]) -> str:
 
 
 def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any], *, measured: bool = True) -> PolicyResult:
-    """Return the figures of one plan beside those of vanilla, with the planning time if `measured`."""
+    """Return the figures of one plan and its speedup over vanilla; with the planning time if `measured`."""
     f = evaluation.figures
     recompute, update = f["phases"]
     update_parts = parts_of(update)

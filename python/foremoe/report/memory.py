@@ -1,4 +1,4 @@
-"""What more guest slots gain, and what they cost in memory."""
+"""The gain from more guest slots, and their cost in memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def memory_section(report: Report) -> Section | None:
 
 
 def _pareto_front(points: Sequence[MemoryPoint]) -> list[int]:
-    """Return the points that no other beats with as little memory, by memory."""
+    """Return the Pareto front by ascending memory: each point is faster than all that need no more memory."""
     order = sorted(range(len(points)), key=lambda i: (points[i].result.memory_bytes, -points[i].result.speedup))
     front: list[int] = []
     for i in order:

@@ -1,4 +1,4 @@
-"""Numbers as text: three significant digits and the unit that fits, after a space that does not break."""
+"""Numbers as text: three significant digits, a non-breaking space and a suitable unit."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def expect_output(path: str, inputs: Iterable[str], option: str = "out") -> None
         if name and os.path.exists(name) and os.path.exists(path) and os.path.samefile(name, path):
             raise InputError(f"{option}: is also an input", field=option)
     if not _is_stream(path):
-        os.unlink(_beside(path))  # a trial
+        os.unlink(_beside(path))  # tests that the folder is writable
 
 
 def write_text(path: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The page around sections: one HTML file that needs neither network nor other files.
+"""The page that contains the sections: one HTML file that needs neither a network nor other files.
 
 Names of files, models and policies come from users. escaped() turns them into plain text wherever they enter the page.
 The content-security policy permits the page's own scripts and style sheet, by their hashes, and style attributes, which
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-# Control characters but tab and newline, those that turn the direction of writing, and halves of surrogates.
+# Control characters except tab and newline, characters that change the writing direction, and lone surrogates.
 _NOT_SHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -30,12 +30,12 @@ def escaped(text: str) -> str:
 
 @dataclass
 class Table:
-    """Cells are text. The first column names the row; the last cell of a short row spans the rest."""
+    """A table of texts. The first column names the row; the last cell of a short row spans the rest."""
 
     caption: str
     head: list[str]
     rows: list[list[str]] = field(default_factory=list)
-    strong_row: int | None = None  # the row of the policy that the reader came for
+    strong_row: int | None = None  # row of the policy that the page presents
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Plot:
     label: str  # accessible description, with the most important numbers
     figure: go.Figure
     legend: Sequence[tuple[str, str]] = ()  # CSS classes of the mark, such as a colour of style.css, and its meaning
-    scale: bool = False  # the legend is a colour scale: its words stand between colours
+    scale: bool = False  # the legend is a colour scale, with labels between colours
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def table_html(table: Table) -> str:
 
 
 def figure_html(plot: Plot, table: Table) -> str:
-    """Return the place of a plot, which page.js fills, with caption, legend and a folded table of its numbers."""
+    """Return an element that page.js fills with the plot, its caption, legend and a folded table of its numbers."""
     keys = "".join(f'<li><i class="{css}"></i><span>{escaped(words)}</span></li>' for css, words in plot.legend)
     legend = f'<ul class="{"scale" if plot.scale else "legend"}" aria-hidden="true">{keys}</ul>\n' if keys else ""
     place = f'<div class="plot" id="{plot.id}" role="img" aria-label="{escaped(plot.label)}"></div>'
@@ -115,7 +115,7 @@ def document(title: str, header: str, sections: Sequence[Section], footer: str) 
     # A browser does not run JSON. to_json() escapes "<", so that no text can end the script element.
     plots = [plot for section in sections for plot in section.plots]
     figures = ",".join(f'"{plot.id}":{plot.figure.to_json(engine="json")}' for plot in plots)
-    # Plotly would add style sheets for maps. It does not if there are elements with their ids.
+    # Plotly adds style sheets for maps unless elements with the sheets' ids exist.
     maps = sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly)))
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -21,7 +21,7 @@ def header(report: Report) -> str:
 
 
 def footer(report: Report) -> str:
-    """Return the settings and the meaning of the page's words."""
+    """Return the settings, and the definitions of terms."""
     settings = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>\n" for name, value in report.settings.items()
     )
@@ -50,7 +50,7 @@ def conclusion(report: Report) -> str:
 
 
 def _served(report: Report, p: PolicyResult) -> tuple[float, float]:
-    """Return the seconds of what `report.after` serves, a training step or recompute alone, and at perfect balance."""
+    """Return p's seconds, as planned and ideal, of a training step, or of recompute if `report.after` cannot train."""
     if report.after.can_train:
         return p.step_seconds, p.ideal_step_seconds
     return p.recompute.seconds, p.recompute.ideal_seconds

@@ -13,7 +13,7 @@ from .figures import BYTES, heat_map, legend_of, policy_rows, stacked_bars
 from .numbers import bytes_text, percent_text
 from .page import Plot, Section, Table, beside, figure_html
 
-MOST_NODES = 64  # of a matrix that one can read
+MOST_NODES = 64  # of a readable matrix
 
 
 def traffic_section(report: Report) -> Section | None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .._core import Evaluation
 from .facts import Span, Window
 
-# Enough for residents to settle, and few enough to simulate again at once.
+# Enough for resident guests to settle, and few enough to be simulated again quickly.
 MOST_LAYERS = 8
 MOST_MICRO_STEPS = 8
 MOST_RANKS = 8
@@ -46,7 +46,7 @@ def choose_window(loads: npt.NDArray[np.int64], rho: npt.NDArray[np.float64]) ->
 
 def window_of(evaluation: Evaluation, choice: WindowChoice) -> Window:
     """Return what the chosen ranks do from the first to the last moment at which any rank works on the layer."""
-    turn = f"micro-step {choice.micro_step}, layer {choice.layer}"  # names of its spans end so
+    turn = f"micro-step {choice.micro_step}, layer {choice.layer}"  # the turn's span names end with this
     spans: dict[int, list[Span]] = {}
     for event in evaluation.timeline(choice.micro_step + 1, choice.layer + 1):
         if event["ph"] == "X":

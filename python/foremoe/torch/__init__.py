@@ -9,7 +9,7 @@
                 loss(model(**batch)).backward()
         phase.drain()
 
-Run on CPU with gloo. Never run on CUDA with NCCL.
+Tested on CPU with gloo, but never run on CUDA with NCCL.
 """
 
 from foremoe._engine.groups import stand_by

@@ -21,7 +21,7 @@ class ExecutorArguments(arguments.PlanningArguments):
     path: str
     host_timeout: float
     copy_group: Any
-    replicate_group: Any = dataclasses.field(compare=False)  # it has other ranks on each rank of the group
+    replicate_group: Any = dataclasses.field(compare=False)  # differs between the ranks of a group
 
     def compared(self) -> dict[str, str]:
         groups = {"group": self.group, "copy_group": self.copy_group}
@@ -31,8 +31,8 @@ class ExecutorArguments(arguments.PlanningArguments):
         return {name: value for name, value in self.compared().items() if name not in ("group", "copy_group")}
 
     def expect_executable(self) -> None:
-        """Raises InputError for arguments of another type or that cannot be executed, and for groups without this rank
-        or of different ranks."""
+        """Raises InputError for arguments of another type, or that cannot be executed; for groups without this rank;
+        and for a copy_group of other ranks."""
         expect(numbers.Integral, depth=self.depth)
         if self.ranks_per_node is not None:
             expect(numbers.Integral, ranks_per_node=self.ranks_per_node)

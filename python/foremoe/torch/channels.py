@@ -29,8 +29,8 @@ def with_channels(
         agree: Whether ranks agree about copies by the host path.
     """
     backend = dist.get_backend(ranks.group)
-    # On gloo, rows use a separate group, which closes when a rank fails. On NCCL it would take memory and could not be
-    # closed.
+    # On gloo, rows use a separate group, which closes when a rank fails. On NCCL, such a group would take memory and
+    # could not be closed.
     of_all = sorted(rank for group in grid for rank in group)
     wanted: dict[str, tuple[Any, str]] = {"rows": (ranks.group, backend)} if backend == "gloo" else {}
     if copy_group is None:
@@ -69,8 +69,8 @@ def with_channels(
 def replicas_of(group: list[int], of_all: Sequence[Any]) -> list[list[int]]:
     """Returns the ranks of all replicas of this group, [replica][rank].
 
-    of_all: By rank of the default group, the ranks of its group and of its replicate group, or None. Raises InputError
-    if these form no grid.
+    of_all: For each rank of the default group, the ranks of its group and of its replicate group, or None. Raises
+    InputError if these do not form a grid.
     """
     for rank, said in enumerate(of_all):
         own, replicas = said or ([rank], None)

@@ -1,4 +1,4 @@
-"""The parameters that are no experts, and the averaging of their gradients."""
+"""The parameters that are not experts, and the averaging of their gradients."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Dense:
         self._wrapped: Any = None  # what wrap() returned
         self.sharded: set[str] = set()  # names of parameters that other code shards
         self._compared: dict[str, torch.nn.Parameter] = {}  # must be the same on all ranks
-        self._beside: dict[str, torch.nn.Parameter] = {}  # of these, those outside the model in the experts' optimizer
+        self._beside: dict[str, torch.nn.Parameter] = {}  # those of _compared that only the experts' optimizer holds
         self._averaged_by_drain: list[torch.nn.Parameter] = []
         self._ddp: Any = None  # DistributedDataParallel in which the last layer ran
         self._in_no_sync = False  # whether the last layer ran in no_sync()
@@ -82,7 +82,7 @@ class Dense:
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether every rank needs a batch in every micro-step, also for a DistributedDataParallel of the trainer."""
+        """Whether FSDP2 or any DistributedDataParallel, also a trainer's, needs a batch per rank and micro-step."""
         return self.is_sharded or (self.model is not None and is_in_ddp(self.model))
 
     def wrap(self, model: torch.nn.Module, wrapper: str | None, sharded: Iterable[str]) -> torch.nn.Module:
@@ -107,7 +107,7 @@ class Dense:
                 raise foremoe.InputError(
                     f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
                 )
-            if wrapper in (None, "fsdp2"):  # DistributedDataParallel broadcasts rank 0's instead
+            if wrapper in (None, "fsdp2"):  # DistributedDataParallel broadcasts from rank 0 instead
                 given.expect_equal(digests_of(_unsharded(self._dense_of(model), named)), hint=_AT_FIRST)
         self.model, self.sharded = model, named
         self.is_sharded = is_sharded or wrapper == "fsdp2"
@@ -225,8 +225,8 @@ class Dense:
         return ""
 
     def _begin_home_pass(self, layer: int) -> HomePass:
-        """Begins a forward at homes. Outside of a phase, gradients of experts become means over all ranks, and ranks
-        compare other weights in the exchange of counts of the first layer."""
+        """Begins a forward at homes. Outside of a phase, gradients of experts become means over all ranks, and the
+        first layer's exchange of counts also compares all other weights between ranks."""
         self.note_forward()
         word = torch.zeros((), dtype=torch.int64, device=self._experts.ranks.device)
         if layer == 0 and torch.is_grad_enabled() and not self.drains and torch._C._current_graph_task_id() < 0:
@@ -243,7 +243,7 @@ class Dense:
             if self.drains:
                 return gradient
             ranks = self._experts.ranks
-            gradient = gradient / ranks.num_trainers  # in place, it could be another weight's too
+            gradient = gradient / ranks.num_trainers  # not in place: it may also be another weight's
             if ranks.replicas is not None:
                 dist.all_reduce(gradient, group=ranks.replicas.group)
             return gradient
@@ -265,7 +265,7 @@ class Dense:
     def average(self) -> None:
         """Replaces gradients by their means over ranks, unless a wrapper or the trainer averages them. Collective.
 
-        A parameter without a gradient counts as zeros; without one on any rank, it has none.
+        A missing gradient counts as zeros. If it is missing on all ranks, it stays missing.
         """
         if self._wrapper is not None:
             return
@@ -279,7 +279,7 @@ class Dense:
             p.grad = gradient if on_any else None
 
     def _whole(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Returns the parameters that neither FSDP2 nor other code shards, in one order on all ranks."""
+        """Returns the parameters that neither FSDP2 nor other code shards, in the same order on all ranks."""
         whole = [(name, p) for name, p in self._all() if not (self.is_sharded and is_dtensor(p))]
         return sorted(((name, p) for name, p in whole if name not in self.sharded), key=operator.itemgetter(0))
 

@@ -19,7 +19,7 @@ ON_MISMATCH = ("refuse", "replay", "home")
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Destinations: sizes on the host, orders on the device."""
+    """Destinations of rows. Split sizes are on the host, index tensors on the device."""
 
     send: list[int]
     recv: list[int]
@@ -28,7 +28,7 @@ class Dispatch:
     home_rows: int
     home_ends: Tensor  # int32 [homes]
     guest_ends: Tensor  # int32 [guest slots]
-    words: list[int] = field(default_factory=list)  # of all ranks, where they are exchanged
+    words: list[int] = field(default_factory=list)  # of all ranks; empty if not exchanged
 
 
 def chosen_slots(planned: Tensor, recorded: Tensor, ids: Tensor, *, own: int, slots: int) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ class Evaluation:
             run(layer)
 
     def fail(self) -> None:
-        """Ends the evaluation on all ranks, unless one has ended it."""
+        """Ends the evaluation on all ranks, unless a rank has already ended it."""
         if not self._ended:
             with contextlib.suppress(RuntimeError):  # this rank raises its own error
                 self._agree(_FAILED)

@@ -88,7 +88,7 @@ def exchanged(
 
 
 def computed_in_slots(rows: Tensor, to: Dispatch, layer: ExpertLayer, guests: Any) -> Tensor:
-    """Computes this rank's experts, then its guests, in the backward pass too: copies of guests overlap with experts.
+    """Computes this rank's experts, then its guests, also in the backward pass: copies of guests overlap with experts.
 
     rows: [rows, hidden], in the order of `to`. guests: See GuestRows. Returns [rows, hidden].
     """

@@ -18,8 +18,8 @@ from .spread import Accumulated, SpreadExperts
 
 
 class PhaseGradients:
-    """Stores the gradients of parameters. They return with those of the phase added (finish) or unchanged
-    (give_back)."""
+    """Stores the gradients of parameters. finish() restores them with those of the phase added, give_back() restores
+    them unchanged."""
 
     def __init__(self, experts: SpreadExperts, dense: Dense) -> None:
         self._experts, self._dense = experts, dense

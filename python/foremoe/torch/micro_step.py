@@ -1,10 +1,10 @@
 """One micro-step of a phase on this rank: the exchanges and computations of its layers.
 
 Sizes and orders of all layers are on the device before the first layer runs, so that no layer waits for the device. A
-layer's forward is a turn, and so is its backward. Guests are in place for one of each, in the order of the plan; any
-other order is refused. A recomputation by a checkpoint is no turn of its own and finds the guests in place. So does a
-second forward of the micro-step, such as that of a reference model under torch.no_grad(), unless the guest slots serve
-other layers by then: its rows then go to their experts' homes.
+layer's forward is a turn, and so is its backward. Guests are in place for one forward and one backward, in the order of
+the plan; any other order is refused. A recomputation by a checkpoint is not a turn and finds the guests in place. So
+does a second forward of the micro-step, such as that of a reference model under torch.no_grad(), unless the guest slots
+already serve other layers. In that case its rows go to their experts' homes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class LayerRows:
     turn: LayerTurn
     planned: Dispatch
     recorded: Tensor  # int64 [tokens, top_k], −1 in rows without a route
-    slots: Tensor | None  # int64 [tokens, top_k], as RankTurn.slots() has it; None where routes are replayed
-    unrouted: Tensor | None  # int64 [rows], this rank's without a route that are computed; None where no rank has any
-    sampled: Tensor | None  # int64 [rows], whose routes are compared with the router's choice
-    dropped: Tensor | None  # int64 [rows], this rank's without a route that are not computed; None where it has none
+    slots: Tensor | None  # int64 [tokens, top_k], from RankTurn.slots(); None if routes are replayed
+    unrouted: Tensor | None  # int64 [rows], this rank's computed rows without a route; None if no rank has any
+    sampled: Tensor | None  # int64 [rows], rows whose routes are compared with the router's choice
+    dropped: Tensor | None  # int64 [rows], this rank's rows without a route that are not computed; None if none
     end: Any = None  # (gradient edge, shape, type) of the output of the forward that has gradients
     at_homes: Dispatch | None = None  # of a second forward that finds no guests
 
@@ -67,7 +67,7 @@ class MicroStep:
         self._note_forward = note_forward
         self._rows = len(routes.own[number])
         self._is_over = False
-        self._next_layer = 0  # of the forward that runs
+        self._next_layer = 0  # of the running forward
         places = [("forward", number, layer) for layer in range(len(experts.layers))]
         turns = [planned.turns.at_homes(*at) if at[-1] in at_homes else planned.turns[at] for at in places]
         tables = to_device([self._tables(turn) for turn in turns], experts.ranks.device)
@@ -191,7 +191,7 @@ class MicroStep:
         self._next_layer = index + 1
 
     def _reached(self, of: LayerRows, gradient: Tensor) -> None:
-        """Called when its backward begins. gradient: Of the layer's output; not 0 in dropped rows that are read."""
+        """Called when a layer's backward begins. gradient: That of its output; not 0 in dropped rows that are read."""
         if self._is_over:
             name = self._experts.layers[of.turn.layer].name
             raise RuntimeError(

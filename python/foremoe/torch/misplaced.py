@@ -5,7 +5,7 @@ them with the recorded experts of these rows, of neighbouring rows, of other mic
 
 Agreement is (a − c) ÷ (u − c). a: number of recorded experts that the router would choose too, summed over rows and
 layers. c: mean of a over all permutations of the rows. u: largest a that the experts' counts allow. Routes of other
-rows have an expected agreement of 0, with the standard error s of a over all permutations, ÷ (u − c) (Hoeffding's
+rows have an expected agreement of 0. Its standard error s is that of a over all permutations, ÷ (u − c) (Hoeffding's
 combinatorial statistic). Routes chosen by older weights had 0.33 or more in toy models, after 20 steps of AdamW at a
 learning rate of 0.01, when the router would still choose 28 to 55 % of the recorded experts.
 
@@ -159,7 +159,7 @@ def _gain(differences: Numbers, moments: Numbers) -> float:
 
 
 def _of_layers(picked: Any, here: Any) -> tuple[Any, Any, int]:
-    """Returns sums and sums of squares, over rows, of each layer's gain with other layers' routes; number of rows."""
+    """Returns sums and sums of squares, over rows, of each layer's gain with other layers' routes; and number of rows."""
     centred = here - here.mean(0)
     of_pairs = np.einsum("rle,rme->rlm", picked, centred, optimize=True)  # [rows, layer, layer that is recorded]
     differences = of_pairs - np.einsum("rll->rl", of_pairs)[:, :, None]

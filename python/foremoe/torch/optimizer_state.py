@@ -16,7 +16,7 @@ from foremoe._engine.together import refused_together
 from .saving import distributed, entries_of, expect_shape, unwrapped, whole_copy
 from .shards import ExpertShards, hook_optimizer
 
-_BY_PARAMETER = {"params", "param_names"}  # keys of a parameter group that are no options
+_BY_PARAMETER = {"params", "param_names"}  # keys of a parameter group that are not options
 
 
 def _refuse(argument: str, problem: str) -> foremoe.InputError:

@@ -37,7 +37,7 @@ _REPLACED: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakVa
 
 
 def refuse_optimizers_of(replaced: Iterable[torch.nn.Parameter]) -> None:
-    """Makes steps of optimizers raise that hold one of these parameters, which were replaced in the model."""
+    """Makes step() raise for optimizers that hold one of these parameters, which were replaced in the model."""
     _REPLACED.update({id(weight): weight for weight in replaced})
     _watch_optimizers()
 
@@ -84,8 +84,8 @@ class ExpertGuards:
         self._ranks = ranks
         self._at_first = self._fingerprint()
         self._checked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self.note_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # before each step
-        self._watched: dict[torch.nn.Module, Any] = {}  # the handles of their hooks
+        self.note_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # called before each step
+        self._watched: dict[torch.nn.Module, Any] = {}  # handles of the modules' hooks
         _SPREAD.add(self)
         _watch_optimizers()
 

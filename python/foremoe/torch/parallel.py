@@ -45,8 +45,8 @@ class ExpertParallel:
     """Spreads the experts of a model over the ranks of a group, plans phases, and executes them.
 
     The constructor is collective over all ranks of the default process group. If several groups create one each, they
-    do so at the same time, and a rank in none of them calls foremoe.torch.stand_by(). All other methods concern the
-    group alone.
+    do so at the same time, and a rank in none of them calls foremoe.torch.stand_by(). All other methods involve the
+    group only.
 
     Create it before the optimizer: it replaces the experts' parameters by those of this rank, E/R of each layer, in
     ascending order. Experts that are DTensors are on their ranks already and stay unchanged.
@@ -54,8 +54,8 @@ class ExpertParallel:
     Args:
         layers: MoE layers in the order in which the model runs them, equal on all ranks.
         group: Expert-parallel group. None: all processes.
-        guest_slots: See foremoe.plan(); so for residency, policy and options.
-        depth: Number of turns (a layer of a pass) by which copies start ahead.
+        guest_slots: See foremoe.plan(), also for residency, policy and options.
+        depth: Number of turns (passes of a layer) that copies start ahead.
         path: Source of copies. peer: the rank that owns the expert. host: an arena in shared memory per node, filled
             when a phase begins. auto: the less loaded of both, for each copy.
         host_timeout: Seconds that a phase waits for experts in its node's arena. After that, layers run at homes.
@@ -63,8 +63,8 @@ class ExpertParallel:
         threads: Threads for planning.
         copy_group: Second group of the same ranks, for copies. None: creates one.
         replicate_group: Ranks that hold the same experts as this rank, one per expert-parallel group that trains the
-            model. Gradients are averaged over them too. None: no other rank holds them. Required if `group` is not all
-            processes.
+            model. Gradients are averaged over them too. None: no other rank holds them. Required unless `group` has
+            all processes.
         options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
     Raises:
@@ -167,7 +167,7 @@ class ExpertParallel:
         try:
             return self.experts.at_homes(index, hidden, ids, gates)[0]
         except BaseException as error:
-            if type(error).__name__ == "_StopRecomputationError":  # a checkpoint has computed again all that it needs
+            if type(error).__name__ == "_StopRecomputationError":  # a checkpoint has recomputed all that it needs
                 raise
             self.experts.failed = True
             ended_by = self.ranks.failures.end(error) if self.ranks.failures is not None else ""
@@ -180,7 +180,7 @@ class ExpertParallel:
         return self.experts.parameters()
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:
-        """Returns the trained parameters of the wrapped model that are no experts; under "fsdp2" this rank's shards.
+        """Returns the trained parameters of the wrapped model except experts; under "fsdp2" this rank's shards.
 
         Call it outside of forward and backward.
         """
@@ -189,11 +189,11 @@ class ExpertParallel:
     def wrap(
         self, model: torch.nn.Module, wrapper: str | None = None, *, sharded: Iterable[str] = ()
     ) -> torch.nn.Module:
-        """Averages the gradients of all other parameters over all ranks. Returns the model to train.
+        """Averages gradients of all parameters except experts over all ranks. Returns the model to train.
 
         Without wrap(), drain() raises. No wrapper sees the experts, including one that the trainer creates afterwards,
-        such as DistributedDataParallel or accelerate's; drain() averages their gradients over ranks. Parameters that
-        FSDP2 shards already average their own gradients; None averages the others.
+        such as DistributedDataParallel or accelerate's; drain() averages their gradients over ranks. FSDP2 averages
+        the gradients of parameters that it shards already; None averages the others.
 
         All other parameters except DTensors must be equal on all ranks. Under None and "fsdp2" wrap() compares them
         completely; plan() compares some elements of each.
@@ -243,10 +243,10 @@ class ExpertParallel:
                 a route: padding, and the last token of a sequence. home: the router chooses their experts, which serve
                 them at home. Layers of micro-steps in which a rank has such rows exchange them separately, after their
                 counts.
-            on_mismatch: refuse: replays the routes; a layer that runs other experts ends the phase with an error, as do
-                routes of other rows: those that agree with the routers' choices no better than in any other order of
-                rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: accepts any
-                routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
+            on_mismatch: refuse: replays the routes. The phase ends with an error if a layer runs other experts, or if
+                the routes belong to other rows: they agree with the routers' choices no better than in any other order
+                of rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: accepts
+                any routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
                 experts) whose expert was recorded goes to its planned replica, any other row to its expert's home. Each
                 forward of a layer has one more all-to-all, of counts, for which the host waits.
             previous: Plan of a former phase. Planning starts from its guests too, which takes about twice as long. No
@@ -257,7 +257,7 @@ class ExpertParallel:
             InputError: on all ranks, for arguments that differ between ranks; for a previous plan without effect; for
                 invalid routes on any rank; if no rank has a micro-step; if ranks have different numbers of micro-steps
                 although FSDP2 or DistributedDataParallel needs a batch of each; and, under drop, for rows without a
-                route that are certainly read: rows with a route in other layers, and one of several rows that lie
+                route that are certainly read: rows with a route in other layers, and two or more adjacent rows
                 between routed rows of their sequence.
         """
         self.experts.expect_usable()
@@ -292,8 +292,8 @@ class ExpertParallel:
     ) -> dict[str, Any]:
         """Returns the state_dict() of the unspread model. Collective.
 
-        It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights, under the names
-        of the model inside DistributedDataParallel, or of a copy of it. Experts are gathered one parameter at a time.
+        It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are those
+        of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at a time.
         Entries share no memory with the model.
 
         Args:
@@ -305,9 +305,9 @@ class ExpertParallel:
         return saving.whole_state_dict(self._shards, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
 
     def whole_entries(self, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
-        """Yields the entries of whole_state_dict(model): names, of which tied weights have several, and value.
+        """Yields names and value of each entry of whole_state_dict(model). Tied weights have several names.
 
-        Collective: all ranks iterate over all entries. Values that are no experts may share the model's memory.
+        Collective: all ranks iterate over all entries. Values that are not experts may share the model's memory.
         """
         self.ranks.expect_call("whole_entries()")
         return saving.whole_entries(self._shards, model)
@@ -338,11 +338,11 @@ class ExpertParallel:
     ) -> dict[str, Any]:
         """Returns the optimizer's state with the experts of all ranks, by parameter name. Collective.
 
-        {"state": {name: {key: value}}, "param_groups": [{"params": [names], option: value}]}, as
-        torch.distributed.checkpoint.state_dict has it: set_optimizer_state_dict() loads it where nothing is spread.
+        {"state": {name: {key: value}}, "param_groups": [{"params": [names], option: value}]}, the format of
+        torch.distributed.checkpoint.state_dict. Its set_optimizer_state_dict() loads it for an unspread model.
 
         Args:
-            optimizer: Of the spread model, of which it keeps scalars and tensors of the parameters' shapes.
+            optimizer: Optimizer of the spread model. Its state must be scalars and tensors of the parameters' shapes.
             cpu_offload: Moves each tensor to the CPU when it is whole.
             rank0_only: Returns the state on the first rank of all replicas; the other ranks get an empty dict.
 
@@ -367,7 +367,7 @@ class ExpertParallel:
         return model  # type: ignore[no-any-return]
 
     def detach(self) -> None:
-        """Restores every layer's own forward, and all of its experts if it had all before. Collective.
+        """Restores every layer's own forward, and all of its experts unless they came as DTensors. Collective.
 
         No phase can run afterwards: the groups for copies are destroyed.
         """
@@ -378,7 +378,7 @@ class ExpertParallel:
         self._memory.release()
         self._shares.close(self.experts.failed)
         for channel in self._channels:
-            if not self.experts.failed:  # else something may be on its way
+            if not self.experts.failed:  # otherwise transfers may be in progress
                 channel.close()
         if not self.experts.is_sharded:
             refuse_optimizers_of(self.expert_parameters())
@@ -389,8 +389,8 @@ class ExpertParallel:
         """Inside, ranks may run different numbers of forwards without a plan and without gradients, as generate() does.
 
         Collective: all ranks enter. A rank that leaves serves the rows of the others until all are done. Each layer has
-        one more collective, of an integer per rank. An error on one rank ends all ranks. Outside of it all ranks must
-        run the same number of forwards without a plan.
+        one more collective, of an integer per rank. An error on one rank ends all. Outside of evaluate(), all ranks
+        must run the same number of forwards without a plan.
 
         Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.
         """

@@ -1,7 +1,7 @@
 """One phase of a step under its plan: its beginning, its micro-steps and its end.
 
-A phase stores all gradients when it is entered. Its end restores them with its own added, or unchanged if the phase was
-not completed. micro_step.py runs the layers.
+A phase stores all gradients when it is entered. Its end restores them with the phase's own added, or unchanged if the
+phase was not completed. micro_step.py runs the layers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Phase:
 
     @property
     def plan(self) -> foremoe.Plan:
-        """The plan. Available from entering on."""
+        """The plan. Available once the phase has been entered."""
         return self.planned.plan
 
     @property
@@ -216,7 +216,7 @@ class Phase:
         such as those of a reference model, before or after the forward with gradients; they replay the routes too.
         Under residency shared, in a recompute phase, and after the backward, their rows go to homes.
 
-        A rank may omit the backward of a batch that counts for nothing. A backward with zero gradients then runs when
+        A rank may omit the backward of a batch that does not count. A backward with zero gradients then runs when
         the next micro-step is entered, or in drain() (figure `skipped`). Under DistributedDataParallel, FSDP2 and
         reentrant checkpoints, run (0 * loss).backward().
         """
@@ -316,7 +316,7 @@ class Phase:
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
-        late = [self.plan.slot_expert] if self.plan.residency == "shared" else []  # final as late as quotas
+        late = [self.plan.slot_expert] if self.plan.residency == "shared" else []  # final only with the quotas
         quotas = {"quotas of the plan": digest_of(self.plan.slot_tokens, *late)[:8]}
         among = [(ranks.rows.group, averaged | quotas)]
         if ranks.replicas is not None:

@@ -29,7 +29,7 @@ from .spread import SpreadExperts, expect_no_hooks
 UNROUTED = ("drop", "home")
 RoutesOfMicroStep = Tensor | np.ndarray[Any, np.dtype[Any]]
 _INTEGERS = {torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64}
-_FEWEST_ROWS, _FEWEST_ENTRIES = 8, 4  # below these, a router may produce constant routes
+_FEWEST_ROWS, _FEWEST_ENTRIES = 8, 4  # with fewer, a working router may produce constant routes
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -78,7 +78,7 @@ def gather_routes(
     """Checks and counts the arguments of ExpertParallel.plan(). Collective over all replicas. Raises InputError, on all
     ranks.
 
-    as_many: All ranks must have the same number of micro-steps. add_facts: Functions that add facts that must be equal.
+    as_many: Whether all ranks need equally many micro-steps. add_facts: Functions that add facts that must be equal.
     """
     own_group = dist.get_process_group_ranks(experts.ranks.group)
     with refused_together(experts.ranks.trainers) as given:

@@ -26,7 +26,7 @@ def _few_of(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def samples_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns few elements of each tensor, with one copy from the device per type."""
+    """Returns a few elements of each tensor, with one copy from the device per type."""
     found: dict[str, str] = {}
     for of_kind in _few_of(tensors):
         sizes = [len(few) for few in of_kind.values()]
@@ -37,7 +37,7 @@ def samples_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 @torch.no_grad()
 def number_of_samples(tensors: Mapping[str, Tensor], total: Tensor) -> Tensor:
-    """Returns total, int64 [], plus a number of few elements of each tensor. Does not wait for the device."""
+    """Returns total, int64 [], combined with a hash of a few elements of each tensor. Does not wait for the device."""
     for of_kind in _few_of(tensors):
         total = total * 31 + _number_of(torch.cat(list(of_kind.values()))).to(total.device)
     return total
@@ -54,7 +54,7 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _number_of(tensor: Tensor) -> Tensor:
-    """Returns the sum of all elements' bits, each times a number of its position, int64 []. Wraps on overflow."""
+    """Returns the sum of all elements' bits, each times a function of its position, int64 []. Wraps on overflow."""
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     words = tensor.reshape(-1).view(_INTEGERS.get(tensor.element_size(), torch.uint8))
     for part in torch.split(words, _AT_ONCE):

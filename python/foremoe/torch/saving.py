@@ -43,7 +43,7 @@ def entries_of(shards: ExpertShards, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _agreed_entries(shards: ExpertShards, model: torch.nn.Module, **alike: bool) -> Iterator[tuple[list[str], Any]]:
-    """Returns entries in one order on all ranks, with their names. alike: Options, equal on all ranks. Collective."""
+    """Returns entries in the same order on all ranks, with names. alike: Options, equal on all ranks. Collective."""
     with refused_together(shards.everyone) as given:
         given.expect_equal({name: repr(value) for name, value in alike.items()})
         if not isinstance(model, torch.nn.Module):
@@ -117,7 +117,7 @@ def distributed(value: Tensor, like: Tensor) -> Tensor:
 
 
 def expect_shape(name: str, given: Any, like: Tensor) -> None:
-    """Raises InputError for an entry of `state` that is neither a tensor of this shape nor a part of one."""
+    """Raises InputError for an entry of `state` that is not a whole tensor of this shape."""
     found = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
     if found != tuple(like.shape) or is_dtensor(given):
         parts = " in parts" if is_dtensor(given) else ""
@@ -158,8 +158,8 @@ def _as_unspread(shards: ExpertShards, model: torch.nn.Module) -> Iterator[None]
     kept, kind = dict(vars(model)), type(model)
     num_parameters = sum(p.numel() * (shards.num_ranks if shards.holds(p) else 1) for p in model.parameters())
     vars(model).pop("save_pretrained", None)
-    vars(model)["num_parameters"] = lambda *_: num_parameters  # which the index of several files has
-    vars(model)["should_save_on_this_rank"] = bool  # transformers lets rank 0 of the default group write alone
+    vars(model)["num_parameters"] = lambda *_: num_parameters  # the index of several files contains it
+    vars(model)["should_save_on_this_rank"] = bool  # transformers lets only rank 0 of the default group write
     if model in fsdp2_modules(model):
         model.__class__ = kind.__mro__[2]  # [FSDP2's own, FSDPModule, the model's]: names of weights depend on it
     try:

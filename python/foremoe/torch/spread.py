@@ -60,7 +60,7 @@ class HomePass:
 
     Attributes:
         word: int64 []. All nonzero words must be equal.
-        refuse: Called on all ranks if they are not.
+        refuse: Called on all ranks if nonzero words differ.
         before_backward: Called when the backward begins.
         of_gradients: Applied in the backward to gradients of experts.
     """
@@ -72,8 +72,8 @@ class HomePass:
 
 
 class SpreadExperts:
-    """The constructor replaces the parameters of every layer by those of this rank, E/R of each, ascending. DTensors
-    are on their ranks already and stay unchanged."""
+    """The experts of a model on this rank. The constructor replaces the parameters of every layer by those of this
+    rank, E/R of each, ascending. DTensors are on their ranks already and stay unchanged."""
 
     def __init__(self, layers: list[ExpertLayer], ranks: Ranks) -> None:
         """layers: Layers that expect_layers() accepts."""
@@ -122,14 +122,14 @@ class SpreadExperts:
         def of(index: int) -> Execute | None:
             if execute is None:
                 return None
-            return lambda *given: execute(index, *given)  # deepcopy() of a layer would enter a partial
+            return lambda *given: execute(index, *given)  # deepcopy() of a layer would copy the contents of a partial
 
         for i, layer in enumerate(self.layers):
             layer.execute_by(of(i))
 
     @contextlib.contextmanager
     def executed_by(self, execute: ExecuteLayer) -> Iterator[None]:
-        """Inside, layers run this function; until gather(), if that is called inside."""
+        """Layers run this function until exit, or until gather() if that is called before."""
         before = self._execute
         self.execute_by(execute)
         try:
@@ -165,7 +165,7 @@ class SpreadExperts:
         return exchanged(hidden, gates, to, rows, compute, before=begun.before_backward), to.home_rows
 
     def gather(self) -> None:
-        """Restores every layer's own forward, and all of its experts if it had all before. Collective."""
+        """Restores every layer's own forward, and all of its experts unless they came as DTensors. Collective."""
         unmark_spread(self.parameters())
         if not self.is_sharded:
             for layer in self.layers:

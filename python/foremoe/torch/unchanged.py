@@ -1,4 +1,4 @@
-"""Guards weights against changes during a phase: guests are copies of them, and other ranks would not follow."""
+"""Guards weights against changes during a phase, since guests are copies of weights and would keep the old values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foremoe._engine.sharded import version_of
 
 
 class Unchanged:
-    """Records the versions of weights, and makes steps of their optimizers raise until release().
+    """Records the versions of weights, and makes step() of their optimizers raise until release().
 
     Versions do not show every step: foreach and fused optimizers write DTensors without a new version.
     """
@@ -24,7 +24,7 @@ class Unchanged:
         *,
         steps: bool,
     ) -> None:
-        """experts: Present experts of the layers. others: By name. steps: Whether optimizers may step."""
+        """experts: Returns the layers' present experts. others: By name. steps: Whether optimizers may step."""
         self._experts = experts
         weights = [*(("experts", weight) for weight in experts()), *others.items()]
         self._weights = [(name, weight, version_of(weight)) for name, weight in weights]

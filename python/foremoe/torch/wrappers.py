@@ -1,4 +1,4 @@
-"""DistributedDataParallel and FSDP2 for the parameters that are no experts.
+"""DistributedDataParallel and FSDP2 for the parameters that are not experts.
 
 Neither sees experts, which are spread over the same ranks already; drain() averages their gradients. FSDP2 is imported
 only if used, since its import is slow.
@@ -21,7 +21,7 @@ _IN_DDP: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def hide_from_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> None:
-    """Hides experts from every DistributedDataParallel that is created of this model from now on."""
+    """Hides experts from every DistributedDataParallel that wraps this model from now on."""
     _ignore_in_ddp(model, _ignored_in_ddp(model) | _names_in_ddp(model, experts))
 
 
@@ -42,7 +42,7 @@ def _ignore_in_ddp(model: torch.nn.Module, names: set[str]) -> None:
 def _names_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> set[str]:
     ids = {id(weight) for weight in experts}
     names = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in ids}
-    return names | {f".{name}" for name in names if "." not in name}  # as DDP also calls those of the model itself
+    return names | {f".{name}" for name in names if "." not in name}  # as DDP names parameters of the model itself
 
 
 @functools.cache
@@ -73,8 +73,8 @@ def active_ddp() -> Any:
 
 
 def is_in_no_sync(model: torch.nn.Module) -> bool:
-    """Returns whether FSDP2's set_requires_gradient_sync(False) or set_requires_all_reduce(False) holds for any part of
-    the model."""
+    """Returns whether FSDP2's set_requires_gradient_sync(False) or set_requires_all_reduce(False) is in effect for any
+    part of the model."""
     groups = [of for module in fsdp2_modules(model) for of in _parameter_groups(module)]
     return any(not (of.reduce_grads and of.all_reduce_grads) for of in groups)
 

@@ -1,8 +1,8 @@
 """Plans updates in advance.
 
-verl computes old log-probabilities from all sequences of a step. The updates that follow cut the same sequences into
-mini-batches, from the second step on as in the step before. So the rows of all updates are counted, and the first
-update is planned, while old log-probabilities are computed; each further update is planned during the previous one. If
+verl computes old log-probabilities from all sequences of a step. The updates that follow divide the same sequences into
+mini-batches, as in the previous step. So, from the second step on, the rows of all updates are counted, and the first
+update is planned, while old log-probabilities are computed. Each further update is planned during the previous one. If
 an update's rows differ from the prediction (shuffled mini-batches), it and all later updates are planned when they run.
 """
 
@@ -57,7 +57,7 @@ class UpdatePlanner:
 
         def first() -> Counts:
             counts = count(parts, cut.options)
-            self._expected.extend(counts[i % len(counts)] for i in range(updates))  # epochs
+            self._expected.extend(counts[i % len(counts)] for i in range(updates))  # epochs repeat them
             return self._expected.popleft()
 
         self._begun = replicas.plan(first)

@@ -35,7 +35,7 @@ OVERLAP_SIZES = {
 BYTES = {"cpu": 2**23, "cuda": 2**27}
 """Bytes that a rank sends, or copies, to measure a bandwidth."""
 FAILURE_LIMIT = GROUP_TIMEOUT + 15.0
-"""Seconds in which the others must have ended: the group's timeout, and the time to notice it."""
+"""Seconds within which the other ranks must end: the group's timeout, and the time to notice it."""
 
 
 def checks(hardware: Hardware, sizes: Sizes) -> list[Check]:
@@ -206,7 +206,7 @@ def delayed_copies(seconds: float) -> Iterator[None]:
 
 
 def _overlap(hardware: Hardware) -> Outcome:
-    """Compares depths. At depth 1 copies start in the turn that reads them. On CPU, copies take a turn's time."""
+    """Compares depths. At depth 1 copies start in the turn that reads them. On CPU, copies are delayed by a turn."""
     sizes = OVERLAP_SIZES[hardware.device]
     waited: dict[int, float] = {}
     delay = 0.0

@@ -1,7 +1,7 @@
 """Checks that outputs and gradients of a planned step equal those of one process with all experts.
 
 The reference runs the experts on their rows, one after the other, in float64. A planned step rounds in its own type, so
-its error may be up to a factor (ROUNDING) times that of one process in the same type.
+its error may be up to ROUNDING times that of one process in the same type.
 """
 
 from __future__ import annotations

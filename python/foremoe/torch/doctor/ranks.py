@@ -23,7 +23,7 @@ PASSED, FAILED, CANNOT_RUN = "passed", "failed", "cannot run here"
 GROUP_TIMEOUT = 20.0
 """Seconds after which a rank gives up an exchange in the default group."""
 START_LIMIT = 100.0
-"""Seconds in which ranks import torch and meet."""
+"""Seconds within which ranks must import torch and form a group."""
 MOST_TEXT = 300
 
 
@@ -72,7 +72,7 @@ class Check:
 
     name: str
     run: Callable[[Hardware], Outcome]
-    """Runs on every rank, collectively. Travels there by pickle. Raises Failure, or whatever goes wrong."""
+    """Runs on every rank, collectively. Is sent there by pickle. Raises Failure, or any other error."""
     refusal: str = ""
     """Why it cannot run on this hardware; empty if it can."""
     judge: Callable[[Sequence[RankReport]], Outcome] = judge_all
