@@ -31,15 +31,15 @@ def straggler_ms(m: Measured) -> float:
 
 STRAGGLER = modelled(
     "gemm_straggler_ms", "GEMM straggler, ms", 3,
-    "seconds that the slowest rank's experts take above the mean rank's, in a layer's forward", straggler_ms,
+    "expert time of the slowest rank minus that of the mean rank, in a layer's forward", straggler_ms,
     by_dispatch=False,
 )
 STRAGGLER_LESS = modelled(
-    "gemm_straggler_less", "GEMM straggler, % less", 1, "than the first system's",
+    "gemm_straggler_less", "GEMM straggler, % less", 1, "reduction compared with the first system's straggler",
     lambda m, first: percent_less(straggler_ms(first), straggler_ms(m)), versus=FIRST, by_dispatch=False,
 )
 BUFFERS = modelled(
-    "buffers_mib", "buffers, MiB", 0, "weights of guests of the rank that holds most",
+    "buffers_mib", "buffers, MiB", 0, "guest weights on the rank with the most",
     lambda m: m.recompute["memory"]["guest_weights"] / (1 << 20), by_dispatch=False,
 )
 inputs = inputs_of(keep_activations=True, cluster="h100")

@@ -27,7 +27,7 @@ by row its guests make exchanges more uneven than homes do.
 from kit import Column, System, drawn
 
 BETWEEN_NODES = Column(
-    "between_nodes", "between nodes", 0, "so routed, tokens that the busiest node sends or receives",
+    "between_nodes", "between nodes", 0, "tokens that the busiest node sends or receives with this routing",
     lambda m: m.sent["between_nodes"],
 )
 GPT_WIDTH_2048 = {

@@ -38,17 +38,17 @@ from typing import Any
 
 from kit import FIRST, Aim, Column, System, drawn, modelled
 
-RHO_P99 = Column("rho_p99", "ρ p99", 4, "its 99th percentile", lambda m: m.figures["rho"]["p99"])
+RHO_P99 = Column("rho_p99", "ρ p99", 4, "99th percentile of ρ", lambda m: m.figures["rho"]["p99"])
 NODE_LINK = Column(
     "node_link", "node link", 0, "tokens of the busiest node's link to others, mean over pairs",
     lambda m: m.figures["node_link_tokens"]["mean"],
 )
 NODE_LINK_MAX = Column(
-    "node_link_max", "node link max", 0, "the same, largest", lambda m: m.figures["node_link_tokens"]["max"],
+    "node_link_max", "node link max", 0, "maximum of the same", lambda m: m.figures["node_link_tokens"]["max"],
     largest=True,
 )
 NODE_LINK_OF_FIRST = Column(
-    "node_link_of_first", "node link max ÷ first", 3, "its largest ÷ the first system's",
+    "node_link_of_first", "node link max ÷ first", 3, "maximum of node link ÷ the first system's",
     lambda m, first: m.figures["node_link_tokens"]["max"] / max(1.0, first.figures["node_link_tokens"]["max"]),
     versus=FIRST, largest=True,
 )
@@ -59,7 +59,7 @@ def busiest_link(phase: dict[str, Any]) -> int:
 
 
 LINK_GIB = modelled(
-    "link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
+    "link_gib", "busiest node link, GiB", 3, "largest number of bytes from one node to another in a step",
     lambda m: (busiest_link(m.recompute) + busiest_link(m.update)) / (1 << 30), largest=True,
 )
 EVERY = dict(
