@@ -15,10 +15,10 @@ Result: FEPLB removes 60, 68 and 69 % of the straggler's time (published 50, 62 
 published, as with tokens (feplb-straggler). The agreement confirms nothing, because we chose our reading of the greedy
 by those percentages. At EP 8 its milliseconds agree too. The published 0.352 ms after a reduction of 68 % imply 1.10 ms
 before, and we model 1.12. The straggler before balancing does not depend on the reading, but its share of wasted time
-was fitted to the paper, whose batch is unknown. FasterMoE removes 52 % at EP 8, and its published 0.625 ms would be 43
-% less; here, it knows the loads (feplb-straggler). `foremoe` removes 83 % and more with one slot. This is less than for
-tokens, since part-filled tiles remain. FEPLB's buffers have the published size. Those of `foremoe` take nine times that
-for half as many slots, one set for each of 18 layers, and under `shared` the same 576 MiB.
+was fitted to the paper, whose batch is unknown. FasterMoE removes 52 % at EP 8; its published 0.625 ms would be 43 %.
+Here it knows the loads (feplb-straggler). `foremoe` removes 83 % and more with one slot. This is less than for tokens,
+since part-filled tiles remain. FEPLB's buffers have the published size. Those of `foremoe` take nine times that for
+half as many slots, one set for each of 18 layers, and under `shared` the same 576 MiB.
 """
 
 from feplb_inputs import inputs_of

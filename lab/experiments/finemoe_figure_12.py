@@ -3,8 +3,8 @@
 FineMoE, arXiv 2511.16947, figure 12.
 
 FineMoE replaces its symmetric placement by an asymmetric one when loads call for it. This moves weights and optimizer
-states while training stops. The figure gives its time for several models: *typically hundreds of milliseconds*. Every
-50 iterations, it adds less than 1 %.
+states while training stops. The figure gives the time of such a migration for several models: *typically hundreds of
+milliseconds*. Every 50 iterations, it adds less than 1 %.
 
 We assume: The models are those of figure 7, with Zipf loads, s = 1. Both placements are of one group of 8 GPUs. Experts
 of the asymmetric placement that a rank lacks come from peers, at the speed of NVLink, layer after layer; the rank that
