@@ -12,7 +12,7 @@ compare each step with vanilla's. *Links* prefers less traffic to the last perce
 Traffic between machines counts token-expert assignments of the busiest node, in one direction, as rows travel by row;
 *GiB* is the traffic of either dispatch.
 
-Result: The spread of ρ collapses. Without balancing, the mean of a step is {math, least | vanilla | rho_mean | 2} to
+Result: The spread of ρ collapses. Without balancing, the mean ρ of a step is {math, least | vanilla | rho_mean | 2} to
 {math, largest | vanilla | rho_mean | 2} on *math* and {mixed, least | vanilla | rho_mean | 2} to {mixed, largest |
 vanilla | rho_mean | 2} on *mixed*. With `foremoe` it is at most {math, largest | foremoe | rho_mean} and {mixed,
 largest | foremoe | rho_mean}, and in every step 99 in 100 pairs have a ρ of at most {mixed, largest | foremoe | rho_p99
@@ -22,12 +22,12 @@ link carries {math, median | foremoe | link_gib (token) | 0} GiB in the median s
 link_gib (token) | 0} ({math, least | vanilla | link_gib (token) | 0} to {math, largest | vanilla | link_gib (token) |
 0}). On *mixed* the medians are {mixed, median | foremoe | link_gib (token) | 0} and {mixed, median | vanilla | link_gib
 (token) | 0}. By row they are {math, median | foremoe | link_gib (row) | 0} and {math, median | vanilla | link_gib (row)
-| 0}, {mixed, median | foremoe | link_gib (row) | 0} and {mixed, median | vanilla | link_gib (row) | 0}. With `--prefer
-links`, the link carries {math, median | foremoe, links | link_gib (token) | 0} and {mixed, median | foremoe, links |
-link_gib (token) | 0} by token, {math, median | foremoe, links | link_gib (row) | 0} and {mixed, median | foremoe, links
-| link_gib (row) | 0} by row, since by token a node gets a token once however many of its experts are there. Rows
-between machines, one per token and expert, decrease even without this option: the busiest node's maximum is {mixed,
-median | foremoe | node_link_of_first | 2} of vanilla's in the median step and {mixed, largest | foremoe |
+| 0} on *math*, {mixed, median | foremoe | link_gib (row) | 0} and {mixed, median | vanilla | link_gib (row) | 0}. With
+`--prefer links`, the link carries {math, median | foremoe, links | link_gib (token) | 0} and {mixed, median | foremoe,
+links | link_gib (token) | 0} by token, {math, median | foremoe, links | link_gib (row) | 0} and {mixed, median |
+foremoe, links | link_gib (row) | 0} by row, since by token a node gets a token once however many of its experts are
+there. Rows between machines, one per token and expert, decrease even without this option: the busiest node's maximum is
+{mixed, median | foremoe | node_link_of_first | 2} of vanilla's in the median step and {mixed, largest | foremoe |
 node_link_of_first | 2} in the worst, and {mixed, median | foremoe, links | node_link_of_first | 2} with `--prefer
 links`. Every step fetches its guests again: {math, median | foremoe | copies | 0} to {mixed, median | foremoe | copies
 | 0} copies per layer and event, {math, median | foremoe, links | copies | 0} to {mixed, median | foremoe, links |

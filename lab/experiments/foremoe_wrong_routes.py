@@ -15,7 +15,7 @@ router. Input and cluster are those of review-speedup (DAPO-Math, seed 1; the ro
 too), with four layers. No plan knows the actual row counts, so for every system ranks gather all counts in every
 forward of every layer; the modelled time includes this. *Speedup, placed* also charges planning before the first
 micro-step, measured here. UltraEP's planning is in the step: 72 µs in each layer and micro-step, as published for 64
-ranks and 256 experts, which is too much for 8 and 128. *Planned at once* is UltraEP without it.
+ranks and 256 experts, a disadvantage with 8 and 128. *Planned at once* is UltraEP without it.
 
 Result: A plan degrades in proportion to wrong rows, without a cliff. Rows that leave it go to homes, as all rows do in
 vanilla, so with a share p of them ρ is close to 1 + p · (ρ of vanilla − 1). With a fifth of its rows wrong, a plan
