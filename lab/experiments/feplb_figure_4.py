@@ -26,7 +26,7 @@ from feplb_inputs import inputs_of
 from kit import FIRST, Published, System, modelled, percent_less
 
 EXCHANGE_MORE = modelled(
-    "exchange_more", "exchange, % more", 1, "seconds of dispatch and combine above the first system's",
+    "exchange_more", "exchange, % more", 1, "time of dispatch and combine compared with the first system's",
     lambda m, first: -percent_less(first.of_both("dispatch", "combine"), m.of_both("dispatch", "combine")),
     versus=FIRST,
 )

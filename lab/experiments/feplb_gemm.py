@@ -15,10 +15,10 @@ Result: FEPLB removes 60, 68 and 69 % of the straggler's time (published 50, 62 
 published, as with tokens (feplb-straggler). The agreement confirms nothing, because we chose our reading of the greedy
 by those percentages. At EP 8 its milliseconds agree too. The published 0.352 ms after a reduction of 68 % imply 1.10 ms
 before, and we model 1.12. The straggler before balancing does not depend on the reading, but its share of wasted time
-was fitted to the paper, whose batch is unknown. FasterMoE removes 52 % at EP 8, and its published 0.625 ms would be 43
-% less; here, it knows the loads (feplb-straggler). `foremoe` removes 83 % and more with one slot. This is less than for
-tokens, since part-filled tiles remain. FEPLB's buffers have the published size. Those of `foremoe` take nine times that
-for half as many slots, one set for each of 18 layers, and under `shared` the same 576 MiB.
+was fitted to the paper, whose batch is unknown. FasterMoE removes 52 % at EP 8; its published 0.625 ms would be 43 %.
+Here it knows the loads (feplb-straggler). `foremoe` removes 83 % and more with one slot. This is less than for tokens,
+since part-filled tiles remain. FEPLB's buffers have the published size. Those of `foremoe` take nine times that for
+half as many slots, one set for each of 18 layers, and under `shared` the same 576 MiB.
 """
 
 from feplb_inputs import inputs_of
@@ -31,15 +31,15 @@ def straggler_ms(m: Measured) -> float:
 
 STRAGGLER = modelled(
     "gemm_straggler_ms", "GEMM straggler, ms", 3,
-    "seconds that the slowest rank's experts take above the mean rank's, in a layer's forward", straggler_ms,
+    "expert time of the slowest rank minus that of the mean rank, in a layer's forward", straggler_ms,
     by_dispatch=False,
 )
 STRAGGLER_LESS = modelled(
-    "gemm_straggler_less", "GEMM straggler, % less", 1, "than the first system's",
+    "gemm_straggler_less", "GEMM straggler, % less", 1, "reduction compared with the first system's straggler",
     lambda m, first: percent_less(straggler_ms(first), straggler_ms(m)), versus=FIRST, by_dispatch=False,
 )
 BUFFERS = modelled(
-    "buffers_mib", "buffers, MiB", 0, "weights of guests of the rank that holds most",
+    "buffers_mib", "buffers, MiB", 0, "guest weights on the rank with the most",
     lambda m: m.recompute["memory"]["guest_weights"] / (1 << 20), by_dispatch=False,
 )
 inputs = inputs_of(keep_activations=True, cluster="h100")

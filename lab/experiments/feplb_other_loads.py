@@ -8,8 +8,7 @@ history grows stale, and nodes of many devices to balance better.
 We assume: At EP 8, the load of feplb-straggler is drawn with 256 to 65,536 tokens per rank. In *hot rank moves* (w6),
 the hot rank is m mod 8 in micro-step m, so the past mean carries no information. *Bursts* (w7) makes drawn experts hot
 in every fourth micro-step. *EP 64, one node* has all ranks on NVLink, like the 72 of a GB200 rack (128 experts are not
-divisible by 72). EPLB with a moving average represents history. All systems have eight guest slots except `foremoe`,
-which has two.
+divisible by 72). EPLB with a moving average represents history. `foremoe` has two guest slots, all others eight.
 
 Result: The batch does not matter, as the description expects: FEPLB removes 69 to 71 % from 256 to 65,536 tokens. Where
 routes change from one micro-step to the next, FEPLB is no better than history. It removes nothing from bursts, since

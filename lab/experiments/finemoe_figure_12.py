@@ -3,8 +3,8 @@
 FineMoE, arXiv 2511.16947, figure 12.
 
 FineMoE replaces its symmetric placement by an asymmetric one when loads call for it. This moves weights and optimizer
-states while training stops. The figure gives its time for several models: *typically hundreds of milliseconds*. Every
-50 iterations, it adds less than 1 %.
+states while training stops. The figure gives the time of such a migration for several models: *typically hundreds of
+milliseconds*. Every 50 iterations, it adds less than 1 %.
 
 We assume: The models are those of figure 7, with Zipf loads, s = 1. Both placements are of one group of 8 GPUs. Experts
 of the asymmetric placement that a rank lacks come from peers, at the speed of NVLink, layer after layer; the rank that
@@ -26,8 +26,8 @@ from kit import FIRST, Arranged, Measured, Published, modelled, ratio
 
 
 def migration_seconds(m: Measured, first: Measured) -> float:
-    """From the last placement of the first system to the first one of this one: weights and optimizer states of all
-    experts that the rank which receives most in a layer does not have yet, from peers, layer after layer."""
+    """Time to change from the last placement of the first system to this system's first. In each layer, the rank that
+    receives most fetches the weights and optimizer states of its new experts from peers. Layers follow each other."""
     had, has = first.evaluation.plan.slot_expert[-1], m.evaluation.plan.slot_expert[0]  # [layers, ranks, slots]
     held = (has[..., :, None] == had[..., None, :]).any(-1)
     received = ((has >= 0) & ~held).sum(-1).max(1).mean()
@@ -46,7 +46,7 @@ OF_50_STEPS = modelled(
     lambda m, first: 2 * ratio(migration_seconds(m, first), m.update["seconds"]), versus=FIRST,
 )
 PAYS = modelled(
-    "migration_pays", "pays after, steps", 2, "migration ÷ what it saves of a policy update; inf: never",
+    "migration_pays", "pays after, steps", 2, "migration ÷ time saved per policy update; inf: never",
     lambda m, first: ratio(migration_seconds(m, first), max(0.0, first.update["seconds"] - m.update["seconds"])),
     versus=FIRST,
 )

@@ -24,11 +24,11 @@ locality cannot save more.
 from kit import Column, Published, System, drawn
 
 SENT = Column(
-    "sent", "sent, no locality", 0, "tokens that the busiest rank sends or receives when replicas are filled by rank",
+    "sent", "sent, no locality", 0, "tokens that the busiest rank sends or receives if replicas fill in rank order",
     lambda m: m.sent["sent_without_locality"],
 )
 SENT_RANK = Column(
-    "sent_rank", "sent, rank first", 0, "the same when a source fills its own replicas first",
+    "sent_rank", "sent, rank first", 0, "the same if a source fills its own replicas first",
     lambda m: m.sent["sent_with_rank_locality"],
 )
 EVERY = dict(

@@ -18,16 +18,16 @@ instead of {groups that differ | LP 1 | dispatch_ms (token) | 2} where groups di
 offsets much of this. By token, the whole layer is 2 % faster than with LP 1 on random tokens, as in the paper, and 0.8
 % slower where groups differ. By row it is the other way round: 0.8 % faster where groups differ, and not faster on
 random tokens. No scheduling is hidden here. The paper has more to gain, since its nodes have a quarter of the cards.
-Weighing GPUs alone costs more than it gains in all cases. Choosing guests for links reduces traffic between nodes much
-further, to nearly nothing where every expert can have a replica on both nodes. Without links, `foremoe` is as fast as
-vanilla on random tokens by token and slower by row: there is hardly anything to balance, it stops at its tolerance, and
-by row its guests make exchanges more uneven than homes do.
+Weighing GPUs alone costs more than it gains in all cases. Choosing guests for links (`foremoe, links`) reduces traffic
+between nodes much further, to nearly nothing where every expert can have a replica on both nodes. Without links,
+`foremoe` is as fast as vanilla on random tokens by token and slower by row: there is hardly anything to balance, it
+stops at its tolerance, and by row its guests make exchanges more uneven than homes do.
 """
 
 from kit import Column, System, drawn
 
 BETWEEN_NODES = Column(
-    "between_nodes", "between nodes", 0, "so routed, tokens that the busiest node sends or receives",
+    "between_nodes", "between nodes", 0, "tokens that the busiest node sends or receives with this routing",
     lambda m: m.sent["between_nodes"],
 )
 GPT_WIDTH_2048 = {

@@ -22,9 +22,9 @@ replicas keep weights and optimizer states, gradients are reduced once per step,
 not charged (the paper: below 1 %; `lab/run finemoe-figure-12`). SmartMoE and FlexMoE even move within the step for
 free. EPLB is included as an expert scheduler that, like FlexMoE, places all replicas by history. FineMoE is charged for
 scheduling by the number of slots (`lab/run finemoe-figure-11`), without overlap; the paper overlaps it and measures
-more. The all-reduce of gradients of systems that train in place, and of vanilla's, overlaps with the last backward.
-`foremoe` fetches its guests and sends gradients home during computation; it needs routes ahead of training, which
-pre-training does not have.
+more. The all-reduce of gradients of systems that train in place, and of vanilla's, overlaps with the last backward
+while that lasts. `foremoe` fetches its guests and sends gradients home during computation; it needs routes ahead of
+training, which pre-training does not have.
 
 Result: All ranks are in one node, so the two dispatches differ by 1 % at most; figures here are by token. FineMoE's
 published gains lie between those on our two loads. *finemoe* is {GPT 16×3.2B, Zipf | finemoe | update_speedup (token)}

@@ -19,7 +19,7 @@ ms with 64 GPUs, where EP of the same group takes {64 GPUs, 8 cards | EP | dispa
 {64 GPUs, 8 cards | EP, half the group | dispatch_ms (token) | 1}; with 256 it is {256 GPUs, 8 cards | FineEP |
 dispatch_ms (token) | 1}, {256 GPUs, 8 cards | EP | dispatch_ms (token) | 1} and {256 GPUs, 8 cards | EP, half the group
 | dispatch_ms (token) | 1}. A larger group has more nodes to which a token must go. FineEP can take longer than EP in
-the same group, we think because a token sent to a replica elsewhere no longer shares its way to the node of its other
+the same group, probably because a token sent to a replica elsewhere no longer shares its way to the node of its other
 experts. By row, the claim holds against EP of half the group up to 256 GPUs ({256 GPUs, 8 cards | FineEP | dispatch_ms
 (row) | 0} and {256 GPUs, 8 cards | EP, half the group | dispatch_ms (row) | 0} ms), since the busiest rank determines
 the exchange. On nodes with two cards, FineEP makes the step slower than EP by token with 64 and 128 GPUs ({64 GPUs, 2

@@ -12,7 +12,7 @@ compare each step with vanilla's. *Links* prefers less traffic to the last perce
 Traffic between machines counts token-expert assignments of the busiest node, in one direction, as rows travel by row;
 *GiB* is the traffic of either dispatch.
 
-Result: The spread of ρ collapses. Without balancing, the mean of a step is {math, least | vanilla | rho_mean | 2} to
+Result: The spread of ρ collapses. Without balancing, the mean ρ of a step is {math, least | vanilla | rho_mean | 2} to
 {math, largest | vanilla | rho_mean | 2} on *math* and {mixed, least | vanilla | rho_mean | 2} to {mixed, largest |
 vanilla | rho_mean | 2} on *mixed*. With `foremoe` it is at most {math, largest | foremoe | rho_mean} and {mixed,
 largest | foremoe | rho_mean}, and in every step 99 in 100 pairs have a ρ of at most {mixed, largest | foremoe | rho_p99
@@ -22,12 +22,12 @@ link carries {math, median | foremoe | link_gib (token) | 0} GiB in the median s
 link_gib (token) | 0} ({math, least | vanilla | link_gib (token) | 0} to {math, largest | vanilla | link_gib (token) |
 0}). On *mixed* the medians are {mixed, median | foremoe | link_gib (token) | 0} and {mixed, median | vanilla | link_gib
 (token) | 0}. By row they are {math, median | foremoe | link_gib (row) | 0} and {math, median | vanilla | link_gib (row)
-| 0}, {mixed, median | foremoe | link_gib (row) | 0} and {mixed, median | vanilla | link_gib (row) | 0}. With `--prefer
-links`, the link carries {math, median | foremoe, links | link_gib (token) | 0} and {mixed, median | foremoe, links |
-link_gib (token) | 0} by token, {math, median | foremoe, links | link_gib (row) | 0} and {mixed, median | foremoe, links
-| link_gib (row) | 0} by row, since by token a node gets a token once however many of its experts are there. Rows
-between machines, one per token and expert, decrease even without this option: the busiest node's maximum is {mixed,
-median | foremoe | node_link_of_first | 2} of vanilla's in the median step and {mixed, largest | foremoe |
+| 0} on *math*, {mixed, median | foremoe | link_gib (row) | 0} and {mixed, median | vanilla | link_gib (row) | 0}. With
+`--prefer links`, the link carries {math, median | foremoe, links | link_gib (token) | 0} and {mixed, median | foremoe,
+links | link_gib (token) | 0} by token, {math, median | foremoe, links | link_gib (row) | 0} and {mixed, median |
+foremoe, links | link_gib (row) | 0} by row, since by token a node gets a token once however many of its experts are
+there. Rows between machines, one per token and expert, decrease even without this option: the busiest node's maximum is
+{mixed, median | foremoe | node_link_of_first | 2} of vanilla's in the median step and {mixed, largest | foremoe |
 node_link_of_first | 2} in the worst, and {mixed, median | foremoe, links | node_link_of_first | 2} with `--prefer
 links`. Every step fetches its guests again: {math, median | foremoe | copies | 0} to {mixed, median | foremoe | copies
 | 0} copies per layer and event, {math, median | foremoe, links | copies | 0} to {mixed, median | foremoe, links |
@@ -38,17 +38,17 @@ from typing import Any
 
 from kit import FIRST, Aim, Column, System, drawn, modelled
 
-RHO_P99 = Column("rho_p99", "ρ p99", 4, "its 99th percentile", lambda m: m.figures["rho"]["p99"])
+RHO_P99 = Column("rho_p99", "ρ p99", 4, "99th percentile of ρ", lambda m: m.figures["rho"]["p99"])
 NODE_LINK = Column(
     "node_link", "node link", 0, "tokens of the busiest node's link to others, mean over pairs",
     lambda m: m.figures["node_link_tokens"]["mean"],
 )
 NODE_LINK_MAX = Column(
-    "node_link_max", "node link max", 0, "the same, largest", lambda m: m.figures["node_link_tokens"]["max"],
+    "node_link_max", "node link max", 0, "maximum of the same", lambda m: m.figures["node_link_tokens"]["max"],
     largest=True,
 )
 NODE_LINK_OF_FIRST = Column(
-    "node_link_of_first", "node link max ÷ first", 3, "its largest ÷ the first system's",
+    "node_link_of_first", "node link max ÷ first", 3, "maximum of node link ÷ the first system's",
     lambda m, first: m.figures["node_link_tokens"]["max"] / max(1.0, first.figures["node_link_tokens"]["max"]),
     versus=FIRST, largest=True,
 )
@@ -59,7 +59,7 @@ def busiest_link(phase: dict[str, Any]) -> int:
 
 
 LINK_GIB = modelled(
-    "link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
+    "link_gib", "busiest node link, GiB", 3, "largest number of bytes from one node to another in a step",
     lambda m: (busiest_link(m.recompute) + busiest_link(m.update)) / (1 << 30), largest=True,
 )
 EVERY = dict(

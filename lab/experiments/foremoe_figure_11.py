@@ -21,11 +21,11 @@ guests of the step. The paper also compares ForeMoE with opt to show how small i
 from kit import FIRST, Aim, System, drawn, measured_here, modelled, ratio
 
 FREE_SPEEDUP = modelled(
-    "free_speedup", "speedup, opt", 3, "were planning and transfer free",
+    "free_speedup", "speedup, opt", 3, "speedup if planning and transfer were free",
     lambda m, first: ratio(first.seconds, m.seconds - m.overhead), versus=FIRST,
 )
 OF_FREE_PLACED = measured_here(
-    "of_free_placed", "of opt, placed, %", 1, "of opt, with what of placement the rollout's tail does not hide",
+    "of_free_placed", "of opt, placed, %", 1, "of opt, plus placement time not hidden by the rollout's tail",
     lambda m: ratio(100 * (m.seconds - m.overhead), m.placed_seconds), by_dispatch=True,
 )
 EVERY = dict(

@@ -21,7 +21,7 @@ third of its attention, so attention can hide them.
 from kit import System, drawn, modelled
 
 TRANSFER = modelled(
-    "transfer_ms", "transfer, ms", 3, "of a layer: copies into the rank that receives most, over the host's link",
+    "transfer_ms", "transfer, ms", 3, "copies of a layer to the rank that receives most, over its link to the host",
     lambda m: 1e3 * m.pairs["busiest_receiver"] * m.cost["fetch_seconds"], by_dispatch=False,
 )
 DENSE = modelled(

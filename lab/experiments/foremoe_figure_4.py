@@ -31,7 +31,7 @@ def stability(m: Measured) -> dict[str, float]:
 
 
 def forecast_error(m: Measured) -> float:
-    """Share of tokens, mean over micro-steps and layers from the second step on; NaN of one step."""
+    """Mean share of misplaced tokens over micro-steps and layers from the second step on. NaN if there is one step."""
     counts = m.load.array.sum(2).astype(float)  # [micro_steps, layers, experts]
     steps = counts.reshape(m.on.steps, -1, *counts.shape[1:])
     before = steps[:-1].sum(1, keepdims=True)
@@ -45,7 +45,7 @@ HOTTEST = Column(
     "hottest", "hottest expert", 2, "tokens of a step's most popular expert ÷ mean", lambda m: stability(m)["hottest"]
 )
 STEP_CHANGE = Column(
-    "step_change", "change of step, %", 1, "share of tokens that go to other experts than in the step before",
+    "step_change", "change of step, %", 1, "share of tokens that go to different experts than in the previous step",
     lambda m: 100 * stability(m)["step_change"],
 )
 MICRO_STEP_CHANGE = Column(
@@ -54,7 +54,7 @@ MICRO_STEP_CHANGE = Column(
 )
 FORECAST_ERROR = Column(
     "forecast_error", "error of forecast, %", 1,
-    "share of a micro-step's tokens that go to other experts than the mean of the step before tells",
+    "share of a micro-step's tokens that the mean of the previous step assigns to other experts",
     lambda m: 100 * forecast_error(m),
 )
 EVERY = dict(ranks=8, experts=128, top_k=8, layers=4, sequences_per_rank=1, tokens_per_rank=4096, group_size=8)

@@ -7,9 +7,8 @@ assignment), then its two transfer paths, and gives speedups over veRL. We do no
 
 We assume: We use the stages of our planner with the same names; their algorithms are not the paper's. Without T, an
 expert's tokens are split equally over the replicas that serve it. With one path alone, all copies come from host
-memory, or all from peers. With both, each phase takes the fastest of three: either path alone, or the engine's balance
-by bytes ÷ bandwidth. The other rows have both. The input is the first configuration of figure 8, with each routing
-model.
+memory, or all from peers. With both, each phase takes the fastest of host, peers, and the engine's balance by bytes ÷
+bandwidth. The other rows have both. The input is the first configuration of figure 8, with both routing models.
 
 Result: Base placement (B) gains most. With tokens split equally over its replicas, ρ falls from {math | vanilla |
 rho_mean | 1} to {math | B | rho_mean | 1} on *math*, and the speedup is {math | B | speedup (token) | 2} by token and

@@ -22,8 +22,8 @@ longer than ours by token and 7 and 5 % by row; `static` is level (0.5 ± 0.5 % 
 thirtieth of the memory, is 1 % longer; preferring links is 5 % shorter by token and 3 % by row. On 8 ranks, `shared` is
 level, and ReLibra is 0.5 and 0.9 % faster than ours, as it has almost no planning to pay for. UltraEP is 3 and 6 %
 slower, half of it due to its planning time of 72 µs, published for 64 ranks and 256 experts (*planned at once* has
-none), and `static` 6 %. FEPLB, which is charged in full for the return of its results, is slower than vanilla at 64
-ranks in every draw: {mixed, 64 ranks, 5 draws | feplb | speedup (token) | 2} by token.
+none); `static` is 6 % slower. FEPLB, which is charged in full for the return of its results, is slower than vanilla at
+64 ranks in every draw: {mixed, 64 ranks, 5 draws | feplb | speedup (token) | 2} by token.
 """
 
 from kit import System, drawn, paired

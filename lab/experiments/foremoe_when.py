@@ -27,7 +27,7 @@ from kit import FIRST, System, drawn, measured_here, paired, ratio
 
 ROLLOUT = 0.6
 RL_STEP = measured_here(
-    "rl_60", "RL step", 3, "speedup, placed, of an RL step whose rollout takes 60 % of the first system's",
+    "rl_60", "RL step", 3, "speedup, placed, of an RL step if rollout takes 60 % of the first system's RL step",
     lambda m, first: 1 / (ROLLOUT + (1 - ROLLOUT) / ratio(first.placed_seconds, m.placed_seconds)), versus=FIRST,
     by_dispatch=True,
 )

@@ -15,7 +15,7 @@ router. Input and cluster are those of review-speedup (DAPO-Math, seed 1; the ro
 too), with four layers. No plan knows the actual row counts, so for every system ranks gather all counts in every
 forward of every layer; the modelled time includes this. *Speedup, placed* also charges planning before the first
 micro-step, measured here. UltraEP's planning is in the step: 72 µs in each layer and micro-step, as published for 64
-ranks and 256 experts, which is too much for 8 and 128. *Planned at once* is UltraEP without it.
+ranks and 256 experts, a disadvantage with 8 and 128. *Planned at once* is UltraEP without it.
 
 Result: A plan degrades in proportion to wrong rows, without a cliff. Rows that leave it go to homes, as all rows do in
 vanilla, so with a share p of them ρ is close to 1 + p · (ρ of vanilla − 1). With a fifth of its rows wrong, a plan
@@ -47,12 +47,12 @@ Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class OtherRoutes(Drawn):
-    """What is executed where routes are not those that were recorded. A row may go elsewhere than recorded, and leaves
-    the replica that was planned for it; or it has no recorded route, and no plan knows of it. Both are served at the
-    home of the expert that the router chose, as foremoe.torch does under on_mismatch="home" and unrouted="home".
+    """The executed load if routes differ from the recorded ones. A row may leave its planned replica for another
+    expert, or it may have no recorded route, so that no plan includes it. Both go to the home of the expert that the
+    router chose, as in foremoe.torch with on_mismatch="home" and unrouted="home".
 
-    load: recorded − gone + come. gone, come: int64 [micro_steps, layers, ranks, experts], rows that leave their planned
-    replicas, and that go home.
+    load: recorded − gone + come. gone: rows that leave their planned replicas. come: rows that go to homes. Both are
+    int64 [micro_steps, layers, ranks, experts].
     """
 
     recorded: Load | None = None
@@ -61,14 +61,14 @@ class OtherRoutes(Drawn):
 
 
 def on_other_routes(on: Input, *, wrong: float = 0.0, missing: float = 0.0) -> Input:
-    """The input where a share `missing` of its rows is not recorded, and a share `wrong` of those that are goes to
-    another expert, drawn by how many rows of the same source rank, layer and micro-step each of the others has: popular
-    experts stay popular.
+    """Returns the input with unrecorded and rerouted rows. A share `missing` of the rows is not recorded. A share
+    `wrong` of the recorded rows goes to another expert, drawn in proportion to its rows in the same micro-step, layer
+    and source rank, so popular experts stay popular.
     """
 
     def draw(seed: int) -> OtherRoutes:
         of = on.draw(seed)
-        random = np.random.default_rng([seed, 0x0E15E])  # apart from what drew the load
+        random = np.random.default_rng([seed, 0x0E15E])  # independent of the stream that drew the load
         unrecorded = random.binomial(of.load.array, missing)
         recorded = of.load.array - unrecorded
         gone = random.binomial(recorded, wrong)
@@ -77,7 +77,7 @@ def on_other_routes(on: Input, *, wrong: float = 0.0, missing: float = 0.0) -> I
             popular = np.broadcast_to(recorded[place].astype(float), (of.load.num_experts, of.load.num_experts)).copy()
             np.fill_diagonal(popular, 0)
             elsewhere = popular.sum(1)
-            gone[place][elsewhere == 0] = 0  # there is no other expert that anybody chose
+            gone[place][elsewhere == 0] = 0  # no other expert has rows
             those = gone[place].nonzero()[0]
             come[place] = random.multinomial(gone[place][those], popular[those] / elsewhere[those, None]).sum(0)
         come += unrecorded
@@ -87,7 +87,7 @@ def on_other_routes(on: Input, *, wrong: float = 0.0, missing: float = 0.0) -> I
 
 
 class OnOtherRoutes(System):
-    """foresight: it plans what was recorded. Others know no routes ahead, and nothing goes wrong for them."""
+    """foresight: the policy plans with the recorded routes. Others use no routes in advance and are unaffected."""
 
     def __init__(self, label: str, policy: str = "", *, foresight: bool = False, **options: Any) -> None:
         super().__init__(label, policy, **options)
@@ -110,8 +110,8 @@ class OnOtherRoutes(System):
 
 
 def executed_quotas(plan: Plan, of: OtherRoutes, seed: int) -> Counts:
-    """[events, layers, ranks, slots]: the quotas of a plan for of.recorded as of.load fills them. Rows that are gone
-    are drawn among the replicas of their expert.
+    """Returns the quotas [events, layers, ranks, slots] of a plan for of.recorded when of.load is executed. Rows in
+    of.gone are drawn at random from the replicas of their expert.
     """
     assert of.gone is not None and of.come is not None
     random = np.random.default_rng([seed, 0x0E15F])
