@@ -1,4 +1,4 @@
-"""Small inputs for all tests, and the packages and ranks that tests in torch/ need."""
+"""Inputs shared by all tests. Skips tests in torch/ that lack a package, and runs them on several ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 import foremoe
 
-# Packages that a test file in torch/ needs, by the first prefix that matches its name. Its tests are skipped if one is
-# missing or too old. Needs torch.nn, since without PyTorch `import torch` would import the tests' own folder.
+# Packages that test files in torch/ need, by prefix of the file name; the first match applies. Tests are skipped if a
+# package is missing or too old. torch.nn stands for PyTorch, since `torch` alone may be the tests' own folder.
 NEEDS = {
     "test_megatron_capacity": ["torch.nn"],
     "test_megatron": ["torch.nn", "megatron.core"],
@@ -49,7 +49,7 @@ def draw_load(
 def draw_routes(
     seed: int = 0, *, tokens: int = 40, layers: int = 2, top_k: int = 2, experts: int = 8
 ) -> npt.NDArray[np.uint8]:
-    """Draws routes, uint8 [tokens, layers, top_k], distinct in a row. About a tenth of the tokens has no route."""
+    """Draws routes, uint8 [tokens, layers, top_k], of distinct experts. About a tenth of the tokens have no route."""
     random = np.random.default_rng(seed)
     routes = random.random((tokens, layers, experts)).argsort(-1)[..., :top_k].astype(np.uint8)
     routes[random.random(tokens) < 0.1] = 255
@@ -90,7 +90,7 @@ def pytest_pycollect_makemodule(module_path: pathlib.Path, parent: Any) -> pytes
 
 @pytest.fixture(scope="session")
 def _started() -> Iterator[list[Any]]:
-    """Running rank processes, at most one group."""
+    """The running group of rank processes, if any."""
     started: list[Any] = []
     yield started
     for ranks in started:

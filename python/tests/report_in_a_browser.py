@@ -22,7 +22,7 @@ import web_driver  # noqa: E402
 SCREENS = list(itertools.product((400, 1600), ("light", "dark")))
 EVIL = "<script>document.title=1</script><img src=x onerror=alert(1)><b>%{x}</b>"
 
-# Returns the number of plots and the layout faults that the page's boxes show.
+# Returns the number of plots and a list of layout faults, such as text that overlaps or is cut off.
 FAULTS = """
 const faults = [];
 const plots = [...document.querySelectorAll('.plot')];
@@ -123,7 +123,7 @@ class ReportInABrowser(unittest.TestCase):
         self.browser.open(page)
 
     def look_at(self, page: pathlib.Path) -> None:
-        """Checks the page on all screens, with all details closed and open."""
+        """Checks layout, contrast and console on all screens, with all details elements closed and open."""
         for width, scheme in SCREENS:
             with self.subTest(width=width, scheme=scheme):
                 self.show(page, width, scheme)

@@ -1,4 +1,4 @@
-"""scripts/check_docs finds output on a page that its command does not print."""
+"""scripts/check_docs finds documented output that differs from what the command prints."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.mark.parametrize(
     ("there", "shown", "lines"),
     [
-        ("1.0016", "1.0017", [10]),  # exact, in a line with measured values
+        ("1.0016", "1.0017", [10]),  # an exact value in a line that also has measured values
         ("4 ranks", "8 ranks", [6]),
         ("vanilla", "vanille", [9]),
         ("placed in", "placed at", [12]),

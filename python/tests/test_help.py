@@ -25,7 +25,7 @@ def test_every_example_of_report_makes_its_page(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shape = {"layers": 1, "micro_steps": 2, "ranks": 4, "tokens_per_rank": 32}  # experts and top_k: synth's defaults
+    shape = {"layers": 1, "micro_steps": 2, "ranks": 4, "tokens_per_rank": 32}  # synth sets experts and top_k
     foremoe.synthesize_load(**shape).save("step.load.safetensors")
     foremoe.synthesize_trace(**shape).save("step.trace.safetensors")
     shown = examples("report", capsys)

@@ -1,4 +1,4 @@
-"""Reads files of the command with the safetensors package alone. Checks names, shapes, dtypes, metadata and sums."""
+"""Reads files that the command wrote with the safetensors package. Checks names, shapes, dtypes, metadata and sums."""
 
 import hashlib
 import json

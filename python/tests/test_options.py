@@ -1,4 +1,4 @@
-"""Options of the functions: declared as the C++ tables have them, typed, and refused by name."""
+"""Python options have the names, types and defaults of the C++ tables. Unknown options are rejected by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foremoe.report import write_report
 
 TABLES = foremoe._core._option_tables()
 ARGUMENTS = {"homes", "previous", "previous_load", "threads", "policy_options"}
-# The tables of each TypedDict, and what it declares beside or leaves out of them.
+# TypedDict, its C++ option tables, the options that it adds to the tables, and the options that it omits.
 DECLARED: list[tuple[type, list[str], set[str], set[str]]] = [
     (options.PlanOptions, ["planner"], ARGUMENTS, set()),
     (options.EvaluateOptions, ["planning", "simulation", "cost"], {"align"} | ARGUMENTS, set()),

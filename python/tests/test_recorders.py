@@ -110,7 +110,7 @@ def test_a_turn_that_does_not_continue_the_previous_one_is_rejected() -> None:
 def test_a_request_without_new_rows_needs_no_routes() -> None:
     rows = draw_rows(7)
     first = from_vllm(vllm_body(rows[:6], [1] * 4, [1] * 3))
-    for nothing in (None, "", npy(rows[:0])):  # only the last token has no row
+    for nothing in (None, "", npy(rows[:0])):  # the response adds only the last token, which has no row
         last = from_vllm(vllm_body(nothing, [1] * 7, [1]), prompt_start=7)
         routes = Recorder(**SHAPE, missing="mark").add(0, first + last)
         np.testing.assert_array_equal(routes[:6], rows[:6])
@@ -139,7 +139,7 @@ def test_sequences_with_several_weight_versions_are_rejected_or_reported() -> No
 def test_rows_without_a_route_are_rejected_or_missing() -> None:
     rows = draw_rows(6, dtype=np.int16)
     rows[2, 1] = -1
-    rows[4, 2] = 3  # twice
+    rows[4, 2] = 3  # this row now has expert 3 twice
     body = vllm_body(rows, [1] * 4, [1] * 3)
     with pytest.raises(foremoe.InputError, match=r"sequence 0: routed_experts\[2, 1\]: is no route$"):
         Recorder(**SHAPE).add(0, from_vllm(body))
@@ -256,7 +256,7 @@ def test_counts_match_the_routes_even_if_these_are_not_kept() -> None:
     assert routes() is None
 
 
-# The document.
+# The documented example.
 
 
 class Server:

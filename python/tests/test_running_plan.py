@@ -196,6 +196,6 @@ def test_slots_of_residency_shared_are_not_read_before_they_are_final(load: fore
         experts, tokens = plan._slots_of_event(event)
         assert (experts == whole.slot_expert[event]).all() and (tokens == whole.slot_tokens[event]).all()
     plan = foremoe.start_plan(load, residency="shared", guest_slots=2).begin()
-    assert (plan.slot_expert == whole.slot_expert).all()  # waits for all of them
+    assert (plan.slot_expert == whole.slot_expert).all()  # waits for all events
     with pytest.raises(foremoe.InputError, match=f"event: {plan.num_events} is not in 0"):
         plan._slots_of_event(plan.num_events)

@@ -83,7 +83,7 @@ def test_without_token_ids_the_number_of_tokens_is_used_if_known() -> None:
     del body["usage"]
     recorder.add(1, from_vllm(body))
     assert recorder.report.unchecked == 1
-    two = {"choices": body["choices"] * 2, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}  # usage of both
+    two = {"choices": body["choices"] * 2, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}  # both choices
     assert [segment.num_tokens for segment in from_vllm(two)] == [None, None]
     trace = recorder.trace()
     assert list(trace.cu_seqlens) == [0, 7, 14] and trace.prompt_lengths is None

@@ -12,7 +12,7 @@ import foremoe
 
 
 def draw_rows(load: foremoe.Load, micro_step: int, layer: int, seed: int) -> list[np.ndarray]:
-    """Draws routes, int32 [tokens, top_k] per rank, in random order, two rows of which have no route."""
+    """Draws routes, int32 [tokens, 1] per rank, that match the load. Two more rows per rank have no route."""
     random = np.random.default_rng(seed)
     rows = []
     for counts in load.array[micro_step, layer]:

@@ -17,7 +17,7 @@ COUNTED = (
 
 
 class Counter:
-    """Attribute counts: calls per collective; key "waits": device synchronizations."""
+    """Attribute `counts` has the number of calls per collective and, as "waits", of device synchronizations."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Counter:
 
     @contextlib.contextmanager
     def waits_in(self, *modules: Any) -> Iterator[None]:
-        """Counts waits in the forward passes of these modules, which must not be nested."""
+        """Counts waits in the forward passes of these modules. No module may contain another."""
         inside = contextlib.ExitStack()
         hooks = [
             of.register_forward_pre_hook(lambda *_: (inside.enter_context(self.waits()), None)[1]) for of in modules
@@ -75,7 +75,7 @@ class Counter:
             hook.remove()
 
     def count_layers(self, model: Any, batch: Any, *importers: Any) -> None:
-        """Counts collectives of a forward and backward, and the waits in MoE layers and in the backward."""
+        """Counts collectives in a forward and a backward, and waits in the MoE layers' forwards and in the backward."""
         layers = [of.mlp for of in model.model.layers]
         with self.collectives(*importers), self.waits_in(*layers):
             out = model(batch, use_cache=False).logits

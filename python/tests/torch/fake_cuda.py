@@ -6,11 +6,11 @@ or cannot run without a driver:
 
 - Copies between host and device: FakeTensorMode ignores blocking copies. FakeCuda counts them. It also counts
   non-blocking copies whose host tensor is not pinned, because CUDA runs these synchronously.
-- Masked assignment, x[mask] = y, which reads the mask on the host, and host indices, which are copied first: counted.
-- Pinned memory: a flag per tensor. CUDA initialisation, which needs a driver: a no-op.
-- Streams and events: objects that enforce no order and count synchronize() and query().
+- Masked assignment, x[mask] = y, reads the mask on the host, and host indices are first copied. FakeCuda counts both.
+- Pinned memory is a flag per tensor. CUDA initialisation, which needs a driver, is a no-op.
+- Streams and events enforce no order. Their synchronize() and query() are counted.
 - Storage identity: data_ptr() is 0 for all fake tensors. FakeCuda returns a distinct number per storage.
-- The autograd engine, whose C++ code asks the driver for streams: run_backward() calls the same nodes in the same order
+- The autograd engine asks the driver for streams in C++. Instead, run_backward() calls the same nodes in the same order
   on the caller's thread. It omits node hooks, create_graph and the graph task id that distinguishes checkpoints.
 
 Collectives use torch's fake process group: they complete at once and change nothing. Tests with FakeCuda therefore

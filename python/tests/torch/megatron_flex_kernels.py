@@ -22,7 +22,7 @@ _context: dict[str, Any] = {}
 
 def with_backend(case: Case, backend: str, **fields: Any) -> Case:
     config = {**case.config, "moe_flex_dispatcher_backend": backend, **fields}
-    if backend == "ncclep":  # less than Megatron-LM needs without a plan
+    if backend == "ncclep":  # a capacity that Megatron-LM would exceed without a plan
         config.setdefault("moe_expert_rank_capacity_factor", 1.2)
     return Case(case.ep, "flex", case.ddp, case.recompute, config, case.dtype)
 

@@ -72,7 +72,7 @@ def apply() -> None:
         return plain.tolist() if as_numpy else plain
 
     token_dispatcher.maybe_move_tensor_to_cpu = move
-    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 reads it even without Transformer Engine
+    if not hasattr(moe_utils, "te_general_gemm"):  # megatron-core 0.16 reads this name even without Transformer Engine
         moe_utils.te_general_gemm = None
     gather = token_dispatcher.gather_from_sequence_parallel_region
 

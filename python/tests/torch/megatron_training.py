@@ -28,7 +28,7 @@ class Case:
 
     ep: int = 4
     dispatcher: str = "alltoall"
-    ddp: dict[str, Any] | None = None  # arguments of DistributedDataParallelConfig; None: no DDP
+    ddp: dict[str, Any] | None = None  # arguments of DistributedDataParallelConfig; None disables DDP
     recompute: str = ""  # "moe": checkpoint each MoE layer; "all": one checkpoint around the whole model
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: Any = torch.float64
@@ -148,7 +148,7 @@ def routes_of(step: int, micro_step: int, layer: int, rank: int) -> Any:
 
 
 def counts_of(step: int, rank: int, layers: Sequence[int] = range(LAYERS), micro_steps: int = MICRO_STEPS) -> Any:
-    """int64 [micro_steps, layers, experts]"""
+    """Counts a rank's routes, int64 [micro_steps, layers, experts]."""
     counts = torch.zeros(micro_steps, len(layers), EXPERTS, dtype=torch.int64)
     for m in range(micro_steps):
         for i, layer in enumerate(layers):
@@ -197,8 +197,8 @@ def train(
 ) -> dict[str, Any]:
     """Trains by plain gradient descent. Returns losses, gradients of inputs and of weights, and rows.
 
-    `inside` and `after` get the result of prepare(model). inside() makes a context around a step's passes; after() runs
-    at its end, before gradients are synchronized.
+    `inside` and `after` are called with the result of prepare(model) and the step. inside() returns a context manager
+    for the step's passes. after() is called in this context after the passes, before gradients are synchronized.
     """
     from megatron.core.transformer.moe.router_replay import RouterReplay
 
@@ -276,7 +276,7 @@ def counted_rows() -> Iterator[list[int]]:
 def under_a_plan(
     case: Case, options: dict[str, Any], before: Callable[[Any], None] | None = None
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Runs train() in planned steps. Returns its result and the last step's metrics. before: runs before attach()."""
+    """Runs train() in planned steps. Returns its result and the last step's metrics. Calls before() before attach()."""
     metrics: dict[str, float] = {}
 
     def prepare(model: Any) -> Any:
@@ -295,7 +295,7 @@ def under_a_plan(
 
 def expect_no_waits(planned: bool = True, **options: Any) -> None:
     """Asserts that a planned forward and backward neither waits for the device nor gathers counts. With planned=False,
-    asserts that the same counter sees both."""
+    asserts that the counter detects both in a run without a plan."""
     begin_groups(4)
     net = make_net(make_config(Case()))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2, **options)
@@ -366,7 +366,7 @@ def expect_shadow(metrics: dict[str, float], counts: list[Any], in_flight: int =
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
-    """Largest |a − b| ÷ largest |b| of any tensor: of losses, gradients of inputs and gradients of weights."""
+    """Largest |a − b| ÷ largest |b| of any tensor, for losses, gradients of inputs and gradients of weights."""
 
     def of(pairs: Any) -> float:
         return max((float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs), default=0.0)

@@ -1,6 +1,7 @@
 """Rank processes for tests. They end with the test run, and a rank that hangs prints the stacks of its threads.
 
-A test with a parameter `rank` runs in four processes, or in its module's WORLD. All such tests share them: see Ranks.
+A test with a parameter `rank` runs in four processes, or in as many as its module's WORLD. Tests share these processes;
+see Ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch.multiprocessing as mp
 
 RANKS = 4
 GRACE = 60
-"""Seconds that the other ranks have to end a test after one has failed it. They may wait for it in an exchange."""
+"""Seconds that the other ranks have to finish a test that failed on one rank, which they may wait for."""
 
 LONGEST = 1200
 """Seconds after which a rank is considered hung: several times the longest test on a busy machine, and below pytest's

@@ -41,7 +41,7 @@ def test_parameters_that_other_code_shards_keep_their_gradients(rank: int) -> No
 
 
 def test_a_head_that_wrap_never_saw_is_compared_once_it_has_stepped(rank: int) -> None:
-    """A value head shares the experts' optimizer."""
+    """The experts' optimizer also trains a value head that is not part of the wrapped model."""
     ep, model, trained = begin()
     torch.manual_seed(0)
     head = torch.nn.Linear(4, 1, bias=False).double()

@@ -1,4 +1,4 @@
-"""Checkpoints of a spread model and its optimizer contain all experts; ways that would save fewer are refused.
+"""Checkpoints of a spread model and its optimizer contain all experts. Code that would save fewer is rejected.
 
 The oracle is an unspread model in the same process, with a plain AdamW.
 """
@@ -205,7 +205,7 @@ def test_states_that_may_be_another_ranks_are_refused(rank: int) -> None:
     factored = torch.optim.Adafactor(run.ep.expert_parameters())
     for p in run.ep.expert_parameters():
         p.grad = torch.ones_like(p)
-    refusal(factored.step)  # already refused
+    refusal(factored.step)  # step() is rejected too, but creates the state
     for way in (factored.state_dict, lambda: get_optimizer_state_dict(run.model, factored)):
         assert refusal(way).startswith("InputError: optimizer: row_var of parameter 0 is [4, 32, 1]")
 

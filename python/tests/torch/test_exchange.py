@@ -48,7 +48,7 @@ class Layer:
 
 
 class Guests:
-    """Replaces LayerTurn as seen by GuestRows."""
+    """A fake LayerTurn with the members that GuestRows uses."""
 
     def __init__(self, events: list[str]) -> None:
         self.matrix = torch.randn(GUESTS, HIDDEN, HIDDEN)

@@ -19,7 +19,7 @@ from foremoe._engine import planned_phase, shares, together
 
 FAILING = 2
 SECONDS = 60.0
-"""Far below the half hour of gloo's timeout, far above what a busy machine needs."""
+"""Far below gloo's timeout of half an hour, far above what a busy machine needs."""
 
 
 class Broken(Exception):

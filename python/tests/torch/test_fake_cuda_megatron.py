@@ -1,4 +1,4 @@
-"""Megatron-LM's planned layers on device "cuda" without a GPU: where the host waits for the device (fake_cuda.py).
+"""Counts waits for the device in Megatron-LM's planned layers, on a fake device "cuda" (fake_cuda.py).
 
 The tests run in a process of their own, because megatron_training.py builds layers on the CPU with stubs for CUDA.
 Parameters then become fake tensors on "cuda". Operations that do not wait replace Transformer Engine's fused kernels,
@@ -76,8 +76,8 @@ def move(module: Any, cuda: FakeCuda) -> None:
 def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool = True) -> tuple[list[str], int]:
     """Return the waits of all layers, forward and backward, and the number of experts copied into this rank.
 
-    If `sized`, masked_select(), which waits for the size of its result, is counted and returns as many rows as are
-    sent. Otherwise masked_select() raises.
+    masked_select() waits for the size of its result. If `sized`, these waits are counted and the result has as many
+    rows as are sent. Otherwise masked_select() raises.
     """
     import megatron.core.transformer.moe.moe_utils as moe_utils
     from megatron.core import parallel_state
@@ -120,7 +120,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
             case = Case(dtype=torch.bfloat16)
             net = make_net(make_config(case, moe_permute_fusion=fused, moe_router_dtype="fp32"))
             move(net, cuda)
-            build.setattr(experts.GuestExperts, "try_lending", lambda _: None)  # it reads values
+            build.setattr(experts.GuestExperts, "try_lending", lambda _: None)  # try_lending() reads values
             replicas = foremoe.megatron.attach(net, ranks_per_node=2, guest_slots=2, residency=residency)
             build.setattr(replicas, "_device", torch.device("cpu"))
             plan = replicas.plan(counts_of(0, 0)[:MICRO_STEPS])
@@ -128,12 +128,12 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
         for guests, moe in zip(replicas._guests, replicas._moes, strict=True):
             move(guests.module, cuda)
             guests._parameters = experts.expert_parameters(guests.module, moe.name)
-        patch.setattr(replicas, "_expect_same", lambda _: None)  # it compares digests on the device
+        patch.setattr(replicas, "_expect_same", lambda _: None)  # _expect_same() compares digests on the device
         cuda.waits.clear()
         with contextlib.suppress(Left), replicas.step(plan):
             for m in range(MICRO_STEPS):
                 replay(net, 0, m)
-                for layer in net.moe:  # a trainer has them on the device
+                for layer in net.moe:  # a trainer keeps routes on the device
                     of = layer.router.router_replay
                     of.set_target_indices(of.target_topk_idx.pin_memory().to(cuda.device, non_blocking=True))
                 hidden = torch.zeros(TOKENS, 1, HIDDEN, dtype=torch.bfloat16, device=cuda.device, requires_grad=True)

@@ -115,7 +115,7 @@ def test_a_router_replays_routes_with_its_own_gates(family: str) -> None:
     assert gradient is not None and gradient.abs().max() > 0
     assert sum(int(layer.mismatched_rows) for layer in layers) == 30 * len(layers), "one of three replays had others"
 
-    other[1, 4:] = -1  # the router's own experts
+    other[1, 4:] = -1  # no route: the router chooses
     for layer in layers:
         layer.replayed_rows = layer.mismatched_rows = 0
     _, taken = replay(other)

@@ -17,7 +17,7 @@ ROWS, WIDTH = 5, 4
 
 
 class Saves(torch.autograd.Function):
-    """rows @ weight, saved as autograd's own matmul does."""
+    """rows @ weight. Saves both operands, as autograd's own matmul does."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any) -> Any:
@@ -59,7 +59,7 @@ class Casts(torch.autograd.Function):
 
 
 def in_a_checkpoint(rows: Any, weight: Any) -> Any:
-    """Multiply in a checkpoint, which recomputes with the weight then in the buffer."""
+    """Multiply in a checkpoint. The recomputation reads the weight that the buffer then holds."""
     return torch.utils.checkpoint.checkpoint(lambda rows: rows @ weight, rows, use_reentrant=False)
 
 

@@ -111,7 +111,7 @@ def compare(case: Case, options: dict[str, Any], **more: Any) -> tuple[dict[str,
 
 @pytest.mark.parametrize("name", CASES | ROUNDED)
 def test_losses_and_gradients_match_unplanned_layers_and_models_are_unchanged(rank: int, name: str) -> None:
-    """Also: no module is registered, ranks compute their planned rows, and detach() restores the model."""
+    """Also checks that no module is registered, ranks compute their planned rows, and detach() restores the model."""
     case, options = (CASES | ROUNDED)[name]
     worst, planned, found = compare(case, options)
     assert planned.same and planned.detach()

@@ -69,7 +69,7 @@ def test_a_plan_suggests_its_capacity_factor() -> None:
 
 
 def test_rounding_of_the_factor_drops_no_row() -> None:
-    """int(1000 · 1.001) is 1000."""
+    """In floating point, int(1000 · 1.001) is 1000 instead of 1001."""
     assert int(1000 * 1.001) == 1000
     load = load_of(np.array([[[[1000, 0], [1000, 0]]]]))
     for rows in range(1000, 4000):

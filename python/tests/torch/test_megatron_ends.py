@@ -103,8 +103,8 @@ def test_replicas_of_a_group_that_failed_do_not_use_its_gradients(rank: int) -> 
 def test_an_error_in_one_expert_parallel_group_ends_the_steps_of_the_others(
     rank: int, ranks: tuple[int, ...], micro_steps: int
 ) -> None:
-    """`ranks` leave the step after `micro_steps` micro-batches by a trainer's error, which is caught. The other ranks
-    collect the gradients of their guests late, when their peers' step is gone."""
+    """The trainer on `ranks` raises after `micro_steps` micro-batches and catches its error outside the step. The other
+    ranks collect the gradients of their guests later, when these ranks have closed the step."""
     own = Guests.bring_home
 
     def bring_home_late(self: Any, layer: int) -> None:

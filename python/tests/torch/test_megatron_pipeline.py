@@ -111,7 +111,7 @@ class Pipeline:
             if net is self.nets[0]:
                 inputs.append(x)
             y = model(x).as_subclass(torch.Tensor) if self.on_device else model(x)
-            if self.case.recompute:  # layers recompute after this hook; the next forward calls replay()
+            if self.case.recompute:  # recomputation follows this hook; the next forward resets the action in replay()
                 again = RouterReplayAction.REPLAY_BACKWARD
                 y.register_hook(lambda _: RouterReplay.set_global_router_replay_action(again))
             return y, lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
@@ -150,7 +150,7 @@ def run_unplanned(case: Case) -> dict[str, Any]:
 
 
 def compare(case: Case, options: dict[str, Any], expected: dict[str, Any], **of_pipeline: Any) -> dict[str, Any]:
-    """Compare two planned steps with `expected`. The second step finds the guests and sums that the first left."""
+    """Compare two planned steps with `expected`. The second step starts with the guests and sums of the first."""
     planned = Pipeline(case, **of_pipeline)
     replicas = foremoe.megatron.attach(planned.models, **{"ranks_per_node": 2, **options})
     found: dict[str, Any] = {"worst": 0.0}
@@ -285,7 +285,7 @@ def do_nothing(*_: Any) -> None: ...
 @pytest.mark.parametrize(("case", "where", "name", "by"), [
     ("two guests", steps.MicroBatchRows, "computed_again", stay),  # gradients stay in the forward's slot
     ("two guests", layer_turn.LayerTurn, "end_forward", end_forward),  # departing guests keep their gradients
-    ("three layers, all recomputed", guests.Guests, "begin_ahead", do_nothing),  # it reads the guests of the forward
+    ("three layers, all recomputed", guests.Guests, "begin_ahead", do_nothing),  # recomputes with the forward's guests
 ])  # fmt: skip
 def test_several_micro_steps_in_flight_that_are_not_heeded_are_seen(
     rank: int, case: str, where: Any, name: str, by: Any

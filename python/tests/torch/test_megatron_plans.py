@@ -78,7 +78,7 @@ def test_a_planning_error_ends_the_step_of_all_groups_and_the_next_step_runs(ran
     with replicas.step(replicas.plan(counts)):
         run_step(CASE, net, net, 0)
     assert 1 <= replicas.metrics()["foremoe/rho_computed"] < 1.1
-    replicas.plan(counts)  # is never executed
+    replicas.plan(counts)  # this plan is never executed
     replicas.detach()
 
 
@@ -109,7 +109,7 @@ def test_a_plan_begun_earlier_is_reused_only_for_the_same_counts_and_phase_on_al
 
 
 def test_explicit_plans_in_shadow_mode_do_not_mix_with_background_plans(rank: int) -> None:
-    """The main thread plans while the background plans a step: before it on even ranks, after it on odd ranks."""
+    """The main and a background thread each start a plan. The main thread is first on even ranks, second on odd ones."""
     begin_groups(2)
     net = make_net(make_config(CASE))
     replicas = foremoe.megatron.attach(net, mode="shadow", ranks_per_node=2, cluster=None)

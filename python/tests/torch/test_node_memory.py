@@ -99,7 +99,7 @@ def test_phases_share_memory_until_one_needs_more(rank: int) -> None:
 
 
 def test_memory_is_pinned_when_it_is_made_and_let_go_once(rank: int) -> None:
-    """The node's memory is told that its device is CUDA."""
+    """Creates NodeMemory for device "cuda", with a fake CUDA runtime."""
     model = make_model(torch.float32)
     ep = spread(model, path="host", ranks_per_node=2)
     driver, waits = Driver(), []

@@ -52,7 +52,7 @@ def test_a_trainer_that_wraps_the_model_after_ep_wrap_leaves_experts_alone(
 def test_a_rank_with_fewer_batches_in_a_trainers_ddp_is_refused_by_all(
     rank: int, wrap: Callable[[Any], Any], wrapper: str | None
 ) -> None:
-    """Its idle() would never join DistributedDataParallel's all-reduce, so the other ranks would hang."""
+    """The rank's idle() would never join DistributedDataParallel's all-reduce, so the other ranks would hang."""
     ep, model, _ = begin(wrapper, F32)
     trained = wrap(model)
     assert refusal(lambda: run_phase(ep, trained, micro_steps=1 if rank == 0 else 2)).startswith(
@@ -86,8 +86,8 @@ def test_a_detached_model_is_averaged_whole(rank: int) -> None:
 
 
 def test_experts_that_were_loaded_may_be_alike_and_others_not(rank: int) -> None:
-    """Weights are loaded by load_whole_state_dict(), by the model's load_state_dict(), and by a submodule's, which does
-    not excuse earlier writes to other weights."""
+    """Loads weights by load_whole_state_dict(), and by load_state_dict() of the model and of a submodule. Experts that
+    were equal before a load of other weights alone are rejected."""
 
     def said(ep: Any) -> str:
         return refusal(lambda: ep.plan(draw_routes(rank, 1, 3)))

@@ -164,7 +164,7 @@ def fail(place: Place, rank: int) -> str:
     since = time.monotonic()
     words = refusal(run)
     if rank == 0:
-        time.sleep(PATIENCE)  # its exit would close connections that other ranks wait on
+        time.sleep(PATIENCE)  # the exit of this process would close connections that other ranks wait on
     return words if time.monotonic() < since + PATIENCE or rank == 0 else f"too late: {words}"
 
 

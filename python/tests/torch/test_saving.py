@@ -151,7 +151,7 @@ def test_families_with_router_biases_have_them_as_buffers() -> None:
 
 
 def test_save_pretrained_of_a_spread_model_is_rejected_and_names_the_replacement(rank: int) -> None:
-    """Also: model.save_pretrained() accepts a whole state, and detach() restores the unspread state."""
+    """Also checks that model.save_pretrained() accepts a whole state, and that detach() restores the unspread state."""
     model = make_model("Qwen3Moe")
     ep = ExpertParallel(expert_layers(model))
     own, where = model.state_dict(), f"{folder()}/report"

@@ -218,7 +218,7 @@ def train_with_other_routers(found: dict[str, Any], folder: str) -> None:
         gradient_accumulation_steps=6, max_steps=2, pad_to_multiple_of=8, eval_strategy="steps", eval_steps=1,
         router_aux_loss_coef=0.001,
     )  # fmt: skip
-    with mock.patch("foremoe.torch.figures.judge", return_value=""):  # it would refuse routes that routers never choose
+    with mock.patch("foremoe.torch.figures.judge", return_value=""):  # would reject such routes
         trainer.train()
     found["other"] = history(trainer, ("foremoe/mismatch", "eval_reward", "aux_loss"))
     found["other difference"] = trainer.difference

@@ -56,7 +56,7 @@ def make_optimizer(groups: list[Any]) -> Any:
 
 
 def give_up(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
-    """Run a phase without drain(). It must change no gradients under any wrapper."""
+    """Run a phase without drain(). Return whether all gradients were kept, and the error."""
     parameters = [*ep.dense_parameters(), *ep.expert_parameters()]
     before = [(p.grad, whole(p.grad).clone()) for p in parameters]
     try:

@@ -61,8 +61,8 @@ def run_phase(
     after: Callable[[], Any] = lambda: None,
     **options: Any,
 ) -> Any:
-    """Trains in a phase and returns it. Calls between(m) before micro-step m, backward(loss) in it, and after() after
-    drain(), which between(micro_steps) precedes. options: arguments of ExpertParallel.plan()."""
+    """Trains in a phase and returns the phase. Calls between(m) before micro-step m, backward(loss) in each micro-step,
+    between(micro_steps) before drain(), and after() after drain(). options: arguments of ExpertParallel.plan()."""
     rank = dist.get_rank()
     with ep.plan(draw_routes(rank, micro_steps, seed), **options) as phase:
         for m, batch in enumerate(draw_batches(rank, micro_steps, seed)):
@@ -179,7 +179,7 @@ def wrong_routes(dtype: Any, batches: list[Any], routes: list[Any], share: float
 
 
 def loss_of(model: Any, ids: Any, every_row: bool = False) -> Any:
-    """Cross-entropy of the next token; every_row: plus a term of all logits, which include the last token's."""
+    """Cross-entropy of the next token. every_row adds a term of all logits, including those of the last token."""
     logits = model(input_ids=ids, use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 64), ids[:, 1:].reshape(-1))
     return loss + 0.1 * logits.square().mean() if every_row else loss
@@ -201,8 +201,8 @@ def reference(
     chosen: Any = None,
     mismatched: Any = None,
 ) -> tuple[float, dict[str, Any]]:
-    """Returns loss and gradients of one eager process, averaged over ranks. Rows without a route are dropped, or with
-    unrouted="home" choose their experts. With on_mismatch="home" all other rows choose theirs too.
+    """Returns loss and gradients of one eager process, averaged over ranks. Rows without a route are dropped. With
+    unrouted="home" the router chooses their experts; with on_mismatch="home" it chooses those of all other rows too.
 
     weights: type to which weights are first rounded. state: the weights; None for those of make_model().
     chosen: int64 [micro_steps, layers, experts], incremented by choices of rows without a route and by choices that

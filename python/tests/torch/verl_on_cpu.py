@@ -21,7 +21,7 @@ class Split:
     tp: int = 1
     cp: int = 1
     ep: int = 4
-    dynamic: bool = True  # micro-batches by tokens
+    dynamic: bool = True  # micro-batches are filled by tokens, not by sequences
 
     @property
     def dp(self) -> int:
