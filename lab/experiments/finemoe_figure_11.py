@@ -14,15 +14,15 @@ each. The table also shows what the simulator charges wherever FineMoE's time is
 (each is a variable of LP 1), set between the two kinds of load: 1 µs for LP 1 by CLP, 4 µs for LP 4, 0.06 µs for our
 assignment. The all-gather of loads is not charged.
 
-Result: CLP stays below 1 ms for LP 1 at every size, like the paper's HiGHS, and below the paper's 100 µs at the
-smallest. Its time grows with the number of slots, and is two to five times as long if popularity is new in each
-micro-step. LP 4 takes 2 to 32 times as long. Our assignment reaches the optimum of LP 1 in a sixth of CLP's time or
-less. The charged LP time lies between the two kinds of load from 16 GPUs on, and above both at 8. From 32 GPUs on, the
-symmetric placement no longer balances this skew, as a popular expert has two replicas among 128 or 256. Our planner
-chooses replicas as well as quotas. With 8 GPUs it takes less time than CLP needs for quotas alone, with 16 and 32 about
-as long, and with 64 three to six times as long. It spends most of this time once per step, on choosing initial guests
-and testing whether guests can stay. This work ends before the first micro-step, whereas FineMoE's time falls between
-router and dispatch of each layer.
+Result: CLP stays below 1 ms for LP 1, like the paper's HiGHS, except with 64 GPUs and new orders (1.1 ms), and below
+the paper's 100 µs at the smallest. Its time grows with the number of slots, and is two to five times as long if
+popularity is new in each micro-step. LP 4 takes 2 to 32 times as long. Our assignment reaches the optimum of LP 1 in a
+sixth of CLP's time or less. The charged LP time lies between the two kinds of load from 16 GPUs on, and above both at
+8. From 32 GPUs on, the symmetric placement no longer balances this skew, as a popular expert has two replicas among 128
+or 256. Our planner chooses replicas as well as quotas. With 8 and 32 GPUs it takes 0.2 to 0.6 times as long as CLP
+needs for quotas alone, with 16 0.8 to 1.1 times, and with 64 0.5 to 1.2 times. It spends most of this time once per
+step, on choosing initial guests and testing whether guests can stay. This work ends before the first micro-step,
+whereas FineMoE's time falls between router and dispatch of each layer.
 """
 
 from kit import Published, System, drawn
