@@ -86,8 +86,8 @@ def test_a_detached_model_is_averaged_whole(rank: int) -> None:
 
 
 def test_experts_that_were_loaded_may_be_alike_and_others_not(rank: int) -> None:
-    """Loads weights by load_whole_state_dict(), and by load_state_dict() of the model and of a submodule. Experts that
-    were equal before a load of other weights alone are rejected."""
+    """Loads experts by load_whole_state_dict(), and by load_state_dict() of the model and of a submodule. A load of other
+    weights does not permit equal experts."""
 
     def said(ep: Any) -> str:
         return refusal(lambda: ep.plan(draw_routes(rank, 1, 3)))
