@@ -27,7 +27,7 @@ import torch.multiprocessing as mp
 
 RANKS = 4
 GRACE = 60
-"""Seconds that the other ranks have to finish a test that failed on one rank, which they may wait for."""
+"""Seconds that the other ranks have to finish a test that failed on one rank. They may be waiting for that rank."""
 
 LONGEST = 1200
 """Seconds after which a rank is considered hung: several times the longest test on a busy machine, and below pytest's

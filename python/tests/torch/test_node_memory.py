@@ -25,7 +25,7 @@ def segments(value: int) -> list[np.ndarray]:
     return [np.full(size, value, np.uint8) for size in EXPERT_BYTES]
 
 
-def test_a_reader_takes_no_expert_but_the_one_that_was_published() -> None:
+def test_a_reader_copies_only_the_published_version_of_an_expert() -> None:
     arena = HostArena.create(PLACES, EXPERT_BYTES)
     reader = HostArena.open(arena.name, PLACES, EXPERT_BYTES)
     arena.remove_name()
@@ -44,7 +44,7 @@ def test_a_reader_takes_no_expert_but_the_one_that_was_published() -> None:
     assert not reader.copy(place, 7, to)
 
 
-def test_mistakes_with_an_arena_are_named() -> None:
+def test_invalid_arguments_of_an_arena_are_rejected_by_name() -> None:
     arena = HostArena.create(PLACES, EXPERT_BYTES)
     for call, field in [
         (lambda: HostArena.create(0, EXPERT_BYTES), "places"),
@@ -98,7 +98,7 @@ def test_phases_share_memory_until_one_needs_more(rank: int) -> None:
     assert ep._memory.num_bytes == 0
 
 
-def test_memory_is_pinned_when_it_is_made_and_let_go_once(rank: int) -> None:
+def test_memory_is_pinned_when_allocated_and_unpinned_once(rank: int) -> None:
     """Creates NodeMemory for device "cuda", with a fake CUDA runtime."""
     model = make_model(torch.float32)
     ep = spread(model, path="host", ranks_per_node=2)
