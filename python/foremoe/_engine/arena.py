@@ -2,8 +2,8 @@
 
 An arena belongs to one phase and holds the experts that RankTurns lists for the node. Each expert is written once, in
 the background: by its owner, or by the rank of this node that receives it from an owner on another node. A version and
-checksums let readers reject damaged weights and those of other phases. The memory belongs to the node and is reused by the next phase
-(node_memory.py).
+checksums let readers reject damaged weights and those of other phases. The memory belongs to the node and is reused by
+the next phase (node_memory.py).
 
 No rank waits for an expert once the phase is older than its timeout, whether an owner, the link between nodes or the
 writer is slow. Experts that arrive later are still written, for later micro-steps.

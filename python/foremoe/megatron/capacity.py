@@ -6,8 +6,9 @@ HybridEP and NCCL-EP give every rank a buffer for a fixed number of rows, in eac
 
 HybridEP drops rows that exceed it; NCCL-EP ends the process. Without a plan the required factor is not known in
 advance. NCCL-EP sizes buffers by the tokens of the process's first micro-batch, rounded up to 64. No later micro-batch
-may have more, so rows that fit by the formula above fit there. Both then round up to their alignment, which only adds room.
-An option of HybridEP pads all ranks to the largest number of tokens. If GEMMs need it, each slot's rows are padded.
+may have more, so rows that fit by the formula above fit there. Both then round up to their alignment, which only adds
+room. An option of HybridEP pads all ranks to the largest number of tokens. If GEMMs need it, each slot's rows are
+padded.
 """
 
 from __future__ import annotations

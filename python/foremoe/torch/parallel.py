@@ -293,8 +293,8 @@ class ExpertParallel:
         """Returns the state_dict() of the unspread model. Collective.
 
         It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are those
-        of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at a time.
-        Entries share no memory with the model.
+        of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at a
+        time. Entries share no memory with the model.
 
         Args:
             model: The model whose experts are spread, or what wrap() returned.
