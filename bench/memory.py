@@ -21,7 +21,7 @@ import tempfile
 from figures import command_line, printed, table
 
 CAPACITY = 80e9
-# Qwen3-30B-A3B: parameters per expert, and the other parameters, of which every rank has a copy.
+# Qwen3-30B-A3B: parameters per expert, and the other parameters, replicated on every rank.
 LAYERS, EXPERTS, EXPERT = 48, 128, 3 * 2048 * 768
 OTHERS = LAYERS * (2 * 2048 * 4096 + 2 * 2048 * 512 + 2048 * EXPERTS) + 2 * 2048 * 151936
 WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12  # bytes per parameter

@@ -4,7 +4,7 @@
 //
 // Every rank fetches the same number of experts in every turn (residency `shared`, two guest slots, two experts of the
 // other rank, forward only). Copies thus take a known share of a turn's work: 90 %, which can be hidden completely, or
-// 150 %, of which half a work time per turn cannot. Work is a timed wait, as on a host whose device computes. Exposed
+// 150 %, which exposes half a work time per turn. Work is a timed wait, as on a host whose device computes. Exposed
 // time is the time in wait() on the rank that waited longest.
 
 #include <fmt/format.h>

@@ -3,7 +3,7 @@
 
     bench/pareto.py [--data DIR] [--foremoe PROGRAM] [--tables A,B] [--points]
 
-Memory: experts in a rank's guest buffers over all layers of the model, of which a table contains a few: layers · G, or G under `shared`
+Memory: experts in a rank's guest buffers over all layers of the model (a table contains a few): layers · G, or G under `shared`
 for one set of buffers. A second set would hide copies, which this table ignores, and does not help systems that copy after the router.
 ρ: mean over (layer, micro-step). Copies: per layer and event, over the whole group, including moves of homes. A point beats another if it
 is no worse in all three and better in one. Each system plans with 1 and 2 guest slots (finemoe-random and -symmetric with the (d − 1)·E/R

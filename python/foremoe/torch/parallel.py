@@ -206,7 +206,7 @@ class ExpertParallel:
                 by the trainer, in every backward or after drain(); also for models without other parameters. With
                 "ddp" and "fsdp2", and if the trainer wraps the model in DistributedDataParallel itself, all ranks must
                 have the same number of micro-steps.
-            sharded: Names of parameters, or patterns such as "head.*", of which each rank holds a different part on
+            sharded: Names of parameters, or patterns such as "head.*", that hold a different part on each rank on
                 purpose. Their gradients stay separate. With None and "own" only.
 
         Raises:

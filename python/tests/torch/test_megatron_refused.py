@@ -73,7 +73,7 @@ def test_unknown_dispatchers_are_rejected_by_name(rank: int, fields: dict[str, A
     ({"mode": "shadow", "cluster": "z80"}, "cluster: "),
     ({"mode": "shadow", "model": "Mixtral-8x7B", "cluster": "h200"}, "nothing"),
     ({"mode": "shadow", "model": "Qwen3-30B-A3B"}, "model: "),
-    ({"rehome": 1}, "rehome: is none of"),
+    ({"rehome": 1}, "rehome: is not one of"),
     ({"policy": "eplb"}, "policy: eplb made a plan of residency free"),
     ({"policy": "best"}, "policy: 'best', expected one of"),
     ({"tolerance": 2.0}, "tolerance"),

@@ -120,7 +120,7 @@ def test_memory_is_pinned_when_allocated_and_unpinned_once(rank: int) -> None:
             dist.barrier(ep.ranks.agreement.group)
             assert all(places.is_intact(expert) for expert in experts)
         (start, size), last = driver.pinned[-1], places.segments((0, 3))[-1]
-        assert (len(driver.pinned), len(driver.let_go)) == (2, 1), "four phases, of which the last needs more places"
+        assert (len(driver.pinned), len(driver.let_go)) == (2, 1), "four phases; the last needs more places"
         assert start <= places.segments((0, 0))[0].ctypes.data
         assert last.ctypes.data + last.nbytes <= start + size
         assert start % mmap.PAGESIZE == size % mmap.PAGESIZE == 0

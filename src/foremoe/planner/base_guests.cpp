@@ -140,7 +140,7 @@ float BaseGuests::promise(const MicroStep& s, int m, const ReplicaGraph& graph, 
   const auto carried = static_cast<float>(s.assignment.quota[slot]) * problem_.per_mean[m];
   if (goal_ == BaseGoal::kFinal) return carried;
   if (over > 0) return std::min(carried, static_cast<float>(over) * problem_.per_mean[m]);
-  return 0.5F * std::min(carried, s.cost);  // by way of other ranks
+  return 0.5F * std::min(carried, s.cost);  // through other ranks
 }
 
 // Adds the guests with the largest expected gains to free slots: one, or in large groups several of different experts

@@ -18,7 +18,7 @@
 
 namespace foremoe::planner {
 
-// Returns homes [expert], of which at most max_moves differ from `problem.home`.
+// Returns homes [expert]; at most max_moves differ from `problem.home`.
 std::vector<int> rehome(const LayerProblem& problem, int max_moves);
 
 }  // namespace foremoe::planner
