@@ -52,9 +52,9 @@ enum class Edges : std::uint8_t { kAutomatic, kRing, kCube, kHypercube, kTorus }
 Edges choose_edges(const Topology& topology, int copies);
 
 // Returns the reason why this topology is undefined, or nullopt. `copies` is per rank.
-std::optional<std::string> edges_obstacle(Edges edges, const Topology& topology, int copies);
+std::optional<std::string> edges_error(Edges edges, const Topology& topology, int copies);
 
-// Returns [rank][column], the rank whose expert is copied. Requires !edges_obstacle(…).
+// Returns [rank][column], the rank whose expert is copied. Requires !edges_error(…).
 Array<RankId, 2> edge_sources(Edges edges, const Topology& topology);
 
 }  // namespace foremoe::lplb

@@ -82,11 +82,11 @@ void MpiBallot::cast(std::uint64_t number, bool ok) {
 std::optional<bool> MpiBallot::outcome(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   drop_delivered_votes();
-  hear();
+  receive_votes();
   return box_.outcome(number);
 }
 
-void MpiBallot::hear() {
+void MpiBallot::receive_votes() {
   while (true) {
     int there = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
