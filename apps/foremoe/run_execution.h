@@ -30,7 +30,7 @@ struct RunArguments {
   int threads = 0;             // of the planner; 0: one per processor
 
   double timeout_seconds = 60;
-  double link_throttle = 0;  // bytes per second; 0: none
+  double link_throttle = 0;  // bytes per second; 0: no throttle
   WorkOptions work;
 
   double rate = 0;  // 0: the optimizer's default

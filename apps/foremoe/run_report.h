@@ -15,7 +15,7 @@ namespace foremoe::cli {
 struct RunRow {
   std::string policy;
   Phase phase = Phase::kRecompute;
-  std::string skipped;  // the reason; empty: it ran, and the rest is valid
+  std::string skipped;  // the reason; empty if the phase ran: only then is the rest valid
 
   Residency residency = Residency::kResident;
   int in_flight = 1;

@@ -25,7 +25,7 @@ struct SpeedOptions {
   double seconds = 0.3;                                    // minimum duration of each measurement
 };
 
-// Speed of one rank while all ranks do the same.
+// Speed of one rank while all ranks are being measured.
 struct MachineSpeed {
   double best_flops_per_second = 0;    // fastest forward of the expert
   double expert_flops_per_second = 0;  // mean over all forwards

@@ -33,7 +33,7 @@ struct Agreement {
 // Compares runs with the reference, at rank 0. Caches the last reference: most policies use the same routes.
 class ReferenceRuns {
  public:
-  // `backward`: also compute gradients for phases without backward, so that one reference serves both kinds.
+  // `backward`: also compute gradients for phases without backward, so that one reference serves both kinds of phase.
   ReferenceRuns(const ModelSize& model, const Optimizer& optimizer, bool backward)
       : model_(model), optimizer_(optimizer), backward_(backward) {}
 

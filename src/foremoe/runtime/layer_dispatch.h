@@ -3,8 +3,8 @@
 // Row dispatch of one rank in one layer of one micro-step: all that the two all-to-alls and the grouped GEMM need to
 // know about its sent and received rows. plan/rank_dispatch.h defines the order of rows.
 //
-// Planned rows require no communication: RankTurns determines their counts. Only the source rank knows its rows without
-// a route, so ranks exchange their counts. These rows go to homes.
+// Planned rows require no communication: RankTurns determines their counts. Rows without a route are known only to
+// their source rank, so ranks exchange the counts of these rows, which go to homes.
 
 #include <cstdint>
 #include <span>

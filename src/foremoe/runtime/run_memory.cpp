@@ -82,7 +82,7 @@ Bytes estimate_memory(const MemoryNeed& need) {
     reference = 2 * results + (need.backward ? 2 * as_bytes(experts) : 0);
     reference += 2 * as_bytes(2 * tokens.all * hidden + experts * (need.adam ? 4 : 2));
     reference += 2 * as_bytes(layers * tokens.most_of_source * (k * row + hidden));
-    reference *= 2;  // variances, for tensors judged by rounding
+    reference *= 2;  // variances, for tensors that are compared with their rounding errors
   }
   return Bytes{static_cast<std::int64_t>((homes + guests + activations + results) * part_here + arena + reference)};
 }

@@ -19,8 +19,8 @@ struct Faults {        // probabilities, per copy
   double delay = 0;    // begins only after some polls
   double reorder = 0;  // begins only after the next copy has begun, or after many polls
   // At most one of these:
-  double drop = 0;     // never completes, whether it copies or not
-  double fail = 0;     // reports failure, whether it has copied or not
+  double drop = 0;     // never completes; may or may not copy the bytes
+  double fail = 0;     // reports failure; may or may not have copied the bytes
   double corrupt = 0;  // completes, but a bit is flipped or the end is garbage
   int most_polls = 20;
 };

@@ -20,8 +20,8 @@
 
 namespace foremoe {
 
-inline constexpr std::size_t kMaxPieces = 16;   // per copy: chunks, at least one per segment of an expert
-inline constexpr int kMaxMessagesUnderWay = 4;  // per rank, for open requests and undelivered answers each
+inline constexpr std::size_t kMaxPieces = 16;   // chunks per copy; at least one per segment of an expert
+inline constexpr int kMaxMessagesUnderWay = 4;  // limit per rank on open requests, and on undelivered answers
 
 struct PeerPiece {
   std::uint64_t segment = 0;
