@@ -36,8 +36,8 @@ by the former step's mean, and are better than our planner with any mean. EPLB g
 step's mean | speedup (token) | 2} and {mixed, 64 ranks | EPLB, former step's mean | speedup (token) | 2} by token, on 8
 ranks as much as ours placed for the former step's micro-steps. Changing guests inside the step pays on 8 ranks
 ({bursty, 8 ranks | all micro-steps, placed once | speedup (token) | 3} without it) but not on 64 ({mixed, 64 ranks |
-all micro-steps, placed once | speedup (token) | 3}): guests placed once for all micro-steps are slightly faster there,
-by less than the spread.
+all micro-steps, placed once | speedup (token) | 3}): there, guests placed once for all micro-steps are as fast by token
+and by row, within the spread.
 """
 
 from __future__ import annotations
