@@ -107,7 +107,7 @@ def test_what_means_nothing_in_an_experiment_is_refused() -> None:
     text = "Title.\n\nSource.\n\nAbout.\n\nWe assume: Nothing.\n\n"
     for more, names, problem in (
         ("Results: It is so.", {}, "a paragraph begins with 'Results'"),
-        ("Result: It is so.", {"aim": []}, "'aim' is nothing of an experiment"),
+        ("Result: It is so.", {"aim": []}, "'aim' is not a field of an experiment"),
         ("Result: It is so.", {"columns": ["rho_men"]}, "no column 'rho_men'"),
     ):
         module = types.ModuleType("mine", text + more)
