@@ -17,7 +17,7 @@ Options = Mapping[str, Any]
 
 DISPATCHES = ("token", "row")
 _TABLES = _core._option_tables()
-_MODELLED = {option["name"] for table in ("cost", "simulation") for option in _TABLES[table]} - {"path"}  # systems set path
+_MODELLED = {option["name"] for table in ("cost", "simulation") for option in _TABLES[table]} - {"path"}  # per system
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Experiments carried out, judged and told."""
+"""Tests that experiments are run, judged and formatted correctly."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_run_is_named_with_system_and_input() -> None:
 def test_a_recorded_rollout_is_batched_for_the_ranks_that_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     file = "data/rollout-math.safetensors"
     result = run(["rho_mean"], [NONE], [recorded("file", file, batching={"ranks": 4})])
-    assert not caplog.records  # nothing was done that the experiment did not ask for
+    assert not caplog.records  # no warning about batching again
     load = foremoe.collect(foremoe.read_trace(ROOT / file), ranks=4)
     assert result.cells[0][0].figures[0] == foremoe.compare(load, "vanilla")[0]["rho"]["mean"]
 
@@ -150,7 +150,7 @@ def test_simulate_and_the_kit_agree_on_seconds() -> None:
 def test_several_draws_give_means_with_spread_and_systems_are_paired_draw_by_draw() -> None:
     columns = ["step_ms", "speedup", paired("ours")]
     systems = [NONE, System("ours", "foremoe")]
-    hidden = {"rollout_tail_seconds": 1e6}  # placement is measured, and differs
+    hidden = {"rollout_tail_seconds": 1e6}  # hides placement, which is measured and varies
     result = run(columns, systems, [modelled(draws=3, **hidden)], result="{grpo | none | step_ms | 2 ±}")
     single = [run(columns, systems, [modelled(seed=seed, **hidden)]).cells[0] for seed in (3, 4, 5)]
     for system in (0, 1):
@@ -210,7 +210,7 @@ def test_figures_of_steps_are_their_least_median_or_largest() -> None:
     assert math.isnan(COLUMNS["rho_mean"].over_steps([1.0, math.nan], "least"))
 
 
-@pytest.mark.parametrize("in_flight", [1, 2])  # with 2, recompute has a plan of its own
+@pytest.mark.parametrize("in_flight", [1, 2])  # with 2, recompute has a separate plan
 def test_with_two_dispatches_a_step_is_planned_once_and_modelled_with_both(
     in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

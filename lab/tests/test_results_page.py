@@ -1,4 +1,4 @@
-"""lab/write_results: what differs between lab/results.md and a new run is found, wherever it stands."""
+"""Tests that lab/write_results finds all differences between lab/results.md and a new run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_program(name: str) -> Any:
 
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Any:
-    """The program, with two experiments and pages of its own."""
+    """lab/write_results with two experiments and temporary pages."""
     program = load_program("write_results")
     experiments = {name: dataclasses.replace(hot_rank(result="It is so."), name=name) for name in ("one", "two")}
     monkeypatch.setattr(program, "experiment_names", lambda: list(experiments))
@@ -38,7 +38,7 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Any:
 
 
 def with_figure(result: Result, figure: float) -> Result:
-    """Of the first column, of the first system."""
+    """Replaces the first system's figure in the first column."""
     none, ours = result.cells[0]
     return Result(result.experiment, [[Cell((figure, *none.figures[1:])), ours]])
 
