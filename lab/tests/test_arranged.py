@@ -66,7 +66,7 @@ def test_a_step_in_groups_takes_as_long_as_the_slowest_group() -> None:
     assert cell.figures == pytest.approx([1e3 * seconds for seconds in expected], rel=1e-9)
 
 
-def test_padded_rows_are_those_of_the_largest_cell_and_tokens_pass_the_rest_once() -> None:
+def test_padding_raises_cells_to_the_largest_and_leaves_dense_time_unchanged() -> None:
     of = figures(run(["rho_mean", "experts_ms", "forward_ms", "dispatch_ms"], SYSTEMS[:2], [ON]))
     array = ON.draw(4).load.array  # [m, l, source, expert]
     largest = array.reshape(4, 3, 2, 4, 32).max((2, 3, 4))
@@ -79,7 +79,7 @@ def test_padded_rows_are_those_of_the_largest_cell_and_tokens_pass_the_rest_once
     assert dense["padded"] == pytest.approx(dense["vanilla"], rel=1e-6)
 
 
-def test_in_place_nothing_is_fetched_and_replicas_reduce_their_gradients() -> None:
+def test_in_place_replicas_fetch_nothing_and_reduce_their_gradients() -> None:
     update = foremoe.evaluate(
         ON.draw(4).load, "finemoe-symmetric", guest_slots=4, cluster="h100", model=MODEL, dispatch="row"
     ).figures["phases"]
@@ -108,7 +108,7 @@ def test_a_migration_moves_what_the_busiest_rank_lacks_with_its_optimizer_state(
     assert vanilla.figures[1] == 0 < one.figures[1] <= in_place.figures[1] / 4
 
 
-def test_what_cannot_be_arranged_is_named() -> None:
+def test_arrangements_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(foremoe.InputError, match="column 'copies' is not defined for vanilla"):
         experiment(["copies"], [SYSTEMS[0]], [ON])
     with pytest.raises(foremoe.InputError, match="3 groups do not divide 8 ranks"):
@@ -120,7 +120,7 @@ def test_what_cannot_be_arranged_is_named() -> None:
     assert np.isnan(cell.figures[0]) and cell.figures[1] > 0  # padding rows are not tokens
 
 
-def test_an_all_reduce_hides_no_other_one() -> None:
+def test_an_all_reduce_does_not_hide_another_one() -> None:
     parts = {"experts": 1.0, "arena_refresh": 0.0, "optimizer": 0.0}
     phases = [{"seconds": seconds, "parts": {**parts, "experts": seconds}} for seconds in (1.0, 3.0)]
     step = {"phases": phases, "step_seconds": 4.0, "micro_steps": 1}
