@@ -53,10 +53,10 @@ NEWEST = 0.1  # weight of the newest micro-step in the moving average: the defau
 
 
 class Forecasting(System):
-    """Places by the loads that it expects. Tokens that come are split anew over these replicas, exactly.
+    """Places guests for forecast loads. Our exact split then divides the actual tokens over these replicas.
 
-    forecast: "step", this step's mean micro-step; "former_step", that of the step before; "former_micro_steps", the
-    micro-steps of the step before, one after the other; "average", a moving average that begins with "former_step".
+    forecast: "step": this step's mean micro-step. "former_step": the former step's mean micro-step.
+    "former_micro_steps": the former step's micro-steps. "average": a moving average that starts as "former_step".
     """
 
     def __init__(self, label: str, policy: str, *, forecast: str, **options: Any) -> None:
@@ -72,7 +72,7 @@ class Forecasting(System):
         return {dispatch: Gathering(of, case.load, case.on, made) for dispatch, of in again.items()}
 
     def expected(self, case: Case) -> Load:
-        """In whole tokens."""
+        """The forecast load, in whole tokens."""
         assert case.former is not None
         if self.forecast == "former_micro_steps":
             return case.former

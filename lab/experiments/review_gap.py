@@ -45,15 +45,15 @@ from kit import FIRST, Column, Measured, System, drawn, measured_here, modelled
 
 @dataclass(frozen=True)
 class Gap:
-    """Seconds. Their sum is the step with placement.
+    """The parts of a step in seconds. Their sum is the step with placement.
 
-    ideal: every rank computes, sends and receives what the mean rank of the first system does, and nothing is copied.
-    whole_tokens: the mean is no whole number of tokens, so that one rank has more. slots: tokens that the plan leaves
-    on the busiest rank beyond that. Both as long as the mean rank takes for so many; slots at most as long as the
-    slowest rank takes beyond the mean. replicas: what else the slowest rank's experts take, as each replica is a
-    product of its own, reads its weights and fills its last tile in part. copies: of weights, gradients and homes,
-    where they show, and what arenas are filled with. exchange: beyond the ideal; below 0 where less is sent. planning:
-    on the critical path, and placement that no rollout hides.
+    ideal: every rank computes, sends and receives what the mean rank of the first system does, and copies nothing.
+    whole_tokens: rounding the mean up to whole tokens. slots: further tokens that the plan leaves on the busiest rank.
+    Both are charged at the mean rank's time per token; slots at most what the slowest rank takes beyond the mean.
+    replicas: the remaining time of the slowest rank's experts, since each replica is a separate product, reads its
+    weights and partly fills its last tile. copies: exposed copies of weights, gradients and homes, and filling of
+    arenas. exchange: time beyond the ideal; negative if less is sent. planning: on the critical path, plus placement
+    that no rollout hides.
     """
 
     ideal: float
@@ -126,20 +126,20 @@ columns = [
         "every rank has the mean load and the first system's mean traffic, and nothing is copied; the columns with + "
         "add up from there to the step with placement",
     ),
-    part("whole_tokens", "+ whole tokens", "a rank with the mean, rounded up to a token"),
-    part("slots", "+ slots", "tokens that the plan leaves on the busiest rank beyond that"),
+    part("whole_tokens", "+ whole tokens", "rounding the mean load up to whole tokens"),
+    part("slots", "+ slots", "further tokens that the plan leaves on the busiest rank"),
     part(
         "replicas", "+ replicas",
-        "what else the slowest rank's experts take: replicas read weights of their own and fill tiles in part",
+        "remaining time of the slowest rank's experts: each replica reads its weights and partly fills its last tile",
     ),
     part("copies", "+ copies", "exposed copies and gradients, arenas filled, homes moved"),
     part(
         "exchange", "+ exchange",
-        "beyond that of ideal; negative where the plan sends less than the first system's",
+        "time beyond the ideal exchange; negative where the plan sends less than the first system's",
     ),
     part("planning", "+ planning", "on the critical path, and placement that no rollout hides", measured_here),
     measured_here(
-        "placed_step_ms", "= step, placed, ms", 1, "the step with what of placement the rollout's tail does not hide",
+        "placed_step_ms", "= step, placed, ms", 1, "the step, with placement that the rollout's tail does not hide",
         lambda m: 1e3 * m.placed_seconds, by_dispatch=True,
     ),
 ]

@@ -22,12 +22,12 @@ copies hide, also those of the review's planner, since they may come from peers;
 from kit import Published, System, drawn, measured_here, modelled
 
 PLAN_STEP = measured_here(
-    "plan_step_ms", "planning, ms a step", 1, "CPU time of all planning of the step, of all the model's layers",
+    "plan_step_ms", "planning, ms a step", 1, "CPU time of all planning of a step, for all layers of the model",
     lambda m: 1e3 * m.planning_cpu_seconds * m.cost["moe_layers"] / max(1, m.figures["layers"]),
 )
 PLAN_MICRO_STEP = measured_here(
     "plan_micro_step_ms", "planning, ms a micro-step", 2,
-    "CPU time of all the model's layers, without what is done once per step",
+    "CPU time for all layers of the model, without work done once per step",
     lambda m: 1e-3 * m.figures["plan_us_per_layer_micro_step"] * m.cost["moe_layers"],
 )
 FETCH = modelled(

@@ -30,7 +30,7 @@ EVERY = dict(
     cluster="h100", dispatch=("token", "row"), layers=2, micro_steps=16, sequences_per_rank=1, tokens_per_rank=4096,
     group_size=16, step_spread=0.6, group_spread=1.0,
 )
-GROUPS = dict(expert_groups=8, groups_per_token=4)  # tokens choose experts of so many groups of the model's
+GROUPS = dict(expert_groups=8, groups_per_token=4)  # a token chooses experts of 4 of the model's 8 groups
 inputs = [
     *(
         drawn(f"{model}, {ranks} ranks", model=model, ranks=ranks, draws=5, **EVERY)

@@ -42,7 +42,7 @@ NETWORKS = {
     "8 cards of 100 or 2 of 400 Gb/s": 11.25e9,
     "2 cards of 200 Gb/s": 5.625e9,
     "2 cards of 100 Gb/s": 2.8125e9,
-}  # bytes per second of a rank
+}  # bytes per second per rank
 inputs = [
     drawn(label, cluster={"like": "h100", "network.bytes_per_second": speed}, **EVERY) for label, speed in NETWORKS.items()
 ]

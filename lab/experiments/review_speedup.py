@@ -41,11 +41,11 @@ from kit import FIRST, Published, System, drawn, modelled, paired, ratio
 
 IDEAL = modelled(
     "ideal_speedup", "ideal speedup", 3,
-    "were every rank at the mean load and mean traffic of this system, and nothing copied",
+    "with every rank at this system's mean load and mean traffic, and no copies",
     lambda m, first: ratio(first.seconds, m.figures["ideal_step_seconds"]), versus=FIRST,
 )
 COMPUTING = modelled(
-    "utilisation", "computing, %", 1, "of the ranks' time in the policy update", lambda m: 100 * m.update["utilisation"]
+    "utilisation", "computing, %", 1, "share of ranks' time, policy update", lambda m: 100 * m.update["utilisation"]
 )
 EVERY = dict(
     cluster="h100", draws=10, dispatch=("token", "row"), model="Qwen3-30B-A3B", ranks=8, layers=8, micro_steps=32,
