@@ -127,7 +127,7 @@ def drawn(
     if (drift or plan_each_step) and steps == 1:
         raise InputError(f"{label}: drift and plan_each_step need several steps")
     if (former_step and plan_each_step) or (former_plan and not former_step):
-        raise InputError(f"{label}: former_step cannot be beside plan_each_step, and former_plan needs it")
+        raise InputError(f"{label}: former_step excludes plan_each_step, and former_plan needs former_step")
 
     def draw(seed: int) -> Drawn:
         if trace:

@@ -98,7 +98,7 @@ def test_unknown_names_and_exclusive_options_are_rejected() -> None:
         (lambda: drawn("w", trace=True, former_step=True, **SPREAD), "trace, former_step exclude each other"),
         (lambda: drawn("w", drift=0.5, **SPREAD), "need several steps"),
         (lambda: drawn("w", dispatch="rwo", **SPREAD), "no dispatch 'rwo'"),
-        (lambda: drawn("w", former_plan=True, **SPREAD), "former_plan needs it"),
+        (lambda: drawn("w", former_plan=True, **SPREAD), "former_plan needs former_step"),
         (lambda: recorded("w", "data/rollout-math.safetensors", draws=3), "every draw is the same"),
         (lambda: recorded("w", "data/load-q30-ep8.safetensors", shuffled=True), "is batched already"),
     ):
