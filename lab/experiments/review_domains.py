@@ -1,6 +1,6 @@
 """From concentrated to uniform routing, from small to large micro-steps.
 
-review of ForeMoE, limitation L2 and suggestion I4: asked for, published by nobody.
+review of ForeMoE, limitation L2 and suggestion I4: requested there, never published.
 
 The review says that the paper is evaluated on concentrated domains alone, and asks where balancing stops paying.
 

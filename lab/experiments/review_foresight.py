@@ -1,6 +1,6 @@
 """What foresight is worth.
 
-referee report on ForeMoE, point 2, and review of ForeMoE: asked for, published by nobody.
+referee report on ForeMoE, point 2, and review of ForeMoE: requested there, never published.
 
 The referee asks for an ablation that isolates foresight: the same planner with less knowledge.
 

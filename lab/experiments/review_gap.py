@@ -1,6 +1,6 @@
 """What lies between a step and the oracle's.
 
-review of ForeMoE, weakness W3: asked for, published by nobody.
+review of ForeMoE, weakness W3: requested there, never published.
 
 In the review, ForeMoE reaches 95 % of its oracle. The review says that the paper does not explain the other 5 %: the
 planner, memory for replicas, exposed copies, or balancing per layer.

@@ -1,6 +1,6 @@
 """Speedup against the memory of guests.
 
-review of ForeMoE, weakness W4 and suggestion I5: asked for, published by nobody.
+review of ForeMoE, weakness W4 and suggestion I5: requested there, never published.
 
 The review says that the paper does not report what replicas cost in memory. It requests a Pareto front of speedup over
 memory as the replication budget varies.

@@ -1,6 +1,6 @@
 """Speedup, balance and planning time by model and size of the group.
 
-review of ForeMoE, weakness W1 and suggestion I1: asked for, published by nobody.
+review of ForeMoE, weakness W1 and suggestion I1: requested there, never published.
 
 The review says that the paper has one model at one size, and asks for larger models and groups.
 

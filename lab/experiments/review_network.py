@@ -1,6 +1,6 @@
 """Speedup by bandwidth between nodes.
 
-review of ForeMoE, suggestion I3: asked for, published by nobody.
+review of ForeMoE, suggestion I3: requested there, never published.
 
 The review asks for several nodes over RDMA; FineMoE's nodes have two network cards for eight GPUs.
 

@@ -1,6 +1,6 @@
 """One group on one to eight nodes, and where copies stop hiding.
 
-review of ForeMoE, suggestion I3: asked for, published by nobody.
+review of ForeMoE, suggestion I3: requested there, never published.
 
 The review asks for several nodes over RDMA, where copies and tokens share slower links.
 

@@ -1,6 +1,6 @@
 """What the plan of the step before is worth.
 
-review of ForeMoE, weakness W5: asked for, published by nobody.
+review of ForeMoE, weakness W5: requested there, never published.
 
 The review says that the paper warm-starts its planner from the step before, and asks what that is worth.
 
