@@ -12,13 +12,13 @@ Result: By token, MDA alone gains {DAPO-Math | MDA only | speedup (token) | 2} a
 (token) | 2}, as in the review (1.18 and 1.15); by row it gains {DAPO-Math | MDA only | speedup (row) | 2} and
 {CodeForces | MDA only | speedup (row) | 2}. The other rows disagree with the review, with both inputs and both
 dispatches. BPO alone gains {DAPO-Math | BPO only | speedup (token) | 2} and {CodeForces | BPO only | speedup (token) |
-2} by token, where the review has 1.21 and 1.17, and BPO with MDA balances worse than MDA alone. The main cause is a
-lack of slots: BPO's relocations and replicas fill the slots that MDA needs. With eight guest slots per rank, ρ of both
-together is nearly that of MDA alone, and they are as fast. Of the two paths, peers are faster here. By token, the
-review's planner gains {DAPO-Math | GPU-direct only | speedup (token) | 2} from peers and {DAPO-Math | CPU path only |
-speedup (token) | 2} by the CPU path; ours gains {DAPO-Math | foremoe, GPU-direct only | speedup (token) | 2} and
-{DAPO-Math | foremoe, CPU path only | speedup (token) | 2}. In the review the CPU path is faster. Here, copies inside
-one node run over NVLink and need no arena. With both paths allowed, *foremoe* therefore copies from peers only.
+2} by token, where the review has 1.21 and 1.17, and BPO with MDA balances worse than MDA alone. The main cause is
+slots: BPO's relocations and replicas fill those that MDA needs. With eight guest slots per rank, ρ of both together is
+nearly that of MDA alone, and they are as fast. Of the two paths, peers are faster here. By token, the review's planner
+gains {DAPO-Math | GPU-direct only | speedup (token) | 2} from peers and {DAPO-Math | CPU path only | speedup (token) |
+2} by the CPU path; ours gains {DAPO-Math | foremoe, GPU-direct only | speedup (token) | 2} and {DAPO-Math | foremoe,
+CPU path only | speedup (token) | 2}. The review favours the CPU path. Here, copies inside a node use NVLink and need no
+arena. With both paths allowed, *foremoe* therefore copies from peers only.
 """
 
 from kit import Published, System, drawn
