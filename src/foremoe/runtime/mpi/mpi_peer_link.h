@@ -112,9 +112,9 @@ class MpiPeerLink final : public CopyLink {
     bool wanted = false;  // false after cancel()
   };
   void reserve();
-  void ask();
-  bool fill(const CopyRequest& copy, PeerRequest& asked) const;
-  CopyState take(Slot& slot);
+  void send_waiting();
+  bool make_request(const CopyRequest& copy, PeerRequest& asked) const;
+  CopyState receive_answer(Slot& slot);
   bool idle();
 
   PeerServer::Parts parts_;
