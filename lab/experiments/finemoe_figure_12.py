@@ -9,9 +9,9 @@ milliseconds*. Every 50 iterations, it adds less than 1 %.
 We assume: The models are those of figure 7, with Zipf loads, s = 1. Both placements are of one group of 8 GPUs. Experts
 of the asymmetric placement that a rank lacks come from peers, at the speed of NVLink, layer after layer; the rank that
 receives most sets the time. An expert has 2 bytes of weights and 12 of optimizer state per parameter; each of two
-replicas keeps half of the latter, as in ZeRO-1. In the paper, a GPU has half or a quarter of the layers. Here it has all of
-them, in the step too, so shares of a step are comparable and milliseconds are 2 to 4 times as many. Steps are policy
-updates, trained in place.
+replicas keeps half of the latter, as in ZeRO-1. In the paper, a GPU has half or a quarter of the layers. Here it has
+all of them, in the step too, so shares of a step are comparable and milliseconds are 2 to 4 times as many. Steps are
+policy updates, trained in place.
 
 Result: In all layers, migration takes {GPT 32×1.3B | finemoe | migration_ms | 0} to {Mixtral 8×7B | finemoe |
 migration_ms | 0} ms at the full speed of NVLink. For the layers of one of the paper's stages, it would take a half or a
