@@ -23,7 +23,7 @@ namespace foremoe::planner {
 enum class GuestSlotsToUse : std::uint8_t {
   kAny,
   kEmpty,   // only empty slots
-  kCopied,  // only slots filled in this micro-step: replacing their guest makes no further copy
+  kCopied,  // only slots filled in this micro-step: replacing such a guest adds no copy
 };
 
 struct Candidate {
@@ -57,7 +57,7 @@ class GuestSearch {
   // Slot that a candidate of the last list on `rank` would fill.
   int slot_on(int rank) const { return slot_[rank]; }
 
-  // Value for later micro-steps of replacing the guest in the candidate's slot by the candidate. In mean rank loads.
+  // Value for later micro-steps, in mean rank loads, of replacing the guest in the candidate's slot by the candidate.
   float future_change(const Bottleneck& b, const Candidate& c) const;
 
  private:
