@@ -58,7 +58,7 @@ struct ModelShape {
   int hidden = 0;              // width of a token
   int intermediate = 0;        // width inside one routed expert, and inside one shared expert
   int dense_intermediate = 0;  // width inside the feed-forward block of a dense layer; 0 without one
-  int vocabulary = 0;          // of the embedding and the output head, two matrices of hidden · vocabulary
+  int vocabulary = 0;          // the embedding and the output head each have hidden · vocabulary parameters
   AttentionShape attention;    // of every layer
 
   int layers() const { return moe_layers + dense_layers; }

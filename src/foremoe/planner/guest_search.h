@@ -1,13 +1,13 @@
 #pragma once
 
-// Stage P, candidates: the guests that could help a micro-step that its ranks cannot balance, best first.
+// Stage P, candidates: guests that could lower the excess of a micro-step above its target, best first.
 //
 // Method. `relieve` has ended above its target and left the closed set S. A guest can help only if all replicas of its
 // expert are inside S and its own rank is outside. Two flows limit the gain: the excess that can reach the expert's
 // replicas inside S, and the room that the guest's rank can reach outside. Both are computed breadth-first by adding up
 // incoming amounts (an upper bound, tight for short paths). A new guest can also take over the load of the guest that
-// it replaces. It costs the part that the replaced guest's home cannot absorb. Both guests are also scored for later
-// micro-steps, by the load that each would take over if it were the only guest, with decaying weights.
+// it replaces; the part that the replaced guest's home cannot absorb counts as a loss. Both guests are also scored for
+// later micro-steps, by the load that each would take over if it were the only guest, with decaying weights.
 //
 // Cost. O(E + slots) for the flows, O(sources × sinks × window) for the scores.
 

@@ -14,7 +14,7 @@
 // host path also verifies checksums. A failed or late (`timeout`) attempt is repeated on the other path, `attempts` in
 // total.
 // Agreement. Ranks vote at each turn at which copies arrive, and at each turn of a layer with an earlier failure, once
-// their own copies have ended. The outcome is the same on all. A missing guest is fetched again for the next turn that
+// their own copies have ended. All ranks get the same outcome. A missing guest is fetched again for the next turn that
 // reads it.
 // Staging. Under `free` from peers, wait(t) moves copies into place once all ranks have theirs. Before a copy reads
 // from a peer, that peer must have moved into place all copies that arrive before the copy opens.
