@@ -88,12 +88,12 @@ void visit_keys(C& c, Visit&& visit) {
 Cluster read_cluster(const std::string& path);
 Cluster parse_cluster(std::string_view text, const std::string& file);  // `file` names the text in errors
 
-// Reading the text gives the same cluster. A note, by key ("host.bytes_per_second"), becomes the comment of its number.
+// Reading the text gives the same cluster. The note for a key ("host.bytes_per_second") becomes a comment on its line.
 using ClusterNotes = std::map<std::string, std::string, std::less<>>;
 std::string to_toml(const Cluster& cluster, const ClusterNotes& notes = {});
 
 std::vector<std::string> cluster_names();  // names of the presets
-// Returns a preset by name, ignoring case, or else reads that TOML file. Throws InputError that lists the presets.
+// Finds a preset by name, ignoring case, or else reads that TOML file. Throws InputError that lists the presets.
 Cluster find_cluster(std::string_view name_or_path);
 
 }  // namespace foremoe

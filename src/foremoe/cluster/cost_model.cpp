@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kAttentionBackward = 2.5;  // five GEMMs of the size of the forward's two
 constexpr double kScoreBytes = 4;           // the router's scores are float32
-constexpr std::int64_t kBytesPerCount = 4;  // token count of one expert in gather_loads()
+constexpr std::int64_t kBytesPerCount = 4;  // size of one expert's token count in gather_loads()
 
 // Reads and writes of a row of `hidden` elements between the GEMMs of a layer: two norms read and write it; two
 // residual additions read two rows and write one.
@@ -80,7 +80,7 @@ double CostModel::seconds(const Product& product, Pass direction) const {
   const double weights = product.parameters * options_.bytes_per_parameter;
   const double forward = roofline(product.flops, weights + product.row_bytes);
   if (direction == Pass::kForward) return forward;
-  // Both gradients read and write rows. Rows' gradients read the weights; weights' gradients are accumulated.
+  // Both gradients read and write rows. The rows' gradient reads the weights; the weights' gradient is accumulated.
   const double gradients = product.parameters * 2 * options_.bytes_per_gradient;
   const double backward = roofline(product.backward_flops * product.flops, weights + gradients + 2 * product.row_bytes);
   return backward + (anew(product.of_experts) ? forward : 0);

@@ -1,7 +1,7 @@
 #pragma once
 
 // Costs of the parts of a training step on a cluster: seconds and bytes as functions of the numbers of tokens, rows and
-// copies. It has no state and no schedule. The simulator decides when parts run and which transfers share a link.
+// copies. The model has no state or schedule. The simulator decides when parts run and which transfers share a link.
 //
 // Compute follows a roofline: max(FLOPs ÷ reached FLOP/s, bytes ÷ memory bandwidth) plus a fixed cost per kernel
 // (Williams, Waterman, Patterson, 2009). A grouped GEMM pads each replica's rows to whole row tiles and reads each
@@ -26,7 +26,7 @@ namespace foremoe {
 
 // How rows travel between ranks.
 //   row    sends every token–expert assignment separately, directly to the rank that serves it
-//   token  sends a token once to each node that serves it, to the rank with the source's position on that node, which
+//   token  sends a token once to each node that serves it. There, the rank in the source's position receives it and
 //          forwards it once to each rank that serves it. Results return on the same path and are summed on the way
 enum class Dispatch : std::uint8_t { kRow, kToken };
 
@@ -68,7 +68,7 @@ class CostModel {
   double experts(std::span<const Tokens> replicas, Pass direction) const;  // [replica], assignments; 0: idle
   double sort(Tokens assignments) const;                                   // part of experts(): sorting rows by expert
   double exchange(const RankRows& rows) const;                             // dispatch or combine on this rank
-  // All-gather of the tokens per expert of all ranks for this number of layers: one message from all other ranks.
+  // All-gather of the ranks' token counts per expert for this number of layers: one message from each other rank.
   double gather_loads(const Topology& topology, std::int64_t layers = 1) const;
   // Seconds per micro-step on one rank outside the MoE layers: dense layers and the output head.
   double other_layers(Tokens tokens, Pass direction) const;
@@ -89,8 +89,8 @@ class CostModel {
   // optimizer state of the other parameters is sharded over num_ranks ranks.
   Bytes rank_state(int num_experts_per_layer, int num_ranks) const;
 
-  // The number of copies over the host path, and from peers, that one rank can receive during one layer's forward of a
-  // balanced micro-step with this number of tokens (not assignments) per rank: the copies that a planner can hide. All
+  // The numbers of copies that a planner can hide: those that one rank can receive, over the host path and from peers,
+  // during one layer's forward of a balanced micro-step with this number of tokens (not assignments) per rank. All
   // ranks receive at once, so each has its share of the node's resources. Exchanges of rows use other links. A rank can
   // send as many copies to peers as it receives, since links are equally fast in both directions.
   struct HiddenCopies {

@@ -106,15 +106,15 @@ TEST(CostModel, ABackwardBoundByMemoryReadsAndWritesGradients) {
   EXPECT_NEAR(experts({cluster, small_model()}, {20}, Pass::kBackward), (21.248 + 79.36 + 3 * 19.08) * kMicro, 1e-15);
 }
 
-// The forward again, then twice its FLOPs. Moving rows runs three times.
+// A backward runs the forward again, then twice its FLOPs. Moving rows runs three times.
 TEST(CostModel, ABackwardHasTwiceTheFlopsOrThriceWithRecomputation) {
   EXPECT_NEAR(experts(small(), {20}, Pass::kBackward), 3 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
   EXPECT_NEAR(experts(small({.recompute_activations = false}), {20}, Pass::kBackward),
               2 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
 }
 
-// FineMoE, C.1: repeats all of experts(), nothing else, and no exchange. Keeps rows as received and as returned, but
-// not gate, up and their product.
+// FineMoE, C.1: a backward repeats all of experts() but no other computation or exchange. Rows are kept as received and
+// as returned; gate, up and their product are not.
 TEST(CostModel, RecomputesOnlyExpertsIfOtherActivationsAreKept) {
   const CostModel kept = small({.recompute_activations = false});
   const CostModel anew = small({.recompute_activations = false, .recompute_experts = true});
@@ -129,7 +129,7 @@ TEST(CostModel, RecomputesOnlyExpertsIfOtherActivationsAreKept) {
   EXPECT_THROW((void)small({.recompute_experts = true}), InputError);
 }
 
-// Reads and writes 64 values of 2 bytes per row, in one kernel.
+// Sorting reads and writes 64 values of 2 bytes per row, in one kernel.
 TEST(CostModel, SortingIsPartOfTheExpertsTime) {
   EXPECT_NEAR(small().sort(Tokens{20}), (20 * 64 * 2 * 2 / 1e5 + 1) * kMicro, 1e-15);
   EXPECT_EQ(small().sort(Tokens{0}), 0);

@@ -58,7 +58,7 @@ struct ModelShape {
   int hidden = 0;              // width of a token
   int intermediate = 0;        // width inside one routed expert, and inside one shared expert
   int dense_intermediate = 0;  // width inside the feed-forward block of a dense layer; 0 without one
-  int vocabulary = 0;          // embedding and output head, two matrices of hidden · vocabulary
+  int vocabulary = 0;          // the embedding and the output head each have hidden · vocabulary parameters
   AttentionShape attention;    // of every layer
 
   int layers() const { return moe_layers + dense_layers; }
@@ -74,7 +74,7 @@ struct ModelShape {
   std::int64_t router_parameters() const { return std::int64_t{hidden} * experts; }                // per MoE layer
   std::int64_t dense_parameters() const { return std::int64_t{3} * hidden * dense_intermediate; }  // per dense layer
   std::int64_t head_parameters() const { return std::int64_t{hidden} * vocabulary; }  // the embedding has as many again
-  // Number of parameters except routed experts (every rank has them), and of all. Both exclude norms and biases.
+  // Numbers of parameters outside routed experts (stored on every rank) and in total. Both exclude norms and biases.
   std::int64_t parameters_besides_experts() const;
   std::int64_t parameters() const;
 };

@@ -7,7 +7,7 @@
 //
 // Slurm also sets SLURM_NTASKS and SLURM_PROCID for an sbatch script, which is one process. Only srun sets
 // SLURM_STEP_NUM_TASKS. A script submitted from within a step inherits it, but has a step id reserved for scripts. An
-// interactive shell (`srun --pty`) counts as one process, since only one has the terminal.
+// interactive shell (`srun --pty`) counts as one process, since only one process has the terminal.
 
 namespace foremoe {
 

@@ -28,7 +28,7 @@ struct Option {
   std::string initial;  // the default as text; empty: the variable's value, or no default
   std::string group;    // heading in the full help
   std::string former;   // previous name; using it is an error that names the new one
-  bool main = false;    // also in the short help
+  bool main = false;    // listed in the short help, too
   bool required = false;
   bool positional = false;
 

@@ -31,8 +31,8 @@ class ThreadPool {
   std::size_t num_threads() const { return workers_.size() + 1; }
 
   // Calls task(i, worker) for each i in [0, n) and returns when all are done; worker < num_threads() identifies the
-  // scratch memory to use. One call at a time: not reentrant. Rethrows the exception of the lowest i that threw; other
-  // i may not have run. Throws Cancelled if the pool was cancelled and no task threw.
+  // scratch memory to use. Not reentrant: one call at a time. If a task throws, others may not run, and the exception
+  // of the lowest i is rethrown. Throws Cancelled if the pool was cancelled and no task threw.
   void for_each_index(std::size_t n, const std::function<void(std::size_t i, std::size_t worker)>& task);
 
   // Permanently cancels the pool, from any thread: no further task begins, and calls that wait for tasks throw

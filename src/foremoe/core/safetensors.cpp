@@ -196,7 +196,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   std::string key_;   // of the metadata being read
   unsigned seen_ = 0;
   bool in_list_ = false;
-  int offsets_ = 0;  // numbers read of data_offsets
+  int offsets_ = 0;  // numbers of data_offsets read so far
 };
 
 // Parses {"__metadata__": {string: string}, name: {"dtype": string, "shape": [n…], "data_offsets": [begin, end]}, …}.
@@ -251,7 +251,7 @@ Safetensors Safetensors::parse(std::span<const std::byte> bytes, std::string nam
   const auto data = bytes.subspan(header_bytes);
   file.metadata_ = std::move(header.metadata);
 
-  // Sorted by offset, tensors must tile the data, so that none overlap and every byte belongs to a tensor.
+  // Tensors, sorted by offset, must tile the data: none overlap and every byte belongs to a tensor.
   std::ranges::sort(header.tensors, {}, [](const TensorEntry& t) { return std::tuple(t.begin, t.end, t.name); });
   std::uint64_t tiled = 0;
   for (TensorEntry& t : header.tensors) {

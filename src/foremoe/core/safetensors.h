@@ -94,7 +94,7 @@ class Safetensors {
 
   // Throws InputError unless the tensor is present with one of these dtypes and this number of axes.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes, std::size_t num_axes) const;
-  // The same for one exact shape.
+  // As above, but requires this exact shape.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes,
                            const std::vector<std::size_t>& shape) const;
 
@@ -136,11 +136,11 @@ TensorData tensor_data(std::string name, std::span<const T> values, std::vector<
   return {std::move(name), dtype_of<T>(), std::move(shape), std::as_bytes(values)};
 }
 
-// Names must be distinct. A size that differs from its shape is a broken invariant. Throws InputError if the file
+// Names must be distinct, and the size of each tensor must match its shape (asserted). Throws InputError if the file
 // cannot be written.
 void write_safetensors(const std::string& path, std::vector<TensorData> tensors, const Metadata& metadata);
 
-// The same in memory.
+// As write_safetensors(), but returns the file's bytes.
 std::vector<std::byte> to_safetensors(std::vector<TensorData> tensors, const Metadata& metadata);
 
 // ---- implementation ----

@@ -63,7 +63,7 @@ struct CheckOptions {
   int align = 128;                          // tokens, for rho_padded
   const BatchedTrace* tokens = nullptr;     // the tokens behind the load; null: unknown
   const PlanFigures* reported = nullptr;    // figures to compare with the recomputed ones
-  int max_listed = 100;                     // number of violations to list; all are counted
+  int max_listed = 100;                     // maximum number of violations to list; all are counted
   const ThreadPool* pool = nullptr;         // the check throws Cancelled after this pool is cancelled
 };
 
@@ -71,7 +71,7 @@ struct CheckReport {
   std::vector<Violation> violations;                           // the first max_listed
   std::array<std::int64_t, kNumViolationKinds> num_of_kind{};  // [kind], all violations
   std::vector<std::string> not_checked;                        // skipped checks, with reasons
-  std::optional<PlanFigures> figures;                          // recomputed; none if the plan is too broken
+  std::optional<PlanFigures> figures;                          // recomputed; none if shapes, slots or quotas are wrong
 
   std::int64_t num_violations() const;
   bool ok() const { return num_violations() == 0; }

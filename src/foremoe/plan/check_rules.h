@@ -76,10 +76,10 @@ struct Delivery {
 // [expert]: the deliveries of the three sweeps at one event, in the order of the sweeps.
 std::vector<std::vector<Delivery>> deliveries(const Subject&, EventId, LayerId);
 
-// True if no slot of the rank held the expert at the event before. Under `shared`: true for a guest with quota.
+// True if the slot's expert was in no slot of the rank at the previous event; under `shared`, if a guest has quota.
 bool is_copy(const StepPlan& plan, EventId t, LayerId l, RankId r, SlotId s);
 
-// [micro_step]: its first event. With more than one in flight, this is its forward.
+// [micro_step]: the first event of each. With more than one micro-step in flight, this is the forward event.
 std::vector<EventId> first_events(const Subject&);
 
 // Tokens of one expert, summed over all sources.

@@ -47,7 +47,7 @@ std::vector<std::uint8_t> choose(const std::vector<double>& score, const Shape& 
   return chosen;
 }
 
-// One micro-step and layer. Tokens differ by chance only; sources differ in which experts are popular.
+// One micro-step and layer. Sources differ in which experts are popular; tokens of a source differ by chance only.
 test::CountedTrace draw(const Shape& shape, Random& random) {
   const auto gumbel = [&] { return -std::log(-std::log(std::max(random.uniform(), 1e-12))); };
   test::CountedTrace result;
@@ -249,7 +249,7 @@ TEST(ExpectedDispatch, RoundingPreservesTheExpectedSumOverPlaces) {
   const TokenDispatch rows = of_one_source(at_home(load), load);
   std::int64_t to_ranks = 0;
   for (const Tokens n : rows.to_rank.row(0)) to_ranks += n.value;
-  EXPECT_NEAR(static_cast<double>(to_ranks), 4 * 20 * 13.0 / 28, 0.5);  // 37.1; rounding each rank alone gives 9
+  EXPECT_NEAR(static_cast<double>(to_ranks), 4 * 20 * 13.0 / 28, 0.5);  // 37.1; rounding each rank alone gives 36
   EXPECT_NEAR(static_cast<double>(rows.to_node(0, 0).value + rows.to_node(0, 1).value), 2 * 20 * 22.0 / 28, 0.5);
 }
 

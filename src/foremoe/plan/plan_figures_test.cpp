@@ -84,7 +84,7 @@ TEST(PlanFigures, LinkFiguresAreZeroOnOneNode) {
 }
 
 TEST(PlanFigures, IncludeNodesThatOnlyReceive) {
-  // Three nodes of one rank. The other two send all their rows to the expert at home on rank 0.
+  // Three nodes of one rank. Ranks 1 and 2 send all their rows to the expert at home on rank 0.
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 3, 3}), .ranks_per_node = 1};
   load.load(0, 0, 1, 0) = Tokens{4};
   load.load(0, 0, 2, 0) = Tokens{3};

@@ -72,7 +72,7 @@ int pairs(const Source& s, const std::vector<std::int32_t>& of_row) {
   return static_cast<int>(found.size());
 }
 
-// The fewest pairs over all assignments of one expert's rows that keep its shipments, with all other rows as they are.
+// The fewest pairs over all assignments of one expert's rows to its shipments, with all other rows unchanged.
 int fewest_pairs(const Source& s, std::vector<std::int32_t> of_row, ExpertId e) {
   std::vector<std::size_t> rows;
   std::vector<std::int32_t> shipments;

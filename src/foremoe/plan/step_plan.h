@@ -112,9 +112,9 @@ struct Copy {
   friend bool operator==(const Copy&, const Copy&) = default;
 };
 
-// Finds the copies of one layer. A copy is an expert in a rank's slots at an event that was in none of that rank's
-// slots at the event before. Before the first event a rank holds only its home experts. Under `Residency::kShared`
-// guests do not persist, so every guest with quota is a copy at every event.
+// Finds the copies of one layer. An expert is copied at an event if it is in a slot of a rank but was in none of that
+// rank's slots at the previous event. Before the first event a rank holds only its home experts. Under
+// `Residency::kShared` guests do not persist, so every guest with quota is copied at every event.
 class CopyFinder {
  public:
   CopyFinder(const StepPlan& plan, LayerId layer) : plan_(plan), layer_(layer) {}  // keeps a reference to the plan

@@ -44,7 +44,7 @@ void set_to_one(Chances chances) {
   chances[0] = 1;
 }
 
-// Adds a group from which a set takes no expert or some. used: [number of groups used][number of experts].
+// Adds a group, from which a set takes no experts or at least one. used: [number of groups used][number of experts].
 void add_group(Array<double, 2>& used, std::span<const double> chances) {
   for (std::size_t u = used.extent(0); u-- > 0;) {
     const std::span<double> to = used.row(u);

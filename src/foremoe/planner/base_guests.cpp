@@ -7,7 +7,7 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr float kCopyWorth = 15;       // guests worth one mean rank load above the targets
+constexpr float kCopyWorth = 15;       // number of guests that cost as much as one mean rank load above the targets
 constexpr float kLeastPromise = 0.1F;  // minimum gain of a guest, summed over micro-steps, in mean rank loads
 constexpr float kSquareWeight = 1;     // weight of a micro-step's squared imbalance relative to its imbalance
 constexpr double kPerfect = 3e-4F;     // imbalance treated as 0
@@ -60,7 +60,7 @@ void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, Mic
     s.cost = cost_at(m, s.level);
     if (s.cost == 0) {
       s.tight.clear();
-    } else if (s.tight.empty()) {  // `bound` was attained at once, so its closed set is still unknown
+    } else if (s.tight.empty()) {  // `bound` was attained at once, so no closed set is known yet
       search_.relieve(graph, s.level - 1, s.assignment);
       s.tight.assign(search_.closed_set().begin(), search_.closed_set().end());
     }

@@ -25,12 +25,12 @@
 namespace foremoe::planner {
 
 enum class BaseGoal : std::uint8_t {
-  kFinal,        // guests are final: Σ over micro-steps of the exact imbalance; large ones cost more
-  kReplaceable,  // guests may be replaced: tokens above the target, weighed against copies
+  kFinal,        // guests are final: minimize the sum of the micro-steps' imbalances, weighting large ones more
+  kReplaceable,  // guests may be replaced: minimize tokens above the targets, weighed against copies
 };
 
-// Returns whether copies inside the step are expected to hide behind computation, so that additional ones hardly
-// lengthen it. True for two or more guest slots, more than 16 ranks, and a mean of at least 8,192 rows per rank and
+// Returns whether copies inside the step are expected to hide behind computation, so that more copies hardly lengthen
+// the step. True for two or more guest slots, more than 16 ranks, and a mean of at least 8,192 rows per rank and
 // micro-step (1,024 tokens, eight experts each). Measured on modelled steps of 64 ranks (lab/performance.md): with one
 // slot or fewer rows, sweeps shorten the step by 0.4 to 4 %.
 bool copies_hide(const LayerProblem& problem);
@@ -42,7 +42,7 @@ class BaseGuests {
   // Fills the guest slots of `graph`, starting from the guests already there. With `sweeps` off, only adds guests.
   void choose(ReplicaGraph& graph, bool sweeps = true);
 
-  // Parts of choose(): grow_all() adds guests; sweep() revises all slots, while may_change() (at most kMostSweeps).
+  // Parts of choose(). grow_all() adds guests. sweep() revises all slots; repeated while may_change() (kMostSweeps).
   static constexpr int kMostSweeps = 3;
   void grow_all(ReplicaGraph& graph);
   void sweep(ReplicaGraph& graph);
@@ -86,7 +86,7 @@ class BaseGuests {
   std::vector<float> least_;               // [micro_step], least_cost of the slot's rank, −1 if not computed yet
   std::vector<std::int64_t> least_level_;  // [micro_step], the level of that cost; for kFinal
   std::vector<int> helped_;                // micro-steps that a trial changes
-  std::vector<int> by_promise_;            // the same, largest possible gain first
+  std::vector<int> by_promise_;            // the micro-steps of helped_, largest possible gain first
   std::vector<float> trial_cost_;          // [micro_step]
   std::vector<int> best_helped_;           // micro-steps that the best trial changes
   std::vector<float> score_;               // [expert] or [expert][rank]
@@ -99,8 +99,8 @@ class BaseGuests {
 // has no replica of an expert, a local guest there serves the tokens that the node's ranks send to it. Token assignment
 // treats these replicas like any other.
 
-// Fills empty guest slots of `graph`. On each node they get the experts with the most local tokens over all
-// micro-steps; slots on ranks with the lowest load at homes are filled first.
+// Fills the empty guest slots of `graph` with the experts that have the most local tokens on the slot's node over all
+// micro-steps. Slots on ranks with the lowest load at homes are filled first.
 void add_local_guests(const LayerProblem& problem, ReplicaGraph& graph);
 
 // For one micro-step: considers the slots whose guests do not serve m (no tokens in `assignment`), and replaces guests

@@ -39,7 +39,7 @@ static void keep_slots(const ReplicaGraph& graph, int rank, std::span<ExpertId> 
   }
 }
 
-// Starts stage B from the previous plan's guests with the most events, if they are still away from home.
+// Starts stage B from those guests of the previous plan that were present at the most events, if still away from home.
 void LayerPlanner::start_from_previous(ReplicaGraph& graph) const {
   const StepPlan& previous = *request_.previous;
   for (int r = 0; r < problem_.num_ranks(); ++r) {

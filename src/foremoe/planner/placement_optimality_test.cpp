@@ -22,8 +22,8 @@ struct Sizes {
   int guest_slots = 1;
 };
 
-// All loads of up to `most` tokens per expert. If every rank is home to one expert, only ascending loads, since the
-// others just rename ranks.
+// All loads of up to `most` tokens per expert. If every rank is home to one expert, returns only ascending loads, since
+// other loads just rename ranks.
 std::vector<std::vector<std::int64_t>> all_loads(const Sizes& sizes) {
   std::vector<std::vector<std::int64_t>> all;
   std::vector<std::int64_t> load(sizes.experts, 0);

@@ -30,7 +30,7 @@ struct PlannerOptions {
   Residency residency = Residency::kResident;
   int in_flight = 1;  // K ≥ 1
   PlannerStages stages;
-  int rehome = 0;  // home moves allowed per layer; kNoLimit: free
+  int rehome = 0;  // home moves allowed per layer; kNoLimit: any number
   Prefer prefer = Prefer::kBalance;
   // Largest rank load of a balanced micro-step: max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋). None: default_tolerance().
   std::optional<double> tolerance;

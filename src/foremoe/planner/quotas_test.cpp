@@ -1,5 +1,5 @@
-// Stage T in a plan: exact for one node and for several, local where balance allows, and the equal split that replaces
-// it.
+// Quotas of stage T in a plan: exact for one node and for several, and local where balance allows. Also tests the equal
+// split used without stage T.
 
 #include "foremoe/planner/quotas.h"
 

@@ -4,8 +4,8 @@
 //
 // Method. Take the most loaded rank. Among the experts that only its home slots serve, and the ranks with the expert or
 // a free slot, choose the move that minimizes the larger load of the two ranks. Stop when no move helps or the rank is
-// at the target. A guest that serves all tokens of an expert splits no batch, and the home is idle. One pass over
-// experts × ranks per move.
+// at the target. If a guest serves all tokens of an expert, its batch is not split and the home is idle. A move takes
+// one pass over experts × ranks.
 //
 // A slot is free if it is empty or its guest serves no tokens in this micro-step.
 //

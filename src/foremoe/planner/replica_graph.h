@@ -47,8 +47,8 @@ class ReplicaGraph {
   int first_holder(int expert) const { return first_holder_[expert]; }
   int next_holder(int slot) const { return next_[slot]; }
 
-  // The slots of a rank whose experts also have replicas on other ranks, ascending. Only these tokens can leave the
-  // rank.
+  // The slots of a rank whose experts also have replicas on other ranks, ascending. Only tokens of these slots can
+  // leave the rank.
   std::span<const int> shared_slots(int rank) const {
     return {shared_.data() + first_slot(rank), static_cast<std::size_t>(num_shared_[rank])};
   }

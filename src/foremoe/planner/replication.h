@@ -13,8 +13,8 @@
 // `shared`, where every guest is a copy, repeat the search with perturbed scores. Of the results with the lowest
 // target, keep the one with the fewest copies.
 //
-// Every accepted change lowers the excess, so the search ends; variants and levels are bounded. Cost: one scoring per
-// round, and one or two calls of `relieve` per trial.
+// Every accepted change lowers the excess, so the search ends; the numbers of variants and target raises are bounded.
+// Cost: one scoring per round, and one or two calls of `relieve` per trial.
 
 #include "foremoe/planner/guest_search.h"
 
@@ -28,7 +28,7 @@ class Replication {
   struct Effort {
     int short_list;   // candidates tried for one change
     int long_list;    // candidates tried if none of the short list helps
-    int replaceable;  // replaces a copy only if undoing it leaves less than 1 / this of its tokens; 0: always
+    int replaceable;  // replaces a copy only if undoing it leaves excess below its tokens / replaceable; 0: always
   };
 
   // `graph` starts with the guests that micro-step m finds, and ends with those that it leaves. `assignment` ends as

@@ -185,7 +185,7 @@ std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, 
   while (search.relieve(graph, target, a) > 0) {
     std::int64_t load = 0;
     for (const int r : search.closed_set()) load += a.rank_load[r];
-    target = ceil_div(load, std::ssize(search.closed_set()));  // rises: S is at or above the old target, partly above
+    target = ceil_div(load, std::ssize(search.closed_set()));  // rises: S has ranks above the old target, none below
     if (tight_set != nullptr) tight_set->assign(search.closed_set().begin(), search.closed_set().end());
   }
   return *std::max_element(a.rank_load.begin(), a.rank_load.end());

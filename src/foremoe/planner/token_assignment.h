@@ -2,7 +2,7 @@
 
 // Stage T, token assignment: exact integer quotas for a fixed placement.
 //
-// Problem. Expert e has w(e) tokens and a replica in some slots. Give every slot a quota, so that the quotas of an
+// Problem. Expert e has w(e) tokens and replicas in some slots. Give every slot a quota, so that the quotas of an
 // expert's slots sum to w(e) and the largest rank load is minimal.
 //
 // Method. Start from any assignment and a target: the larger of ⌈mean⌉ and the densest expert's ⌈tokens / holders⌉.
@@ -12,8 +12,8 @@
 // must serve all these tokens within S, so the target rises to ⌈load(S) / |S|⌉.
 //
 // Guarantee. The result is optimal, because the target is always a lower bound: S is the certificate (the maximum
-// density of an induced subgraph, FineMoE eq. 3), and the final assignment attains it. Moves are whole tokens, so the
-// optimum is integral and equals the ceiling of the fractional one.
+// density of an induced subgraph, FineMoE eq. 3), and the final assignment attains the target. Moves are whole tokens,
+// so the optimum is integral and equals the ceiling of the fractional optimum.
 //
 // Complexity. A search costs O(slots) and ends early once it has visited every rank. It uses shortest paths, so that
 // the number of searches does not depend on the loads (Edmonds, Karp). The closed sets of rising targets shrink, so the
@@ -86,8 +86,8 @@ class AssignmentSearch {
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& assignment);
 
 // Computes the exact optimum from any assignment of the same tokens. `lower_bound` must be valid (⌈mean⌉). Returns the
-// largest rank load. `tight_set`, if given, receives ranks that prove it: the tokens of experts replicated only on
-// them, divided by their number and rounded up. It stays empty if lower_bound is attained.
+// largest rank load. `tight_set`, if given, receives ranks that prove this load optimal: it is the tokens of experts
+// replicated on these ranks only ÷ number of ranks, rounded up. `tight_set` stays empty if lower_bound is attained.
 std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, Assignment& assignment,
                            AssignmentSearch& search, std::vector<int>* tight_set = nullptr);
 

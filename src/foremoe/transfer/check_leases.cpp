@@ -52,7 +52,7 @@ class LeaseCheck {
 
   bool free() const { return plan_.residency == Residency::kFree; }
   bool shared() const { return plan_.residency == Residency::kShared; }
-  bool is_returning_home(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // a returning home
+  bool is_returning_home(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // restores a home
   // Arrives in a staging buffer, and moves to its slot when all copies of that turn have arrived.
   bool staged(const ScheduledCopy& c) const { return free() && c.path == Path::kPeer; }
   // First turn at which readers may no longer find the previous contents of the slot.
@@ -289,7 +289,7 @@ class LeaseCheck {
     return kNoExpert;
   }
 
-  // Whether the source contains the expert before the copy opens, and until the turn's copies have arrived.
+  // Returns whether the source contains the expert before the copy opens and until the turn's copies have arrived.
   bool source_holds(const ScheduledCopy& c) const {
     if (c.source.value < 0 || c.source.value >= plan_.num_ranks()) return false;
     if (c.source_buffer < 0 || c.source_buffer / plan_.num_slots() != c.layer.value) return false;

@@ -82,7 +82,7 @@ void CopyAttempts::submit(Attempt& attempt) {
   attempt.with_link = true;
 }
 
-// Whether the delivered data is what the owner published for this phase.
+// Returns whether the delivered data is what the owner published for this phase.
 bool CopyAttempts::sound(const Attempt& attempt) const {
   if (version(attempt) != options_.version) return false;
   if (attempt.path != Path::kHost || !options_.verify) return true;

@@ -24,13 +24,13 @@ class CopyAttempts {
   CopyAttempts(EngineParts& parts, const EngineOptions& options);
 
   struct End {
-    std::size_t copy = 0;  // of the schedule
+    std::size_t copy = 0;  // index in the schedule's copies
     Path path = Path::kHost;
     bool arrived = false;
     Bytes bytes;
   };
 
-  // Whether the copy can take this path. A peer whose memory is not mapped serves only the requests in the schedule.
+  // Returns whether the copy can take this path. A peer whose memory is not mapped serves only scheduled requests.
   bool possible(std::size_t copy, Path path) const;
   bool any() const { return num_under_way_ > 0; }
   bool full() const { return num_under_way_ == kMaxCopiesUnderWay; }
@@ -86,7 +86,7 @@ struct EnginePosition {
 //   begun and the last reader of the previous lease was released), its turn is near enough and an attempt is available.
 //   The first attempt uses the planned path; later ones alternate if both paths are possible. After `attempts` failures
 //   the copy is missing, and TurnVotes may request it again. Under `must_arrive`, attempts repeat until timeout ×
-//   attempts have passed, then throw PhaseFailed. They use the planned path alone, since homes are not pinned.
+//   attempts have passed, then throw PhaseFailed; all use the planned path, since homes are not pinned.
 class CopyFetcher {
  public:
   CopyFetcher(EngineParts& parts, const EngineOptions& options);

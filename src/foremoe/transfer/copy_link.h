@@ -1,6 +1,6 @@
 #pragma once
 
-// Moves the bytes of copies: one link of one rank, in host memory. Links may complete out of order or never. The engine
+// A link moves the bytes of one rank's copies, in host memory. Copies may complete out of order or never. The engine
 // implements waiting, checks, retries and timeouts once, for all links. A link is used by a single thread; decorators
 // can wrap any link.
 
@@ -43,8 +43,8 @@ class CopyLink {
   virtual CopyState poll(CopyId id) = 0;                // of a submitted copy; kDone and kFailed end it
   virtual void cancel(CopyId id) = 0;                   // ends a copy; afterwards nothing writes to its buffer
   virtual void progress() = 0;                          // does pending work of the link; never waits
-  // Whether other ranks may need data that only progress() sends. If so, call it even when this rank has no copy in
-  // progress.
+  // Returns whether other ranks may need data that only progress() sends. If so, call progress() even when this rank
+  // has no copies under way.
   virtual bool serves_others() const { return false; }
 };
 

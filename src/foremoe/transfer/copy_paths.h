@@ -11,8 +11,8 @@
 //   peers.
 // Guarantee. Arenas and busiest link together never take longer than with peers alone. Overlap with computation is not
 //   considered here; the simulator, which models it, also tries each path alone.
-// Arenas. Each expert of an arena is written by its home, across the network if that is on another node, whose network
-//   cards share the incoming data. All writes run at once, so their time is that of the busiest link.
+// Arenas. Each expert of an arena is written by its home, over the network if the home is on another node. The network
+//   cards of the arena's node share the incoming data. All writes run at once and take the time of the busiest link.
 // Complexity. O(copies · log of copies + nodes · layers · experts).
 
 #include <span>

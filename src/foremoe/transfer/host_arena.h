@@ -23,7 +23,7 @@ class HostArena {
 
   const std::string& name() const { return memory_.name(); }
   void remove_name() { memory_.remove_name(); }
-  Bytes bytes() const;                     // of the segment, headers included
+  Bytes bytes() const;                     // of the shared memory, headers included
   int index_of(ArenaExpert expert) const;  // −1 if absent
   std::size_t num_experts() const { return experts_.size(); }
 

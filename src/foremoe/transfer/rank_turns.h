@@ -68,8 +68,8 @@ class RankTurns {
   // Adds the leases of the first `planned` micro-steps. Invalidates spans returned before.
   void lend(int planned);
   bool is_growing() const { return lending_ != nullptr && lending_->lent_turns < order().size(); }
-  // Last micro-step whose placement arriving(t) or starting(t) needs. Turns run in order, so it is the last one of any
-  // turn up to then.
+  // Last micro-step whose placement is needed by arriving(t), or by starting(t) (needed_at). Since turns run in order,
+  // it is the last micro-step of all turns up to the one at which the copies arrive.
   MicroStepId needed_by(TurnId t) const { return needed_[t.index()]; }
   MicroStepId needed_at(TurnId t) const;
 
@@ -97,7 +97,7 @@ class RankTurns {
   // executors with collective returns.
   enum class Whose : std::uint8_t { kOwn, kAll };
   std::vector<GradientReturn> returning(TurnId t, Whose whose = Whose::kOwn) const;
-  // Gradients not returned by the last turn: draining the layer sends them home.
+  // Gradients that no turn returns. Draining the layer sends them home.
   std::vector<GradientReturn> draining(LayerId layer, Whose whose = Whose::kOwn) const;
 
  private:

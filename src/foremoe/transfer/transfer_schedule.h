@@ -10,15 +10,15 @@
 //   buffer never overlap, so no slot is overwritten while a turn may read it. check_leases() verifies this
 //   independently.
 // Buffers. Guest buffers of a rank are numbered. Under `static` and `resident`: layer·G + (slot − E/R). Under `shared`,
-//   layers take turns with `depth` sets of G (turn t uses set t mod depth). Under `free`, every slot of a layer can be
-//   written: layer·(E/R + G) + slot, and overwritten homes are copied back after the last turn. Copies of `free` from
+//   layers share `depth` sets of G buffers (turn t uses set t mod depth). Under `free`, every slot of a layer can be
+//   written: layer·(E/R + G) + slot. Overwritten homes are copied back after the last turn. Copies of `free` from
 //   peers arrive in staging buffers after the slots (staged_copies.h); the replaced lease ends when they arrive, not
 //   when they open.
 // Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
 //   directly from the expert's home, whose slot is pinned during the step. Under `free`, homes are not pinned and all
-//   copies take one path: the host's, whose arena contains every overwritten home, or on request that of peers, from
-//   any rank with the expert. An arena entry can pay off if its node fetches the expert at least twice. Peers serve the
-//   other copies, and as many of these as balance the two paths by bytes ÷ bandwidth: copy_paths.h.
+//   copies take one path: by default `host`, with every overwritten home in the arena, or on request `peer`, from any
+//   rank with the expert. An arena entry can pay off if its node fetches the expert at least twice. Peers serve all
+//   other copies, and part of these to balance the two paths by bytes ÷ bandwidth (copy_paths.h).
 // Complexity. O(turns · ranks · slots).
 // Guarantee. The same plan produces the same schedule on every rank.
 
@@ -51,7 +51,7 @@ struct ScheduledCopy {
   SlotId slot;     // of the plan
   int buffer = 0;  // of the rank (see above), where the expert is read
   TurnId opens;    // first turn at whose start the buffer is free
-  TurnId arrives;  // first turn that reads it; for homes that `free` restores, a turn after the order
+  TurnId arrives;  // first turn that reads it; for homes that `free` restores, a turn after the order's last
   TurnId closes;   // last turn that reads it
   Path path = Path::kHost;
   RankId source;  // kPeer: rank that is read; kHost: the expert's home, which fills the arena
@@ -84,7 +84,7 @@ struct TransferSchedule {
   int buffers_per_rank = 0;                     // guest buffers (under `free`: all slots of all layers, and staging)
   int lent_turns = 0;                           // turns added by lend_turns() so far
 
-  // Turns of the order, and those at which homes return: one, or one per layer under `free` from peers.
+  // Turns of the order, plus those at which homes return: under `free` one, or from peers one per layer.
   int num_turns() const { return static_cast<int>(first_of_turn.size()) - 1; }
   std::span<const ScheduledCopy> arriving(TurnId t) const;  // of all ranks
   bool any_arrives(TurnId t) const { return !arriving(t).empty(); }
@@ -113,8 +113,8 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, c
                                         const ScheduleOptions& options);
 
 // Under `shared` with copies from peers: begin_lending() returns a schedule without copies, and lend_turns() adds the
-// copies of the next turns before `end`, whose micro-steps the plan then contains. Adding all turns gives the whole
-// plan's schedule.
+// copies of the next turns before `end`. The plan must then contain the micro-steps of these turns. Once all turns are
+// added, the schedule is that of the whole plan.
 TransferSchedule begin_lending(const StepPlan& plan, const ScheduleOptions& options);
 void lend_turns(const StepPlan& plan, TurnId end, TransferSchedule& schedule);
 
@@ -136,8 +136,8 @@ class LayerTurns {
 
   // Returns the first turn of the layer after this one, if any.
   std::optional<TurnId> next(LayerId layer, TurnId after) const;
-  // Whether any reader of this copy needs the segment. True for copies that arrive after the order's last turn, and for
-  // staged copies, which may be the source of others.
+  // Returns whether any reader of this copy needs the segment. True for copies that arrive after the order's last turn,
+  // and for staged copies, which may be the source of others.
   bool needs(const ScheduledCopy& copy, const Segment& segment) const;
 
  private:
