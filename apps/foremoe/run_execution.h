@@ -25,7 +25,7 @@ struct RunArguments {
   std::vector<std::string> policies{"vanilla", "foremoe"};
   std::string plan;  // a plan file, executed alone; empty: policies plan
   Given given;
-  bool fit_plan = false;       // fit a plan made for another load: unplanned rows go home
+  bool fit_plan = false;       // fit a plan made for another load: unplanned rows go to homes
   std::optional<Phase> phase;  // none: both
   int threads = 0;             // of the planner; 0: one per processor
 

@@ -11,9 +11,9 @@
 // parts to bring it below the search's load. In groups of more than kCertainRanks this is an estimate (no random step
 // refuted it). Smaller groups are swept until all targets are met, or to the end. balances_with() does not sweep if the
 // search makes fewer copies than there are static guests. In large groups it does not sweep to save few copies either:
-// less than a tenth of the guests with 64 ranks, a part that grows with the square of the group. It even skips growth if
-// the search hardly makes more copies than it has initial guests: stage B weighed these against copies, so fewer static
-// guests are not expected to meet all targets.
+// less than a tenth of the guests with 64 ranks, a part that grows with the square of the group. It even skips growth
+// if the search hardly makes more copies than it has initial guests: stage B weighed these against copies, so fewer
+// static guests are not expected to meet all targets.
 
 #include <cstdint>
 

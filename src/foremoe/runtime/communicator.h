@@ -91,11 +91,11 @@ class Communicator {
 
  private:
   void prepare_blocks();
-  void run(const char* call);  // adds the name of the call to a PhaseFailed
+  void run(const char* call);  // adds the call's name to the message of a PhaseFailed
 
   std::vector<SendBlock> send_;        // [rank], of the current call
   std::vector<ReceiveBlock> receive_;  // [rank]
-  std::vector<float> slices_;          // [rank] → this rank's slice of a sum; grows to the largest sum
+  std::vector<float> slices_;          // [rank] → its values in this rank's slice; grows to the largest sum
 };
 
 // Sums one value per rank, in rank order, for metrics.

@@ -36,8 +36,8 @@ struct DispatchWorkspace {
 void find_sent_rows(std::span<const ExpertId> routes, int top_k, DispatchWorkspace& workspace, LayerDispatch& dispatch);
 
 // Rows without a recorded route: padding, last tokens, prefix-cached tokens. The router selects their experts when the
-// layer runs. They use a separate all-to-all, after an exchange of counts, to the homes of those experts. Under `free`,
-// where a home's slot may contain another expert, they go to the lowest rank that has the expert at that event.
+// layer runs. These rows use a separate all-to-all, after an exchange of counts, to the homes of those experts. Under
+// `free`, where a home's slot may contain another expert, they go to the lowest rank that has the expert at that event.
 class UnroutedRows {
  public:
   UnroutedRows(Communicator& communicator, const StepPlan& plan) : communicator_(communicator), plan_(plan) {}

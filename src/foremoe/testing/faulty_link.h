@@ -121,7 +121,7 @@ inline void FaultyLink::cancel(CopyId id) {
   copies_.erase(copy);
 }
 
-// Runs after the link has completed the copy, so nothing repairs it. Resets the checksum that the link computed.
+// Runs after the copy by the link, so nothing repairs the damage. Resets the checksum that the link computed.
 inline void FaultyLink::damage(const CopyRequest& request) {
   if (request.chunks.empty()) return;
   const Chunk& chunk = request.chunks[random_.below(request.chunks.size())];

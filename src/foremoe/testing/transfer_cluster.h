@@ -71,7 +71,7 @@ inline TransferSchedule complete(const ClusterShape& shape, std::vector<Schedule
   return schedule;
 }
 
-// Every guest slot holds an expert of another rank, which changes about every other micro-step.
+// Every guest slot holds an expert of another rank, which is replaced in about every other micro-step.
 inline TransferSchedule random_schedule(const ClusterShape& shape, std::uint64_t seed, bool everything = true) {
   Random random(seed);
   const TurnOrder order = turn_order(shape);
