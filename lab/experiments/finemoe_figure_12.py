@@ -18,7 +18,7 @@ migration_ms | 0} ms at the full speed of NVLink. For the layers of one of the p
 quarter of that, 47 to 94 ms. The paper measures hundreds, because it also waits for re-initialised states, which are
 not modelled. Of 50 steps, migration is at most {GPT 32×1.3B | finemoe | migration_of_50 (token)} %, where the paper
 says less than 1 %; with ten times the time it would still be below 1 %. With constant loads, it pays off within one
-step for every model, most of all with 8 experts, where two replicas of each are the least sufficient.
+step for every model, most of all with 8 experts, where two replicas of each balance least.
 """
 
 from finemoe_models import inputs_of

@@ -13,10 +13,11 @@ copies and arenas ÷ the step with them: the review's 8 % would be 92.6.
 
 Result: The review's planner needs far less time here than the review says: its base placement a fifth of 50 ms or less,
 and its moves two fifths of 5 ms or less in each micro-step. The review does not say how many layers its times cover;
-ours cover all. Per micro-step, our planner takes up to twice the time of the review's. Over a step it takes about ten
-times as long, nearly all of it for placement, and more than the review gives for the base placement. A copy from the
-host takes half of the review's time, since an expert is 9.4 MB and not 12.5, and the link is faster than 32 GB/s. All
-copies hide, also those of the review's planner, since they may come from peers; the review has up to 8 % of overhead.
+ours cover all. Per micro-step, our planner takes up to twice as long as the review's planner. Over a step it takes
+about ten times as long, nearly all of it for placement, and more than the review gives for the base placement. A copy
+from the host takes half of the review's time, since an expert is 9.4 MB and not 12.5, and the link is faster than 32
+GB/s. All copies hide, also those of the review's planner, since they may come from peers; the review has up to 8 % of
+overhead.
 """
 
 from kit import Published, System, drawn, measured_here, modelled

@@ -217,8 +217,8 @@ def _tell_judged(judged: JudgedAim) -> str:
 
 def _unpublished(e: Experiment) -> str:
     if not e.across and any(map(_stands_in_table, e.published)):
-        return f"{_NONE} in a *published* column: not published to us. "
-    return "" if e.published else "Figures: not published to us. "
+        return f"{_NONE} in a *published* column: no published figure. "
+    return "" if e.published else "No published figures. "
 
 
 def _origins(e: Experiment) -> str:

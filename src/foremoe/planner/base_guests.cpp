@@ -334,7 +334,7 @@ void BaseGuests::choose(ReplicaGraph& graph, bool sweeps) {
   while (sweeps && may_change_) sweep(graph);
 }
 
-// Minimum additional local tokens of a renewed guest compared with the old one, in mean rank loads.
+// A local guest is replaced only if the new one makes at least this many more tokens local, in mean rank loads.
 constexpr float kWorthACopy = 0.1F;
 
 static bool held_on(const LayerProblem& p, const ReplicaGraph& graph, int expert, NodeId node) {

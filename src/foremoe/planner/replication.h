@@ -7,11 +7,11 @@
 //
 // Method. Evaluate the best candidates of GuestSearch exactly, on a scratch copy, and apply the best, then the rest of
 // the short list while each retains most of its own gain. Once the target is reached, undo each copy that the others,
-// possibly with other experts in their slots, make unnecessary. If no candidate helps, start again with more candidates
-// per change, in proportion to the ranks (in groups of more than 64). If none of these helps, raise the target by a
-// quarter of the gap to the largest load reached: balance is best effort, limited by the guest slots. Under residency
-// `shared`, where every guest is a copy, repeat the search with perturbed scores. Of the results with the lowest
-// target, keep the one with the fewest copies.
+// possibly with other experts in their slots, make unnecessary. If no candidate helps, groups of more than 64 ranks
+// start again with more candidates per change: a quarter of the number of ranks, at most 128. If none of these helps,
+// raise the target by a quarter of the gap to the largest load reached: balance is best effort, limited by the guest
+// slots. Under residency `shared`, where every guest is a copy, repeat the search with perturbed scores. Of the results
+// with the lowest target, keep the one with the fewest copies.
 //
 // Every accepted change lowers the excess, so the search ends; the numbers of variants and target raises are bounded.
 // Cost: one scoring per round, and one or two calls of `relieve` per trial.

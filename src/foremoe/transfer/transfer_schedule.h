@@ -16,11 +16,10 @@
 //   when they open.
 // Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
 //   directly from the expert's home, whose slot is pinned during the step. Under `free`, homes are not pinned and all
-//   copies take one path: by default `host`, with every overwritten home in the arena, or on request `peer`, from any
-//   rank with the expert. An arena entry can pay off if its node fetches the expert at least twice. Peers serve all
-//   other copies, and part of these to balance the two paths by bytes ÷ bandwidth (copy_paths.h).
-// Complexity. O(turns · ranks · slots).
-// Guarantee. The same plan produces the same schedule on every rank.
+//   copies take the same path. The default is `host`, with every overwritten home in the arena. On request it is
+//   `peer`, from any rank with the expert. An arena entry can pay off if its node fetches the expert at least twice.
+//   Peers serve all other copies, and part of these to balance the two paths by bytes ÷ bandwidth (copy_paths.h).
+//   Complexity. O(turns · ranks · slots). Guarantee. The same plan produces the same schedule on every rank.
 
 #include <optional>
 #include <span>

@@ -18,8 +18,8 @@
 // multiple of `columns`. Options select other topologies; the policy is skipped where they are undefined.
 //
 // Not part of a plan: LPLB may also reorder experts over ranks by EPLB without replicas, from long-term loads. Here
-// homes stay, which is LPLB without reordering (its `update_redundancy_mapping` without a workload, but with a rank's
-// experts sorted). LPLB rounds the split to tokens at random; here it is integral.
+// homes do not move. This is LPLB without reordering: `update_redundancy_mapping` without a workload, except that a
+// rank's experts are sorted. LPLB rounds the split to tokens at random; here it is integral.
 
 #include <optional>
 #include <string>
