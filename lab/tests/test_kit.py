@@ -42,7 +42,7 @@ def test_a_section_has_the_texts_and_our_figures_beside_published_ones() -> None
         "| input | system | ρ mean | published | straggler | straggler, % less | copies |\n|---|---|",
         "| w2 | none | 2.5000 | 2.4 | 300 | 0.0 | 0.0 |",
         "| w2 | ours | 1.0000 | – | 0 |",
-        "\n\n– in a *published* column: not published to us. Exact: ρ mean;",
+        "\n\n– in a *published* column: no published figure. Exact: ρ mean;",
         "\n- Published: copies few (in words)\n",
         "\n- Aim: ρ mean of ours ≤ 1: met, it is 1.0000\n",
         "\n- Aim: straggler ≤ 250: missed, the worst is 300\n",
