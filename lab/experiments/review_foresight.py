@@ -7,17 +7,18 @@ The referee asks for an ablation that isolates foresight: the same planner with 
 We assume: All systems but vanilla, EPLB and LPLB are our planner with two guest slots. It places guests for the loads
 that the label names. After the router has run, our exact split divides tokens over the existing replicas as evenly as
 they permit, in all these systems. So foresight decides where guests are, never how tokens are split. *Former step's
-mean* expects the mean of the step before in every micro-step. *Former step's micro-steps* places one set of guests for
-all micro-steps of that step, as *all micro-steps, placed once* (`static`) does for this step's. A constant forecast
-gives constant guests, so these systems are `static` too; only *foremoe* changes guests inside the step. In the *shared*
-systems (residency `shared`), guests are fetched for each micro-step and each micro-step is placed on its own, so a
-moving average of the micro-steps so far is a further forecast. It begins with the former step's mean and gives the
-newest micro-step a weight of 0.1. Systems with a forecast have to gather all ranks' counts between router and dispatch,
-and are charged for that; EPLB, whose exact split needs those counts too, is not charged, in its favour. The time of the
-split itself, which is then on the critical path too, is not charged, in favour of forecasts (LPLB's is, 100 µs). EPLB
-and LPLB are not our planner: they fill every slot by the former step's mean and use the exact split, and EPLB moves
-homes too. Both steps have the same popularity of experts but different groups. This favours forecasts: drifting
-popularity would make them worse. Inputs are those of foremoe-seeds, with half the layers on 64 ranks; five draws.
+mean* expects the previous step's mean in every micro-step. *Former step's micro-steps* chooses one set of guests from
+all micro-steps of the previous step; *all micro-steps, placed once* (`static`) does the same with those of the current
+step. A constant forecast gives constant guests, so these systems are `static` too; only *foremoe* changes guests inside
+the step. In the *shared* systems (residency `shared`), guests are fetched for each micro-step and each micro-step is
+placed on its own, so a moving average of the micro-steps so far is a further forecast. It begins with the former step's
+mean and gives the newest micro-step a weight of 0.1. Systems with a forecast have to gather all ranks' counts between
+router and dispatch, and are charged for that; EPLB, whose exact split needs those counts too, is not charged, in its
+favour. The time of the split itself, which is then on the critical path too, is not charged, in favour of forecasts
+(LPLB's is, 100 µs). EPLB and LPLB are not our planner: they fill every slot by the former step's mean and use the exact
+split, and EPLB moves homes too. Both steps have the same popularity of experts but different groups. This favours
+forecasts: drifting popularity would make them worse. Inputs are those of foremoe-seeds, with half the layers on 64
+ranks; five draws.
 
 Result: By token, foresight is worth less than our speedup over vanilla suggests. Placed for the former step's
 micro-steps, our planner gains {bursty, 8 ranks | former step's micro-steps | speedup (token) | 3 ±} on 8 ranks and

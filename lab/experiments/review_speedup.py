@@ -24,13 +24,14 @@ as the oracle with both dispatches, where the review has 95 %. It is even slight
 more parts, which fill their tiles less well, and the oracle is one of balance, not a bound on time. Two slots are
 enough, and the remaining distance to the ideal is exchange (review-gap). Our oracle's peak is 1.00, since a plan with
 eight slots can be even; the review does not say what keeps its own at 1.08. Our utilisation is lower than the review's,
-since ranks do not compute during our exchanges. With ours it grows by 1.34 by token and by 1.46 by row, compared with
-1.42 in the review (88 ÷ 62). The planner as the review describes it gains about two fifths of what ours does:
-{DAPO-Math | foremoe-review | speedup (token) | 2} and {CodeForces | foremoe-review | speedup (token) | 2} by token. ρ
-stays well above 1, since its base placement fills the slots that its moves in micro-steps need (review-ablation). EMA,
-which swaps experts between ranks by the former step's mean, gains {DAPO-Math | EMA | speedup (token) | 2} and
-{CodeForces | EMA | speedup (token) | 2} by token, about half of the gain of *foremoe-review* (published: 1.08 and
-1.06), and comes within 0.02 of it by row. EPLB by a moving average balances better than EMA, and gains more: {DAPO-Math
+since ranks do not compute during our exchanges. With our planner it grows by a factor of 1.34 by token and 1.46 by row,
+compared with 1.42 in the review (88 ÷ 62). The planner as the review describes it gains about two fifths of what ours
+does: {DAPO-Math | foremoe-review | speedup (token) | 2} and {CodeForces | foremoe-review | speedup (token) | 2} by
+token. ρ stays well above 1, since its base placement fills the slots that its moves in micro-steps need
+(review-ablation). EMA, which swaps experts between ranks by the former step's mean, gains {DAPO-Math | EMA | speedup
+(token) | 2} and {CodeForces | EMA | speedup (token) | 2} by token, about half of the gain of *foremoe-review*
+(published: 1.08 and 1.06), and comes within 0.02 of it by row. EPLB by a moving average balances better than EMA, and
+gains more: {DAPO-Math
 | EPLB by moving average | speedup (token) | 3} and {CodeForces | EPLB by moving average | speedup (token) | 3} by
 token, {DAPO-Math | EPLB by moving average | speedup (row) | 3} and {CodeForces | EPLB by moving average | speedup (row)
 | 3} by row, with its copies from peers.

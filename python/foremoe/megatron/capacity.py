@@ -102,7 +102,7 @@ def home_slots(load: foremoe.Load) -> _Rows:
 def end_context(dispatchers: Iterable[Any]) -> None:
     """Ends the process's NCCL-EP context if a dispatcher uses it; the next dispatch creates it again.
 
-    The context is for a fixed number of experts; Megatron's own dispatchers have fewer than planned ones. Untested.
+    A context serves one number of experts: planned dispatchers have more than Megatron's own. Never run.
     """
     managers: list[Any] = [getattr(dispatcher, "_comm_manager", None) for dispatcher in dispatchers]
     of_nccl = [manager for manager in managers if hasattr(manager, "_bootstrapped")]

@@ -157,7 +157,7 @@ class ExpertParallel:
     def _execute_at_homes(
         self, announce: Callable[[int], None], index: int, hidden: Tensor, ids: Tensor, gates: Tensor
     ) -> Tensor:
-        """Runs a layer without a plan. An error on one rank ends the layer on all ranks, which exchange rows with it.
+        """Runs a layer without a plan. An error on one rank ends the layer on all ranks, since they exchange rows.
 
         announce: Called with the layer's index before any exchange.
         """

@@ -149,7 +149,7 @@ void recorded_options(const Subject& subject, Findings& findings) {
 }
 
 // With K = 1 the micro-steps run one after the other. Otherwise the next event is a forward if one is left and fewer
-// than K micro-steps are between their passes, else the oldest backward.
+// than K micro-steps await their backward; else it is the oldest backward.
 void event_order(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   const int num_micro_steps = subject.load.num_micro_steps();

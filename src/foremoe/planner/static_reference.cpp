@@ -17,7 +17,7 @@ constexpr double kMayExceed[BaseGuests::kMostSweeps] = {1.1, 1.05, 1.02};
 // Replaces kMayExceed[0] if the search makes hardly more copies than there are static guests (similar micro-steps).
 constexpr double kMayExceedWhereAlike = 1.3;
 constexpr double kAlike = 1.15;  // copies of a search ÷ static guests
-// With more copies than this many times the guest slots, micro-steps differ too much for one set of guests.
+// Largest ratio of copies to guest slots. Above it, micro-steps differ too much for one set of guests.
 constexpr std::int64_t kMaxCopiesPerSlot = 3;
 // Copies saved by static guests ÷ guests, from which sweeps are worth their time. It grows with the square of the
 // group, as the time of a sweep per guest does.

@@ -145,7 +145,7 @@ void CopyAttempts::cancel_all() {
   }
 }
 
-// Delay before retrying a link that failed at once, where retries are unlimited.
+// Delay before retrying a link that failed immediately, if retries are unlimited.
 static constexpr std::chrono::microseconds kBackOff{200};
 
 CopyFetcher::CopyFetcher(EngineParts& parts, const EngineOptions& options)
