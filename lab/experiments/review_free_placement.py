@@ -9,10 +9,10 @@ other models, clusters and tasks, so no published figures are shown.
 
 We assume: Inputs are those of review-speedup and foremoe-seeds. All systems know the step before. *Newcomers*
 (`sharded=0`): experts are whole, and a rank copies only those it did not hold, from the faster of peers and host.
-*laer-oracle* places every micro-step by its own load: foresight with LAER-MoE's planner. In every row, `copies` counts
-the plan's newcomers, even where experts are sharded and gathered in each pass. *Guests* includes staging buffers, and
-room for the gradients of all experts away from home, which accumulate separately until they are sent home. A system
-whose owners move with their experts, such as SmartMoE, would not need that room. Planning time is not charged:
+*laer-oracle* runs LAER-MoE's planner on each micro-step's own load, that is, with foresight. In every row, `copies`
+counts the plan's newcomers, even where experts are sharded and gathered in each pass. *Guests* includes staging
+buffers, and room for the gradients of all experts away from home, which accumulate separately until they are sent home.
+A system whose owners move with their experts, such as SmartMoE, would not need that room. Planning time is not charged:
 LAER-MoE's planner runs in parallel with training.
 
 Result: Moving weights is not what slows these systems. Sharded experts cost LAER-MoE nothing here: the gathers hide

@@ -19,7 +19,7 @@ By row it grows with the group in every model, from 1.2 to 1.4 at 8 ranks to 2.8
 follows the busiest rank. Mean balance stays within 0.7 % of perfect; ρ max is {DeepSeek-V3, 8 ranks | foremoe |
 rho_max} at worst. The remaining distance to a perfect step is uneven exchange between nodes: by token 4 to 10 % from 64
 ranks on, most with DeepSeek-V3; by row 6 to 12 % at 16 and 32 ranks. Models with large experts (Kimi-K2, DeepSeek-V3,
-Qwen3-235B-A22B) wait for some copies from 16 or 32 ranks on, because only two layers of 4,096 tokens hide them.
+Qwen3-235B-A22B) wait for some copies with 16 or 32 ranks and more, because only two layers of 4,096 tokens hide them.
 Planning takes 0.1 to 0.3 ms per layer and micro-step at 8 ranks, 0.6 to 1 ms at 64, and 6 ms at 256. The ranks share
 it: where nothing hides it, it reduces the speedup by at most 1 % at 8 and 16 ranks, and by 0.3 % from 64 ranks on.
 """

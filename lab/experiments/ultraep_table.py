@@ -18,9 +18,9 @@ where 38, 46 and 51 are published. With lognormal popularity of the same ρ it u
 0}, {lognormal, 2.01 | UltraEP | guests | 0} and {lognormal, 3.03 | UltraEP | guests | 0}, and ρ is up to {lognormal,
 2.01 | UltraEP | rho_mean | 3}. Lognormal 1.51 would miss the aim of ±15 % that Zipf 1.51 meets, so how loads are made
 matters. Ours stays below 1.005. Once warm, it needs 0.6 to 2.6 % of the search's copies with fixed popularity, and 20
-to 30 % when it is permuted in every micro-step: resident guests mostly serve the few orders of a step. It keeps more
-guests than the search, within the same two slots per rank. Under `shared`, where every use is a copy as in UltraEP,
-ours needs 6 to 23 % fewer copies.
+to 30 % when it is permuted in every micro-step: a step has few different permutations, and resident guests serve most
+of them. It keeps more guests than the search, within the same two slots per rank. Under `shared`, where every use is a
+copy as in UltraEP, ours needs 6 to 23 % fewer copies.
 """
 
 from kit import Aim, Published, System, drawn

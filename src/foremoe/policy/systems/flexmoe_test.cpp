@@ -106,7 +106,8 @@ StepPlan planned(const test::PolicyRun& run, const FlexMoeOptions& options = {})
   return test::plan_of(*make_flexmoe(options), run);
 }
 
-// Rank 1's experts have the most tokens, alternating between two halves of them from micro-step to micro-step.
+// Rank 1 has the highest load. Its tokens alternate between the two halves of its experts from micro-step to
+// micro-step.
 LoadTable skewed() {
   LoadTable load = test::random_load({.micro_steps = 6, .layers = 1, .ranks = 4, .experts = 16}, 3, 40);
   for (int m = 0; m < 6; ++m) {
