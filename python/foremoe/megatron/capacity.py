@@ -74,7 +74,7 @@ class Buffers:
         return _are_too_small(*self._sizes(load, rows_of_slots), factor)
 
     def _sizes(self, load: foremoe.Load, rows_of_slots: _Rows) -> tuple[_Rows, _Rows]:
-        """Returns tokens · top_k, which sizes a rank's buffer, and the rank's rows, each [micro_steps, layers, ranks]."""
+        """Returns tokens · top_k, which sizes a buffer, and the rows of its rank; both [micro_steps, layers, ranks]."""
         own = load.array.sum(-1)
         if self.padded_ranks:
             own = np.broadcast_to(own.max(-1, keepdims=True), own.shape)
