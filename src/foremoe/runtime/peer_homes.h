@@ -1,6 +1,6 @@
 #pragma once
 
-// Addresses and versions of all home weights, as seen from this rank, and the arena of its node, filled from them.
+// Addresses and versions of all home weights, as seen from this rank. Fills the arena of its node from these weights.
 //
 // Homes. Ranks exchange addresses once, at bind; a home that is not mapped here has no address. If peers read each
 //   other's slots (residency `free` with copies from peers), ranks also exchange the addresses of slots, and each
