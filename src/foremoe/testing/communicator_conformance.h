@@ -244,7 +244,7 @@ TEST_P(CommunicatorConformance, SizeErrorsNameTheCall) {
 }
 
 TEST_P(CommunicatorConformance, BlocksOfUnexpectedSizeAreAnErrorThatNamesBothRanks) {
-  // Sent and expected sizes: one is larger, by little or much, or zero.
+  // Sent and expected sizes: they differ by little or much, or one is zero.
   const std::pair<std::int64_t, std::int64_t> sizes[] = {{8, 4}, {4, 8},         {0, 4},
                                                          {4, 0}, {1'000'000, 4}, {4, 1'000'000}};
   for (const auto& [sent, expected] : sizes) {
