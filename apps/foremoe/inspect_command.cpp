@@ -157,7 +157,7 @@ void print_layers(const std::vector<LayerStatistics>& layers, const std::vector<
   fmt::print("{}\n", table.to_string());
 }
 
-// Describes a trace or a load. Prints it unless JSON is requested, and returns JSON.
+// Prints a description of a trace or a load unless JSON is requested. Returns the description as JSON.
 Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments) {
   const bool is_trace = file_kind(file) == FileKind::kTrace;
   Json json{{"kind", "load"}};

@@ -45,7 +45,7 @@ class PeerHomes {
 
   // Publishes that all copies arriving before this turn are in their slots (release: pairs with in_place()).
   void put_in_place(TurnId before);
-  // Whether the owner has published `before` or a later turn. True if it is not reachable: its server checks instead.
+  // Whether the owner has published `before` or a later turn. True for an unreachable owner: its server checks instead.
   bool in_place(RankId owner, TurnId before) const;
 
  private:
