@@ -39,7 +39,7 @@ using planner::Assignment;
 using planner::AssignmentSearch;
 using planner::ReplicaGraph;
 
-// A copy of an expert that could help.
+// An expert and a rank where a copy of it could help.
 struct Pair {
   int expert = -1;
   int rank = -1;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Fuzzing of importers: the first three bytes select options, the rest is the file.
+// Fuzzes importers. The first three bytes select options; the remaining bytes are the file.
 
 #include <array>
 #include <span>

@@ -6,8 +6,8 @@ add_executable(dying_rank ${folder}/dying_rank.cpp)
 target_link_libraries(dying_rank PRIVATE foremoe_runtime MPI::MPI_CXX foremoe_warnings)
 
 set(FOREMOE_MPIRUN_FLAGS --oversubscribe --bind-to none CACHE STRING "flags of mpirun: tests start more ranks than cores")
-# Containers run as root and forbid a process to read another's memory. Open MPI's plugins are already unloaded when the
-# sanitizer looks for leaks, so only a complete stack attributes a leak to them.
+# Containers run as root, and their processes may not read each other's memory. Open MPI's plugins are already unloaded
+# when the sanitizer looks for leaks, so only a complete stack attributes a leak to them.
 set(mpirun_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
   ASAN_OPTIONS=fast_unwind_on_malloc=0
   LSAN_OPTIONS=suppressions=${folder}/open_mpi_leaks.supp:print_suppressions=0

@@ -44,7 +44,7 @@ struct Command {
   std::string meaning;   // explains words and columns at the end of the full help
   std::vector<Option> options;
   std::function<int(const Given&)> run;  // the exit code; throws InputError
-  // Whether each process of mpirun or srun may run it: true for commands that write no file and read their input once.
+  // Whether each process of mpirun or srun may run this. True if the command writes no file and reads its input once.
   bool any_process = false;
 };
 

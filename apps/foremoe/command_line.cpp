@@ -205,7 +205,7 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& na
   return fmt::format("; did you mean {}?", *nearest);
 }
 
-// Names the first unknown option, or else the first superfluous argument.
+// Describes the first unknown option, or the first unexpected argument if all options are known.
 std::string describe_unexpected(const Command& command, const std::vector<std::string>& arguments) {
   const auto is_option = [](const std::string& argument) { return argument.size() > 1 && argument.front() == '-'; };
   const auto unknown = std::ranges::find_if(arguments, is_option);

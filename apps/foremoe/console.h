@@ -43,8 +43,8 @@ void note_all(const std::vector<std::string>& texts);
 // Turns notes and progress off. If several processes do the same work, all but one call this.
 void be_quiet();
 
-// Shows a line with the activity and the elapsed time on stderr during its lifetime, if stderr is a terminal and after
-// the first second. The destructor removes the line.
+// If stderr is a terminal, shows a line there with the activity and the elapsed time. The line appears after one
+// second, and the destructor removes it.
 class Activity {
  public:
   explicit Activity(std::string what);

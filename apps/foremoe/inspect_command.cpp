@@ -108,7 +108,7 @@ Json describe_trace(const RoutingTrace& trace) {
   return json;
 }
 
-// Returns the size of the routes behind a load, with ids of the smallest type.
+// Returns the bytes of the routes that a load counts, if stored with the smallest type of id.
 std::int64_t route_bytes(const LoadTable& load) {
   return num_assignments(load) * static_cast<std::int64_t>(size_of(narrowest_route_type(load.num_experts())));
 }
@@ -157,7 +157,7 @@ void print_layers(const std::vector<LayerStatistics>& layers, const std::vector<
   fmt::print("{}\n", table.to_string());
 }
 
-// Describes a trace or a load. Prints it unless JSON is requested, and returns JSON.
+// Prints a description of a trace or a load unless JSON is requested. Returns the description as JSON.
 Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments) {
   const bool is_trace = file_kind(file) == FileKind::kTrace;
   Json json{{"kind", "load"}};

@@ -26,8 +26,8 @@ extern "C" void end_cleanly(int signal_number) {
   ::raise(signal_number);
 }
 
-// Opens closed standard streams, so that a file opened later does not become one and receive printed text. Printing to
-// a closed stream still fails.
+// Opens closed standard streams on /dev/null. Otherwise, a file opened later could become stdout and receive our text.
+// Printing to a closed stream still fails.
 void occupy_closed_streams() {
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
     if (::fcntl(stream, F_GETFD) == -1) ::open("/dev/null", O_RDONLY);  // takes the lowest free descriptor, `stream`

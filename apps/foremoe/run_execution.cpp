@@ -202,7 +202,7 @@ void Execution::expect_room() const {
 
 std::vector<RunRow> Execution::run() {
   if (timeline_) {
-    // Each process counts time from its first span. This one is the first, and begins at the same moment everywhere.
+    // Each process counts time from its first span. This span is the first, and begins at the same time on all.
     group_.run([this](Communicator& communicator) {
       communicator.barrier();
       const std::int64_t now = Timeline::now_ns();
@@ -258,7 +258,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     return;
   }
   const StepPlan& plan = running.plan();
-  // The whole schedule is made at once, so the slots of every micro-step must be known.
+  // The schedule is built for all micro-steps at once, so the slots of every micro-step must be known.
   if (plan.residency == Residency::kShared) running.wait_for(MicroStepId{plan.num_micro_steps() - 1});
   row.residency = plan.residency;
   row.in_flight = plan.in_flight;

@@ -31,7 +31,7 @@ class RankGroup {
   virtual bool one_process() const = 0;
 
   // Collective over processes, before ranks exist. If f throws on any process, all throw. Rank 0's process rethrows its
-  // own exception or throws InputError for another's; other processes throw ReportedElsewhere.
+  // own exception or throws InputError for another process's; other processes throw ReportedElsewhere.
   virtual void prepare(const std::function<void()>& f) = 0;
   // Collective over processes. Returns the first difference on rank 0's process. Throws ReportedElsewhere on other
   // processes if there is a difference.

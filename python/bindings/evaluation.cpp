@@ -111,7 +111,7 @@ Plan Evaluated::plan_of(Phase phase) const {
 
 namespace {
 
-// `plan` and `load` are the evaluation's, or parts of these: their first micro-steps and layers.
+// `plan` and `load` are the evaluation's own, or their first micro-steps and layers.
 SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTable& load, SimulationOptions options) {
   options.path = e.options.path;
   options.depth = e.options.depth;

@@ -84,7 +84,7 @@ Array<T, N> taken(const Array<T, N>& whole, const LayerRange& range, std::size_t
   return part;
 }
 
-// Returns the parts sorted by layer. Throws InputError if they do not make up one plan.
+// Returns the parts sorted by layer. Throws InputError if they do not form one plan.
 std::vector<const Plan*> in_order(const std::vector<const Plan*>& given) {
   if (given.empty() || std::ranges::find(given, nullptr) != given.end()) {
     throw InputError({.field = "parts"},

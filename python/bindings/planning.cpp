@@ -173,7 +173,7 @@ class BackgroundPlan final : public UnfinishedPlan {
   std::optional<RunningPlan> running_;  // declared last: its thread uses the members above
 };
 
-// A plan that the caller appends block by block. Only under `shared` may a block cover some of the micro-steps.
+// A plan that the caller appends block by block. A block must cover all micro-steps, except under `shared`.
 class GrowingPlan final : public UnfinishedPlan {
  public:
   explicit GrowingPlan(const Load& load) : load_(load) {}

@@ -46,7 +46,7 @@ class RankProbe {
   }
 
  private:
-  // All ranks begin together. They agree on the number of repetitions, from a first repetition that warms up, because
+  // All ranks begin together. After a warm-up, they time one operation and agree on the number of repetitions, since
   // operations may be collective.
   template <class Operation>
   Repetitions repeat(Operation&& operation) {

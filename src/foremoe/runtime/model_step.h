@@ -34,7 +34,7 @@ class ModelStep {
     RouterMemory router;
     const Communicator& communicator;
   };
-  // Throws InputError unless the order has the model's layers and the step's micro-steps, and the routes its top_k.
+  // Throws InputError if `order` has another number of layers or micro-steps, or if the routes have another top_k.
   ModelStep(const Parts& parts, const TurnOrder& order);
 
   // Runs all turns. Returns this rank's part of the loss.

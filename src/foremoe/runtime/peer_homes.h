@@ -1,6 +1,6 @@
 #pragma once
 
-// Addresses and versions of all home weights, as seen from this rank, and the arena of its node, filled from them.
+// Addresses and versions of all home weights, as seen from this rank. Fills the arena of its node from these weights.
 //
 // Homes. Ranks exchange addresses once, at bind; a home that is not mapped here has no address. If peers read each
 //   other's slots (residency `free` with copies from peers), ranks also exchange the addresses of slots, and each
@@ -45,7 +45,7 @@ class PeerHomes {
 
   // Publishes that all copies arriving before this turn are in their slots (release: pairs with in_place()).
   void put_in_place(TurnId before);
-  // Whether the owner has published `before` or a later turn. True if it is not reachable: its server checks instead.
+  // Whether the owner has published `before` or a later turn. True for an unreachable owner: its server checks instead.
   bool in_place(RankId owner, TurnId before) const;
 
  private:

@@ -97,7 +97,7 @@ struct PhaseExecutor::State {
 
   PhaseFigures figures;
   bool finished = false;                       // if false at destruction, undo the step
-  std::optional<ExpertTransferEngine> engine;  // declared last: it writes to members above
+  std::optional<ExpertTransferEngine> engine;  // last, so destroyed first: it writes to members above
 };
 
 PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& lent, Communicator& phase_communicator,

@@ -1,6 +1,6 @@
 #pragma once
 
-// Execution of one phase on one rank, from bind to unbind: plan, guest memory, transfer engine and communicator. The
+// Executes a plan for one phase on one rank, from bind to unbind. Owns the guest memory and the transfer engine. The
 // caller runs its own work (attention, router) and calls forward and backward for every turn in order. In between, the
 // executor transfers experts. RankTurns determines the actions of each turn. No address, thread or registration
 // outlives the object.
@@ -11,9 +11,9 @@
 //   phase.finish();
 //
 // If a copy of a turn fails on any rank, the turn falls back: both passes of that micro-step and layer run at homes.
-// Guests' gradients accumulate in their slots. They return when the guest leaves or at drain(), as zeros if all its
-// turns fell back, and are added at home in (layer, expert, rank) order, exactly once. The caller's gradients are zero
-// at bind. Destruction before finish() zeroes them again and leaves homes unchanged, so no step is half applied.
+// Guests' gradients accumulate in their slots. They are sent home when the guest leaves or at drain(), as zeros if all
+// its turns fell back, and are added there exactly once, in (layer, expert, rank) order. The caller's gradients are
+// zero at bind. Destruction before finish() zeroes them again and leaves homes unchanged, so no step is half applied.
 // Exception: under residency `free` with copies from peers, there is no other copy of a lent home. Such homes become
 // NaN, and the caller must reload the weights.
 
@@ -48,7 +48,7 @@ struct PhaseOptions {
   LinkDecorator decorate;  // empty: no wrapper
   Timeline* timeline = nullptr;
   bool overlap = true;                // false: a copy starts when its layer waits for it
-  std::int64_t most_tokens = 0;       // maximum over sources, per micro-step
+  std::int64_t most_tokens = 0;       // most tokens of one source in one micro-step
   bool position_independent = false;  // forward bits of a row do not depend on its position (row_tiles.h)
 };
 
@@ -57,7 +57,7 @@ struct PhaseParts {
   const RankTurns& turns;  // placement is final; a micro-step's quotas are final by its forward
   ExpertLayout layout;
   ExpertShape shape;
-  // [micro_step·layers + layer]: nonzero if any source has rows without a route; empty: all rows have one.
+  // [micro_step·layers + layer]: nonzero if any source has rows without a route; empty if none has.
   std::vector<std::uint8_t> without_route = {};
 
   const StepPlan& plan() const { return turns.plan(); }

@@ -1,8 +1,8 @@
 #pragma once
 
-// A link that injects faults around another link, by seed. It delays copies, reorders them, drops them, reports failure
-// before or after the bytes have arrived, and silently corrupts data. Like any link, it never writes after a copy is
-// cancelled.
+// A link that wraps another link and injects faults, drawn from a seed. It delays copies, reorders them, drops them,
+// reports failure before or after the bytes have arrived, and silently corrupts data. Like any link, it never writes
+// after a copy is cancelled.
 
 #include <algorithm>
 #include <cassert>
@@ -121,7 +121,7 @@ inline void FaultyLink::cancel(CopyId id) {
   copies_.erase(copy);
 }
 
-// Runs after the copy by the link, so nothing repairs the damage. Resets the checksum that the link computed.
+// Runs after the wrapped link has copied, so nothing repairs the damage. Resets the checksum that the link computed.
 inline void FaultyLink::damage(const CopyRequest& request) {
   if (request.chunks.empty()) return;
   const Chunk& chunk = request.chunks[random_.below(request.chunks.size())];

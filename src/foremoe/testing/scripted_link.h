@@ -54,7 +54,7 @@ struct LinkLog {
   }
 };
 
-// Copies, or returns an answer from the script: one answer per request, in order, and kDone for further requests.
+// Answers requests in order from the script, and further requests with kDone. Copies only if the answer is kDone.
 class ScriptedLink final : public CopyLink {
  public:
   ScriptedLink(LinkLog& log, std::deque<CopyState> answers) : log_(log), answers_(std::move(answers)) {}

@@ -116,7 +116,7 @@ TEST_F(Arithmetic, CombineBackwardIsTheGradientOfCombine) {
   }
 }
 
-// Compares with finite differences of the sum: the test above could repeat an error of the code.
+// Compares with finite differences, since the test above could repeat an error of the code.
 TEST_F(Arithmetic, CombineBackwardMatchesFiniteDifferences) {
   const Indices row{2, 0, 3, -1, 1, 4};  // [token][k] = [3][2], hidden 2
   const std::vector<float> rows = random_values(10), weight = random_values(6), dy = random_values(6);

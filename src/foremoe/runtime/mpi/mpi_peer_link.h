@@ -40,7 +40,7 @@ struct PeerRequest {
 // Header of an answer. The pieces follow contiguously.
 struct alignas(64) PeerAnswer {
   std::uint64_t number = 0;
-  // Bytes that follow; 0 if refused: the owner has another version, does not have the expert yet, or does not own it.
+  // Bytes that follow; 0 if refused: the sender has another version, does not have the expert yet, or does not own it.
   std::uint64_t bytes = 0;
   std::array<std::uint64_t, kMaxPieces> checksums{};
 };

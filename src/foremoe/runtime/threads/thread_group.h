@@ -1,6 +1,6 @@
 #pragma once
 
-// State shared by the ranks of one process: meetings, and memory that ranks expose to each other between them.
+// State shared by the ranks of one process: meetings, and the memory that ranks expose to each other between meetings.
 //
 // Method. A collective call is open(), reading, end_reading(), close(). open() returns when every rank has posted.
 //   Until end_reading(), a rank may read all posts and the memory that they point to. close() returns when every rank
@@ -70,7 +70,7 @@ class ThreadGroup {
   void fail(const std::string& why) noexcept;  // keeps the first reason
   void check() const;                          // throws PeerFailed after a failure
 
-  std::shared_ptr<BallotBox> ballot_box(std::uint64_t number);  // shared by the number-th call of every rank
+  std::shared_ptr<BallotBox> ballot_box(std::uint64_t number);  // the number-th call of every rank returns the same box
 
  private:
   using Lock = std::unique_lock<std::mutex>;

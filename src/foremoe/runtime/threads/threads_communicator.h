@@ -1,7 +1,7 @@
 #pragma once
 
-// Ranks as threads of one process: the embedded default. The receiver copies each block once, from the sender's memory
-// into its own; the sender returns when all its blocks have been read. All memory is mapped.
+// Ranks as threads of one process: the default. The receiver copies each block once, from the sender's memory into its
+// own; the sender returns when all its blocks have been read. All memory is mapped.
 //
 // An all-to-all needs two meetings of the ranks, a sum four. In a sum, rank r adds the r-th slice of all ranks' values
 // in rank order, and all ranks copy the result.
