@@ -67,7 +67,7 @@ namespace {
 
 using nlohmann::json;
 
-// Validates a recorded option. Each function returns an error message, or nothing.
+// Error message for a recorded option; none if the option is valid.
 using Complaint = std::optional<std::string>;
 
 bool is_count(const json& value) {
@@ -80,7 +80,7 @@ Complaint count(const json& value, std::uint64_t most = std::numeric_limits<std:
   return fmt::format("not a count from 0 to {}", most);
 }
 
-// A count, or `unlimited`.
+// Accepts a count or `unlimited`.
 Complaint limit(const json& value, std::string_view unlimited) {
   if (value == unlimited || !count(value)) return {};
   return fmt::format("neither a count nor {}", unlimited);
@@ -91,7 +91,7 @@ Complaint one_of(const json& value, std::initializer_list<std::string_view> word
   return fmt::format("none of {}", fmt::join(words, ", "));
 }
 
-// Some of B, L, P, T and S, in this order; "" if there are none.
+// Accepts any subset of B, L, P, T and S, in this order; may be empty.
 Complaint stages(const json& value) {
   if (!value.is_string()) return "not a string";
   std::string rest = value.get<std::string>();
@@ -127,8 +127,8 @@ Complaint complaint(const StepPlan& plan, std::string_view option, const json& v
 
 }  // namespace
 
-// Checks the recorded options, keyed by long option name, against the plan's metadata and their ranges. budgets()
-// checks whether slots and quotas respect the budgets among them.
+// Checks that the recorded options, keyed by long option name, agree with the plan's metadata and are in range.
+// budgets() checks that slots and quotas respect the recorded budgets.
 void recorded_options(const Subject& subject, Findings& findings) {
   const auto options = json::parse(subject.plan.options, nullptr, /*allow_exceptions=*/false);
   if (!options.is_object()) {
@@ -148,8 +148,8 @@ void recorded_options(const Subject& subject, Findings& findings) {
   }
 }
 
-// With K = 1 the micro-steps run one after the other. Otherwise the next event is a forward if one is left and fewer
-// than K micro-steps are between their passes, else the oldest backward.
+// With K = 1, the micro-steps run one after the other. Otherwise, the next event is a forward if one is left and fewer
+// than K micro-steps await their backward; if not, it is the backward of the oldest of these.
 void event_order(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   const int num_micro_steps = subject.load.num_micro_steps();

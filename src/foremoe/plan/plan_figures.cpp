@@ -38,7 +38,7 @@ RankLoads rank_loads(const Pair& pair, std::int64_t align) {
   return loads;
 }
 
-// Sums each node's surplus and deficit over the experts: that many tokens must cross its link.
+// Sums each node's surplus and each node's deficit over the experts: the tokens that must leave and enter the node.
 std::int64_t busiest_node_link(const Pair& pair) {
   const std::size_t num_experts = pair.load.extent(1);
   Array<Tokens, 2> surplus({static_cast<std::size_t>(pair.topology.num_nodes()), num_experts});  // load − quota

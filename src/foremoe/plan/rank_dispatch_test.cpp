@@ -57,7 +57,7 @@ struct Layer {
   std::vector<std::vector<ExpertId>> routes;  // [source][row]
 };
 
-// A sent row, with its destination and positions by definition.
+// A sent row: its source, its index among the source's routes, its expert and its destination.
 struct Row {
   int source, row, expert, replica, slot;
 };

@@ -8,7 +8,7 @@ namespace foremoe {
 namespace {
 
 constexpr int kMostSweeps = 6;
-constexpr std::size_t kMostNodes = 64;  // to which the rows of one expert may go for it to be chosen: bits of a mask
+constexpr std::size_t kMostNodes = 64;  // bits of a mask; experts with rows for more nodes keep their assignment
 
 // One expert's rows and the nodes that they go to.
 class ExpertStep {
@@ -20,7 +20,7 @@ class ExpertStep {
         num_nodes_(static_cast<std::size_t>(problem.topology.num_nodes())),
         home_(problem.topology.node_of(problem.source)) {}
 
-  // shipments: indices [first, last) of the expert's. Whether the number of pairs decreased.
+  // The expert's shipments have indices [first, last). Returns whether the number of pairs decreased.
   bool improve(std::span<const std::int32_t> rows, std::size_t first, std::size_t last) {
     find_nodes(first, last);
     if (nodes_.size() < 2 || nodes_.size() > kMostNodes) return false;
@@ -143,7 +143,7 @@ class ExpertStep {
     }
   }
 
-  // Gives rows to the expert's shipments: those at free nodes as the flow says, the rest to the remaining room.
+  // Gives the expert's shipments the rows that the flow sends to free nodes, then the other rows where room remains.
   void place(std::size_t first, std::size_t last) {
     rows_of_node_.resize(nodes_.size());
     for (auto& of_node : rows_of_node_) of_node.clear();

@@ -6,14 +6,13 @@
 //   Dispatch by token sends a token once to each other node that serves any of its rows. Assign rows to shipments such
 //   that the number of (token, other node) pairs is small.
 // Method. Start in row order. Given the assignment of all other experts, a node is free for a row if it is the source's
-//   own or already serves another row of the row's token. The rows of one expert then form a transportation problem:
-//   as many rows as possible at free nodes, with the shipments as capacities. Rows with equal free nodes are one type,
-//   so it is a maximum flow from types to nodes, solved by augmenting paths. Sweep over the experts, in ascending
-//   order, until a sweep changes no number of pairs, at most kMostSweeps times.
-// Guarantees. Every shipment keeps its rows. A step never increases the number of pairs and is optimal for its expert
-// given
-//   the others; the whole is a local optimum of such steps. Deterministic. The result depends only on the source's own
-//   routes and shipments.
+//   own or already serves another row of the row's token. Placing as many rows of one expert as possible at free nodes,
+//   with the shipments as capacities, is a transportation problem. Rows with equal free nodes form one type, so the
+//   problem is a maximum flow from types to nodes, solved by augmenting paths. Sweep over the experts, in ascending
+//   order, until a sweep does not lower the number of pairs, at most kMostSweeps times.
+// Guarantees. Every shipment keeps its number of rows. A step never increases the number of pairs and is optimal for
+//   its expert given the others. Unless kMostSweeps ends it, the search ends at a local optimum of such steps. The
+//   method is deterministic. The result depends only on the source's own routes and shipments.
 // Complexity. Per sweep and expert with shipments to n > 1 nodes: O(rows + t·n · augmentations) for t types.
 
 #include <cstdint>
@@ -41,8 +40,8 @@ struct RowChoiceWorkspace {
   std::vector<std::vector<std::int32_t>> rows_of_type;
 };
 
-// Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 without a route. Returns
-// false, with `of_row` unspecified, if the shipments count other rows.
+// Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 for a row without a route.
+// Returns false, with `of_row` unspecified, if the routes are not those that the shipments count.
 bool choose_rows(const RowChoiceProblem& problem, RowChoiceWorkspace& workspace, std::span<std::int32_t> of_row);
 
 }  // namespace foremoe

@@ -33,7 +33,7 @@ std::vector<Set> sets_of(const Case& c) {
   return sets;
 }
 
-// The maximum-entropy distribution with these frequencies, computed by scaling the sets of one expert after the other.
+// The maximum-entropy distribution with these frequencies, by iterative scaling of the sets of each expert in turn.
 std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<const double> frequency) {
   std::vector<double> p(sets.size(), 1.0 / static_cast<double>(sets.size()));
   for (int sweep = 0; sweep < 3000; ++sweep) {
@@ -48,7 +48,7 @@ std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<cons
   return p;
 }
 
-// Counts of each expert if tokens choose each set with a random frequency: some almost never, some almost always.
+// Counts of each expert if tokens choose each set with a random frequency, from almost never to almost always.
 std::vector<Tokens> draw_counts(const std::vector<Set>& sets, const Case& c, Random& random) {
   std::vector<Tokens> counts(static_cast<std::size_t>(c.experts));
   for (const Set set : sets) {
