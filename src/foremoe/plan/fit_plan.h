@@ -2,7 +2,7 @@
 
 // Adapts a plan to another load, to execute routes that differ from the recorded ones.
 //
-// Slots and quotas of guests stay. If the load has fewer rows of an expert than planned, quotas of its guests are
+// Slots and guests' quotas stay, but if the load has fewer rows of an expert than planned, its guests' quotas are
 // reduced in proportion (rounded down). Homes serve the rest. Complexity: O(events · layers · (ranks · slots +
 // experts)).
 

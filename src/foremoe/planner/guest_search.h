@@ -1,13 +1,13 @@
 #pragma once
 
-// Stage P, candidates: the guests that could help a micro-step that its ranks cannot balance, best first.
+// Stage P, candidates: lists guests that could help a micro-step whose present replicas miss the target, best first.
 //
 // Method. `relieve` has ended above its target and left the closed set S. A guest can help only if all replicas of its
 // expert are inside S and its own rank is outside. Two flows limit the gain: the excess that can reach the expert's
 // replicas inside S, and the room that the guest's rank can reach outside. Both are computed breadth-first by adding up
-// incoming amounts (an upper bound, tight for short paths). A new guest can also take over the load of the guest that
-// it replaces. It costs the part that the replaced guest's home cannot absorb. Both guests are also scored for later
-// micro-steps, by the load that each would take over if it were the only guest, with decaying weights.
+// incoming amounts (an upper bound, tight for short paths). A new guest can also use the capacity of the guest that it
+// replaces. Its cost is the part of the replaced guest's load that this guest's home cannot absorb. For later
+// micro-steps, each of the two is scored by the load that it would take over as the only guest, with decaying weights.
 //
 // Cost. O(E + slots) for the flows, O(sources × sinks × window) for the scores.
 
@@ -51,13 +51,13 @@ class GuestSearch {
   // Lists all candidates. A `variant` > 0 perturbs the scores deterministically, for another attempt.
   void list(const Bottleneck& b, GuestSlotsToUse slots, int variant);
 
-  // Returns at most `count` candidates of the last list, best first. Candidates already returned do not move.
+  // Returns at most `count` candidates of the last list, best first. A later call returns the same ones first.
   std::span<Candidate> best(int count);
 
   // Slot that a candidate of the last list on `rank` would fill.
   int slot_on(int rank) const { return slot_[rank]; }
 
-  // Value for later micro-steps of replacing the guest in the candidate's slot by the candidate. In mean rank loads.
+  // Value, for later micro-steps, of replacing the guest in the candidate's slot by the candidate; in mean rank loads.
   float future_change(const Bottleneck& b, const Candidate& c) const;
 
  private:

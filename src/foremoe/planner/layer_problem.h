@@ -31,7 +31,7 @@ struct LayerProblem {
   std::vector<std::int64_t> target;       // [micro_step], rank load that counts as balanced
   std::vector<float> per_mean;            // [micro_step], 1 / mean rank load; 0 without load
 
-  // Load that a guest could take over if it were the only one: a source's excess and a rank's room, with homes alone.
+  // With homes alone: the load that a guest could take from an expert's home, and the load that a rank could take.
   Array<float, 2> surplus;  // [micro_step][expert], min(load, excess of its home), shares
   Array<float, 2> room;     // [micro_step][rank], shares
 
