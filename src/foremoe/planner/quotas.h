@@ -64,8 +64,8 @@ class Quotas {
   Quotas(const LayerProblem& problem, const PlannerOptions& options, std::vector<int> anchor)
       : problem_(problem), options_(options), anchor_(std::move(anchor)), locality_(problem) {}
 
-  // Computes quotas of micro-step m on the replicas in `graph`. Returns the largest rank load. Drops guests with too
-  // few tokens from `graph`.
+  // Computes quotas of micro-step m on the replicas in `graph`, and drops guests with too few tokens. Returns the
+  // largest rank load.
   std::int64_t exact(int m, ReplicaGraph& graph, Assignment& assignment);
 
   // Stage T off: splits each expert's tokens equally over its serving replicas; the lowest ranks get the remainder.

@@ -25,7 +25,7 @@ struct Guest {
   int event, rank, expert;
 };
 
-// As many ranks as experts; expert e is at home on rank e; one guest slot.
+// A plan with as many experts as ranks and one guest slot. Expert e is at home on rank e.
 StepPlan plan_with(const std::vector<Guest>& guests, int ranks, int ranks_per_node) {
   int events = 1;
   for (const Guest& g : guests) events = std::max(events, g.event + 1);
@@ -68,7 +68,8 @@ TEST(CopyPaths, TheArenaRelievesARankWhoseExpertAllRanksFetch) {
 }
 
 TEST(CopyPaths, TheArenaRelievesABusyNetworkCard) {
-  // All ranks of the second node fetch an expert of rank 0. Its card sends four copies, or with an arena one plus two.
+  // All ranks of the second node fetch an expert of rank 0, whose card sends four copies, or one plus two with an
+  // arena.
   std::vector<Guest> guests;
   for (int r = 4; r < 8; ++r) guests.push_back({0, r, 0});
   const TransferSchedule schedule = make_transfer_schedule(plan_with(guests, 8, 4), kLayout, {});

@@ -16,8 +16,8 @@ namespace foremoe {
 
 namespace {
 
-// Sleep of the thread while nothing changes but copies or votes are open: doubles each time, within these limits, since
-// there may be more ranks than cores. The idle limit applies while the rank does not wait for the result.
+// The thread sleeps while copies or votes are open but nothing changes, since there may be more ranks than cores. The
+// sleep doubles each time, within these limits. The idle limit applies while the rank does not wait for the result.
 constexpr std::chrono::microseconds kShortestNap{50};
 constexpr std::chrono::microseconds kLongestNap{200};
 constexpr std::chrono::microseconds kLongestIdleNap{1000};
@@ -154,7 +154,7 @@ bool ExpertTransferEngine::State::wait(TurnId turn) {
   return whole;
 }
 
-// No rank still reads the slots that the turn's copies replace, and none reads the copies before this returns.
+// Moves the turn's copies from staging to their slots. Meanwhile, no rank reads these slots or the copies.
 void ExpertTransferEngine::State::put_in_place(TurnId turn) {
   for (const ScheduledCopy& copy : parts.schedule.arriving(turn)) {
     if (copy.rank != parts.rank || !copy.staged()) continue;
