@@ -5,16 +5,14 @@
 // Problem. A copy can come from its node's arena or directly from the expert's home. An expert in an arena costs host
 //   memory and is written before the phase, when nothing else runs. This can pay off if its node fetches it at least
 //   twice. Links differ in bandwidth. The cost of a schedule is the time of its busiest link, bytes ÷ bandwidth.
-// Method. Experts that a node fetches once come from peers. All other copies are taken in order of their deadlines.
-// Each
-//   takes the path whose busiest link finishes first; ties go to peers. The cost of the host path includes the copy's
-//   share of writing the arena. In the end, if writing the arenas and the busiest link together do not take less time
-//   than the busiest link with peers alone, all copies use peers.
+// Method. Experts that a node fetches once come from peers. Every other copy, in order of deadlines, takes the path
+//   whose busiest link finishes first; ties go to peers. The cost of the host path includes the copy's share of writing
+//   the arena. In the end, if writing the arenas and the busiest link together do not take less time than the busiest
+//   link with peers alone, all copies use peers.
 // Guarantee. Writing the arenas and the busiest link together never take longer than with peers alone. Overlap with
 //   computation is not considered here; the simulator, which models it, also tries each path alone.
-// Arenas. The home of each expert in an arena writes it, across the network if the arena is on another node. The
-// network
-//   cards of the arena's node share the incoming data. All writes run at once and take the time of the busiest link.
+// Arenas. Each expert of an arena is written by its home, across the network if the arena is on another node, whose
+//   network cards share the incoming data. All writes run at once and take the time of the busiest link.
 // Complexity. O(copies · log of copies + nodes · layers · experts).
 
 #include <span>

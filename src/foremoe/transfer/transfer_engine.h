@@ -11,7 +11,7 @@
 //
 // Method. One thread per rank polls its links. At most kMaxCopiesUnderWay copies are in progress; the rest wait in
 // order of the turn that needs them. A copy reads only data that its owner has published for this phase's version. The
-// host path also verifies checksums. A failed or late (`timeout`) attempt is repeated on the other path, up to
+// host path also verifies checksums. After a failed or late (`timeout`) attempt, the other path is tried, up to
 // `attempts` in total.
 // Agreement. Ranks vote on each turn at which copies arrive and on each turn of a layer with an earlier failure, once
 // their own copies have ended. The outcome is the same on all ranks. A missing guest is fetched again for the next turn
@@ -53,9 +53,8 @@ class ExpertDirectory {
   // message. For a host-path copy, the addresses of the expert at its home.
   virtual std::span<const std::byte* const> source(const ScheduledCopy& copy) const = 0;
   virtual std::uint64_t published(RankId owner) const = 0;  // version of the owner's homes (acquire)
-  // Staged copies. put_in_place() announces that all copies arriving before this turn are in place (release).
-  // in_place() queries this for a rank (acquire); always true if that rank's memory is not mapped here, since it then
-  // refuses requests for copies that are not in place.
+  // Staged copies. Announces that all copies arriving before this turn are in place (release), and queries this for a
+  // rank (acquire). Always true if that rank's memory is not mapped here: it refuses requests that come too early.
   virtual void put_in_place(TurnId before) = 0;
   virtual bool in_place(RankId owner, TurnId before) const = 0;
 };

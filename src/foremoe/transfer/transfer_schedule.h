@@ -16,9 +16,9 @@
 //   (staged_copies.h). The lease that such a copy replaces ends when the copy arrives, not when it opens.
 // Paths. `host` copies from the node's arena, filled once per step with exactly the experts that its ranks will fetch.
 //   `peer` copies directly from the expert's home, whose slot is pinned during the step. An arena entry can pay off if
-//   its node fetches the expert at least twice. Peers serve all other copies, and as many of these as balances the two
-//   paths by bytes ÷ bandwidth (copy_paths.h). Under `free`, homes are not pinned and all copies take one path: `host`,
-//   where the arena contains every overwritten home, or on request `peer`, from any rank with the expert.
+//   its node fetches the expert at least twice. Such fetches are divided between both paths so that bytes ÷ bandwidth
+//   balances; peers serve all others (copy_paths.h). Under `free`, homes are not pinned and all copies take one path:
+//   `host`, where the arena contains every overwritten home, or on request `peer`, from any rank with the expert.
 // Complexity. O(turns · ranks · slots).
 // Guarantee. The same plan produces the same schedule on every rank.
 
