@@ -88,7 +88,7 @@ void visit_keys(C& c, Visit&& visit) {
 Cluster read_cluster(const std::string& path);
 Cluster parse_cluster(std::string_view text, const std::string& file);  // `file` names the text in errors
 
-// Returns TOML text of the cluster. Each note, by key ("host.bytes_per_second"), becomes the comment of that number.
+// Returns TOML that reads back as the same cluster. Notes by key, such as "host.latency_seconds", become comments.
 using ClusterNotes = std::map<std::string, std::string, std::less<>>;
 std::string to_toml(const Cluster& cluster, const ClusterNotes& notes = {});
 

@@ -2,9 +2,8 @@
 
 // Adapts a plan to another load, to execute routes that differ from the recorded ones.
 //
-// Slots and guests' quotas stay, but if the load has fewer rows of an expert than planned, its guests' quotas are
-// reduced in proportion (rounded down). Homes serve the rest. Complexity: O(events · layers · (ranks · slots +
-// experts)).
+// Slots and guests' quotas stay, but if the load has fewer rows of an expert than planned, its guests' quotas shrink in
+// proportion (rounded down). Homes serve the rest. Complexity: O(events · layers · (ranks · slots + experts)).
 
 #include <cstdint>
 

@@ -29,8 +29,7 @@ namespace foremoe::planner {
 // Method. Tries every such move in slot order. If the destination rank is full, it passes on as many tokens along a
 // shortest path, to a rank with room or back to the rank that the tokens left. Path edges are moves inside a node and
 // moves of tokens that the node received. A step lowers the traffic of two links and the total. A path may shift
-// traffic to other links, so the result is discarded if the busiest link has more traffic. The number of passes is
-// bounded.
+// traffic to other links; if the busiest link then has more, the result is discarded. The number of passes is bounded.
 class NodeLocality {
  public:
   explicit NodeLocality(const LayerProblem& problem);

@@ -68,7 +68,7 @@ TEST(CopyPaths, TheArenaRelievesARankWhoseExpertAllRanksFetch) {
 }
 
 TEST(CopyPaths, TheArenaRelievesABusyNetworkCard) {
-  // All ranks of the second node fetch an expert of rank 0. Its card sends four copies, or one plus two with an arena.
+  // All ranks of the second node fetch an expert of rank 0, which sends four copies, or one plus two with an arena.
   std::vector<Guest> guests;
   for (int r = 4; r < 8; ++r) guests.push_back({0, r, 0});
   const TransferSchedule schedule = make_transfer_schedule(plan_with(guests, 8, 4), kLayout, {});
