@@ -44,7 +44,7 @@ struct Cluster {
   double host_memory_bytes_per_second = 0;  // of the node, for reads and writes together
 };
 
-// Inclusive bounds, wider than the values of any machine, so that values in a wrong unit are rejected.
+// Inclusive bounds. They are wide enough for any machine, but reject values in a wrong unit.
 struct KeyRange {
   double least = 0;
   double most = 0;

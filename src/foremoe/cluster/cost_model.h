@@ -7,10 +7,9 @@
 // (Williams, Waterman, Patterson, 2009). A grouped GEMM pads each replica's rows to whole row tiles and reads each
 // replica's weights once, so splitting is not free: 64 replicas of 8 rows use 64 tiles of 128 rows where one replica of
 // 512 rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the rank's busiest link direction; the
-// dispatch determines the rows. A backward pass has twice the FLOPs of a forward, or three times if activations (of
-// whole layers or of experts only) are recomputed. Attention's factor is 2.5 instead of 2, since its scores are
-// recomputed (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md documents the formulas and
-// omissions.
+// dispatch determines the rows. A backward pass has twice the FLOPs of a forward pass, or three times if activations
+// (of whole layers or of experts only) are recomputed. Attention's factor is 2.5 instead of 2, since its scores are
+// recomputed (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md gives the formulas and omissions.
 
 #include <cstdint>
 #include <span>
@@ -35,7 +34,7 @@ std::string_view to_string(Dispatch dispatch);
 struct CostOptions {
   int sequence_tokens = 4096;              // sequence length; a token attends to half as many on average
   bool recompute_activations = true;       // backward repeats the forward, and only layer inputs are kept
-  bool recompute_experts = false;          // repeats only experts' GEMMs, keeps only their rows; requires false above
+  bool recompute_experts = false;          // repeats only experts' GEMMs, keeps only their rows; not with the above
   int bytes_per_parameter = 2;             // of weights and rows (bf16)
   int bytes_per_gradient = 4;              // accumulated in float32
   int optimizer_bytes_per_parameter = 12;  // master weights and two moments, float32
@@ -76,7 +75,7 @@ class CostModel {
   int round_trips(Pass direction) const {
     return direction == Pass::kBackward && options_.recompute_activations ? 2 : 1;
   }
-  double optimizer(int num_experts) const;  // one step of this number of home experts, counted over all layers
+  double optimizer(int num_experts) const;  // one step for `num_experts` home experts, counted over all layers
 
   // Bytes.
   Bytes expert_weights() const;         // of one expert, as copied
@@ -106,10 +105,10 @@ class CostModel {
     double parameters = 0;  // read once
     double row_bytes = 0;   // of input and output rows
     double efficiency = 1;
-    double backward_flops = 2;  // multiple of the forward's
+    double backward_flops = 2;  // multiple of the forward pass's FLOPs
     bool of_experts = false;
   };
-  // True if a backward repeats the forward.
+  // True if a backward pass repeats the forward pass.
   bool anew(bool of_experts) const {
     return options_.recompute_activations || (of_experts && options_.recompute_experts);
   }

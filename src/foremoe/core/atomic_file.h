@@ -6,9 +6,9 @@
 //
 // On file systems without O_TMPFILE the file is written as .foremoe.PID.N, which remains if the process is killed.
 //
-// If the path is a symbolic link, writes the link's target, whether or not it exists.
+// If the path is a symbolic link, writes the link's target, whether or not the target exists.
 //
-// If the path is a device or a pipe (/dev/stdout), writes in place, since there is nothing to replace.
+// If the path is a device or a pipe (/dev/stdout), writes to it directly, since there is no file to replace.
 
 #include <cstddef>
 #include <functional>

@@ -14,7 +14,7 @@ namespace foremoe {
 struct Launch {
   int processes = 1;          // number of processes that run this command, including this one
   const char* variable = "";  // the environment variable that gives this number
-  bool joins = false;         // MPI_Init can join them; false if srun started them without PMI or PMIx
+  bool joins = false;         // MPI_Init can connect the processes; false if srun started them without PMI or PMIx
 };
 
 Launch launch();

@@ -52,7 +52,7 @@ std::optional<std::size_t> bytes_of(std::span<const std::uint64_t> shape, std::s
   return total;
 }
 
-// One tensor of the JSON header. HeaderReader checks the grammar, Safetensors::parse the values.
+// One tensor of the JSON header. HeaderReader checks the grammar, and Safetensors::parse checks the values.
 struct TensorEntry {
   std::string name;
   std::string dtype;
@@ -68,8 +68,8 @@ struct SafetensorsHeader {
 
 constexpr std::size_t kMaxAxes = 32;
 
-// A SAX handler with a small state machine, instead of a document tree: memory is proportional to the retained data,
-// the grammar bounds the depth, and repeated keys are detected.
+// A SAX handler with a small state machine. Unlike a document tree, it needs memory only for the retained data, bounds
+// the depth by the grammar, and detects repeated keys.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderReader(SafetensorsHeader& header, const std::string& file) : header_(header), file_(file) {}
@@ -192,8 +192,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   const std::string& file_;
   State state_ = State::kStart;
   std::set<std::string> names_;
-  std::string name_;  // of the entry being read
-  std::string key_;   // of the metadata being read
+  std::string name_;  // tensor whose entry is being read
+  std::string key_;   // metadata key whose value is being read
   unsigned seen_ = 0;
   bool in_list_ = false;
   int offsets_ = 0;  // numbers of data_offsets read so far

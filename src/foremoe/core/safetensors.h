@@ -7,9 +7,9 @@
 //   const std::vector<std::int64_t> values = load.to_vector<std::int64_t>();
 //
 // The reader checks the whole header first: unique names, known dtypes, shapes without overflow, and byte ranges that
-// match their shapes and cover the rest of the file without gap or overlap. An accepted file is safe to index.
-// Otherwise throws InputError with file, field and index. Stricter than the reference reader in one point: a tensor's
-// entry may contain only dtype, shape and data_offsets.
+// match their shapes and cover the rest of the file without gap or overlap. An accepted file is safe to index. For any
+// other file, the reader throws InputError with file, field and index. It is stricter than the reference reader in one
+// point: a tensor's entry may contain only dtype, shape and data_offsets.
 
 #include <bit>
 #include <cassert>
@@ -31,7 +31,7 @@ using Metadata = std::map<std::string, std::string, std::less<>>;
 
 static_assert(std::endian::native == std::endian::little, "files are mapped as they are, and they are little-endian");
 
-inline constexpr std::size_t kMaxHeaderBytes = 100'000'000;  // as the reference implementation
+inline constexpr std::size_t kMaxHeaderBytes = 100'000'000;  // same as in the reference implementation
 
 enum class DType : std::uint8_t {
   kBool,
@@ -80,8 +80,8 @@ class Safetensors {
  public:
   // Memory-maps the file.
   static Safetensors open(const std::string& path);
-  // Reads a file from memory; messages use `name` as its path. The bytes must outlive every view, or `storage` must
-  // keep them alive.
+  // Reads a file from memory. Messages use `name` as its path. `storage` must keep the bytes alive, or they must
+  // outlive every view.
   static Safetensors parse(std::span<const std::byte> bytes, std::string name,
                            std::shared_ptr<const void> storage = {});
 
@@ -117,9 +117,9 @@ class Safetensors {
 
 // ---- writing ----
 //
-// Writes files that any reader of the format accepts. Equal tensors and metadata give equal bytes: metadata is sorted
-// by key, tensors by descending element size, then name, so that each is aligned. The header is padded with spaces to a
-// multiple of eight bytes. The file appears complete or not at all (atomic_file.h).
+// Writes files that any reader of the format accepts. Equal tensors and metadata give equal bytes. Metadata is sorted
+// by key. Tensors are sorted by descending element size, then name, so that each is aligned. The header is padded with
+// spaces to a multiple of eight bytes. The file appears complete or not at all (atomic_file.h).
 
 // A tensor to be written. The caller owns the bytes until the file is written.
 struct TensorData {

@@ -127,8 +127,8 @@ Complaint complaint(const StepPlan& plan, std::string_view option, const json& v
 
 }  // namespace
 
-// Checks the recorded options, keyed by long option name, against the plan's metadata and their ranges. budgets()
-// checks whether slots and quotas respect the budgets among them.
+// Checks that the recorded options, keyed by long option name, agree with the plan's metadata and are in range.
+// budgets() checks that slots and quotas respect the recorded budgets.
 void recorded_options(const Subject& subject, Findings& findings) {
   const auto options = json::parse(subject.plan.options, nullptr, /*allow_exceptions=*/false);
   if (!options.is_object()) {

@@ -61,7 +61,7 @@ std::string place_of(const Violation& violation);
 struct CheckOptions {
   ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: from the plan's options
   int align = 128;                          // tokens, for rho_padded
-  const BatchedTrace* tokens = nullptr;     // the tokens behind the load; null: unknown
+  const BatchedTrace* tokens = nullptr;     // the tokens that the load counts; null: unknown
   const PlanFigures* reported = nullptr;    // figures to compare with the recomputed ones
   int max_listed = 100;                     // maximum number of violations to list; all are counted
   const ThreadPool* pool = nullptr;         // the check throws Cancelled after this pool is cancelled

@@ -114,8 +114,8 @@ void replicas(const Subject& subject, Findings& findings) {
   }
 }
 
-// Before the first event a rank's first slots hold its home experts in ascending order. Under `shared` only homes stay,
-// and home_slots() has checked them.
+// Before the first event, a rank's first slots hold its home experts in ascending order. Under `shared`, only home
+// experts stay, and home_slots() has checked their slots.
 void staying_experts(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   if (plan.residency == Residency::kShared) return;

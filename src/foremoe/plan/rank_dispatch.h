@@ -1,11 +1,11 @@
 #pragma once
 
 // Rows of one rank in one layer: the destinations of its own rows, and the order of received rows for the grouped GEMM.
-// An executor needs no more for its two all-to-alls. Ranks do not communicate to compute it.
+// This is all that an executor needs for its two all-to-alls. Ranks compute it without communication.
 //
 // A row is a token–expert assignment. Sent rows are ordered by destination rank, then expert, then row order at the
-// source; received rows by source, then expert, then row order; computed rows by slot, then source, then row order. The
-// rows of a slot are contiguous.
+// source. Received rows are ordered by source, then expert, then row order. Computed rows are ordered by slot, then
+// source, then row order, so the rows of a slot are contiguous.
 //
 // Complexity. That of route_tokens_of(), plus O(ranks · slots of the rank + rows).
 

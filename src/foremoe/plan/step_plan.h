@@ -1,7 +1,7 @@
 #pragma once
 
-// A step's plan: the expert and the quota of every slot, at every event of every layer. It is the planner's only
-// output. Checker, simulator and executor read it.
+// A step's plan: the expert and the quota of every slot, at every event of every layer. It is the planner's only output
+// and the input of the checker, the simulator and the executor.
 //
 // A rank has E/R home slots, in ascending order of expert id, then G guest slots. With `Residency::kFree` any slot may
 // hold any expert. An expert that stays on a rank keeps its slot, except guests under `Residency::kShared`.
@@ -83,8 +83,8 @@ struct StepPlan {
 
 // Returns a plan for `load` with empty slots. `header` supplies policy, residency, guest slots (≥ 0), micro-steps in
 // flight (≥ 1) and options. Each of the R ranks has E/R slots (rounded down) plus the guest slots, without experts or
-// tokens. Events follow the execution order. Largest loads and bounds are 0, and all homes are rank 0: the caller fills
-// them. Throws nothing.
+// tokens. Events follow the execution order. The caller fills in the largest loads and bounds, which are 0, and the
+// homes, which are all rank 0. Throws nothing.
 StepPlan empty_plan(StepPlan header, const LoadTable& load);
 
 // Returns the part of `plan` for `part`, the first micro-steps and layers of the plan's load (take_first() in

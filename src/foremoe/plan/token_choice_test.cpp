@@ -48,7 +48,7 @@ std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<cons
   return p;
 }
 
-// Counts of each expert if tokens choose each set with a random frequency: some almost never, some almost always.
+// Counts of each expert if tokens choose each set with a random frequency, from almost never to almost always.
 std::vector<Tokens> draw_counts(const std::vector<Set>& sets, const Case& c, Random& random) {
   std::vector<Tokens> counts(static_cast<std::size_t>(c.experts));
   for (const Set set : sets) {

@@ -3,14 +3,14 @@
 // Stage B, guests: the guests at the start of the step, chosen from the loads of all its micro-steps.
 //
 // Problem. Choose one set of guests for the whole step. If the guests are final (residency static), minimize the
-// largest rank load of every micro-step. If they may be replaced (resident), minimize the imbalance left for copies
-// inside the step; each guest then counts as a copy, too.
+// largest rank load of every micro-step. If they may be replaced (resident), minimize the imbalance that copies inside
+// the step must remove, plus a cost per guest, since each guest is a copy.
 //
 // Method. Each micro-step has its own assignment on the common placement, and the closed set S of ranks that limits it.
-// A guest helps a micro-step only if all replicas of its expert are inside S and its own rank is outside. A change is
-// therefore re-solved only in micro-steps whose S it crosses or whose tokens it moves. Guests are added greedily by
-// expected gain, summed over the micro-steps; in groups of 128 ranks and more, several between two scorings. Then each
-// guest slot in turn is emptied and given to the best expert, or left empty, until a sweep changes nothing.
+// A guest helps a micro-step only if all replicas of its expert are inside S and its own rank is outside. After a
+// change, only the micro-steps whose S it crosses or whose tokens it moves are solved again. Guests are added greedily
+// by expected gain, summed over the micro-steps; in groups of 128 ranks or more, several guests per scoring. Each sweep
+// then empties every guest slot in turn and gives it to the best expert or to none, until a sweep changes nothing.
 //
 // Growth ends when the slots are full or no gain is expected. A revision is kept only if it lowers the cost. The number
 // of sweeps is bounded. Cost per slot and sweep: one `relieve` per affected micro-step and per trial.
@@ -39,7 +39,7 @@ class BaseGuests {
  public:
   BaseGuests(const LayerProblem& problem, BaseGoal goal);
 
-  // Fills the guest slots of `graph`, starting from the guests already there. With `sweeps` off, only adds guests.
+  // Fills the guest slots of `graph`, starting from the guests already there. Without `sweeps`, only adds guests.
   void choose(ReplicaGraph& graph, bool sweeps = true);
 
   // Parts of choose(). grow_all() adds guests. sweep() revises all slots; repeated while may_change() (kMostSweeps).
@@ -103,8 +103,8 @@ class BaseGuests {
 // micro-steps. Slots on ranks with the lowest load at homes are filled first.
 void add_local_guests(const LayerProblem& problem, ReplicaGraph& graph);
 
-// For one micro-step: considers the slots whose guests do not serve m (no tokens in `assignment`), and replaces guests
-// with few local tokens in m by those with most.
+// For one micro-step m: of the guests that have no tokens in `assignment`, replaces those with few local tokens in m by
+// the experts with the most.
 void renew_local_guests(const LayerProblem& problem, int m, const Assignment& assignment, ReplicaGraph& graph);
 
 }  // namespace foremoe::planner

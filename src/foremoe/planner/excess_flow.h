@@ -32,7 +32,7 @@ class ExcessFlow {
   void discharge(const ReplicaGraph& graph, std::int64_t target, int rank, Assignment& assignment);
 
   std::vector<int> label_;         // [rank]; the number of ranks if no room can be reached
-  std::vector<int> num_labelled_;  // [label], number of ranks with it
+  std::vector<int> num_labelled_;  // [label], number of ranks
   std::vector<int> queue_;         // ranks
 };
 

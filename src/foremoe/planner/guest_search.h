@@ -51,7 +51,7 @@ class GuestSearch {
   // Lists all candidates. A `variant` > 0 perturbs the scores deterministically, for another attempt.
   void list(const Bottleneck& b, GuestSlotsToUse slots, int variant);
 
-  // Returns at most `count` candidates of the last list, best first. Candidates already returned do not move.
+  // Returns at most `count` candidates of the last list, best first. A later call returns the same ones first.
   std::span<Candidate> best(int count);
 
   // Slot that a candidate of the last list on `rank` would fill.

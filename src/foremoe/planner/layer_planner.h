@@ -6,8 +6,8 @@
 // micro-step's guests, then retention. Under `shared` no guest stays, so lend(m) decides the slots of one micro-step.
 // finish(m) runs T for one micro-step on the replicas present in both of its passes. Layers share no state.
 //
-// Where P runs, L does not: a copy made by P may serve a whole expert, and P weighs this against splitting. Under
-// `free`, L exchanges experts if guests alone do not reach the target.
+// L runs only if P is off: a copy made by P may serve a whole expert, and P weighs this against splitting. Under
+// `free`, L also runs after P and exchanges experts if guests alone do not reach the target.
 
 #include <memory>
 #include <optional>
@@ -41,8 +41,8 @@ class LayerPlanner {
   double planning_cpu_seconds() const { return planning_cpu_seconds_; }
 
  private:
-  // Stage B: homes, which are written to the plan, and the initial guests. If `warm`, the search for guests starts from
-  // the previous plan.
+  // Stage B. place_homes() writes the homes to the plan; place_base() chooses the initial guests, starting from the
+  // previous plan's if `warm`.
   void place_homes(StepPlan& plan);
   bool saves_copies() const;
   ReplicaGraph place_base(bool warm);

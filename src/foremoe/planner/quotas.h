@@ -52,7 +52,7 @@ class NodeLocality {
   Assignment before_;
   std::vector<int> queue_;     // [rank]
   std::vector<int> leaving_;   // [rank], slot from which the path leaves to reach this rank, −1 at its start
-  std::vector<int> arriving_;  // [rank], slot at which it arrives
+  std::vector<int> arriving_;  // [rank], slot at which the path arrives
   std::vector<char> visited_;  // [rank]
   int outlet_ = -1;            // last rank of the path found last
 };
@@ -63,12 +63,12 @@ class Quotas {
   Quotas(const LayerProblem& problem, const PlannerOptions& options, std::vector<int> anchor)
       : problem_(problem), options_(options), anchor_(std::move(anchor)), locality_(problem) {}
 
-  // Computes quotas of micro-step m on the replicas in `graph`. Returns the largest rank load. Drops from `graph` the
-  // guests with too few tokens.
+  // Computes quotas of micro-step m on the replicas in `graph`, and drops guests with too few tokens. Returns the
+  // largest rank load.
   std::int64_t exact(int m, ReplicaGraph& graph, Assignment& assignment);
 
-  // Stage T off: splits equally over the replicas that serve; the lowest ranks get the remainder. `rests[e]`: the
-  // expert was relocated and its home does not serve.
+  // Stage T off: splits each expert's tokens equally over its serving replicas; the lowest ranks get the remainder.
+  // `rests[e]` is 1 if the expert was relocated, so that its home does not serve.
   std::int64_t equal(int m, ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment);
 
  private:

@@ -1,5 +1,5 @@
-// Figures that the planner must reach on the project's load tables, to the printed number of digits: balance, copies
-// and links, but no times.
+// Tests that the planner reaches the reference figures for balance, copies and links on the project's load tables, to
+// the printed number of digits.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -11,9 +11,9 @@
 //
 // Under residency `free`, L runs after P: ranks exchange experts if guests alone miss the target. Tokens must leave the
 // ranks of the closed set S. Candidates are pairs of an expert anchored on a rank above the target (the anchor is the
-// replica that is never removed) and a lighter one anchored outside; those with the largest possible gain are tried,
-// and the best is kept if it lowers the excess. An exchange makes two copies, so guests are tried first. Experts leave
-// their homes, so only forward-only phases can use it. At most R exchanges per micro-step.
+// replica that is never removed) and a lighter one anchored outside S. The pairs with the largest possible gain are
+// tried, and the best is kept if it lowers the excess. An exchange makes two copies, so guests are tried first. Experts
+// leave their homes, so exchanges are limited to forward-only phases. At most R exchanges per micro-step.
 
 #include <vector>
 

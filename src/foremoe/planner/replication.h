@@ -2,8 +2,8 @@
 
 // Stage P, replication: adds guests at the bottleneck, for one micro-step.
 //
-// Problem. With the present guests, no assignment brings every rank to the target. Change as few guest slots as
-// possible so that one does.
+// Problem. With the present guests, no assignment brings every rank down to the target. Change as few guest slots as
+// possible so that some assignment does.
 //
 // Method. Evaluate the best candidates of GuestSearch exactly, on a scratch copy, and apply the best, then the rest of
 // the short list while each retains most of its own gain. Once the target is reached, undo each copy that the others,
@@ -31,8 +31,8 @@ class Replication {
     int replaceable;  // replaces a copy only if undoing it leaves excess below its tokens / replaceable; 0: always
   };
 
-  // `graph` starts with the guests that micro-step m finds, and ends with those that it leaves. `assignment` ends as
-  // the quotas of m, with the largest load at the target or as close to it as possible.
+  // `graph` holds the guests present before micro-step m, then those after it. Sets `assignment` to the quotas of m,
+  // with the largest load at the target or as close to it as the search gets.
   void balance(int m, ReplicaGraph& graph, Assignment& assignment);
 
   // As balance(), with a single search. A nonzero `variant` perturbs the scores.

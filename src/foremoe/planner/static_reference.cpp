@@ -19,8 +19,8 @@ constexpr double kMayExceedWhereAlike = 1.3;
 constexpr double kAlike = 1.15;  // copies of a search ÷ static guests
 // Largest ratio of copies to guest slots. Above it, micro-steps differ too much for one set of guests.
 constexpr std::int64_t kMaxCopiesPerSlot = 3;
-// Copies saved by static guests ÷ guests, from which sweeps are worth their time. It grows with the square of the
-// group, as the time of a sweep per guest does.
+// Copies saved by static guests ÷ guests, from which sweeps are worth their time. Grows with the square of the group
+// size, like the time of a sweep per guest.
 constexpr double kWorthSweeps = 0.1;  // in groups of up to kUsualGroup ranks
 constexpr double kUsualGroup = 64;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Guests that `static` would choose for a layer, computed only as far as needed to keep `resident` from being worse.
+// Guests that `static` would choose for a layer, computed only as far as needed to ensure that `resident` is not worse.
 //
 // Problem. Every `static` plan is also a `resident` plan, but the search for `resident` handles one micro-step at a
 // time, so its loads may end above those of guests chosen for all micro-steps together. Choosing static guests takes

@@ -35,7 +35,7 @@ static void move_tokens(const ReplicaGraph& graph, Assignment& a, int slot, std:
 
 // Raises the holders of one expert to a common level (water-filling). Holders above the level get nothing.
 static void fill_holders(const ReplicaGraph& graph, int expert, std::int64_t tokens, Assignment& a) {
-  // The level falls in each pass as holders above it are excluded, until none is.
+  // Each pass excludes the holders above the level, which lowers it, until no holder is above it.
   std::int64_t level = std::numeric_limits<std::int64_t>::max();
   std::int64_t remainder = 0;
   for (int sharing = 0;;) {

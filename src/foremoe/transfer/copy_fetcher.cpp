@@ -168,7 +168,7 @@ std::span<const std::size_t> CopyFetcher::arriving(TurnId turn) const {
   return std::span(mine_).subspan(first, first_of_turn_[turn.index() + 1] - first);
 }
 
-// The next copy is at the back of the queue.
+// Inserts a copy into the queue, whose back is the next copy to start.
 void CopyFetcher::enqueue(std::size_t copy) {
   const auto later = [&](std::size_t a, std::size_t b) {
     return std::pair(fetches_[a].needed, a) > std::pair(fetches_[b].needed, b);

@@ -58,9 +58,9 @@ class MemcpyLink final : public CopyLink {
   void progress() override {}
 };
 
-// Limits another link to a rate, so that overlap can be measured on any machine. Copies are sequential: each completes
-// no earlier than its bytes take at this rate, counted from its submission or the previous copy's end. The link never
-// waits, and links do not slow each other down.
+// Limits another link to a rate, so that overlap can be measured on any machine. Copies are sequential. The time that
+// this rate allows for a copy's bytes counts from its submission or from the end of the previous copy, if later; the
+// copy completes no earlier. The link never waits, and links do not slow each other down.
 class ThrottledLink final : public CopyLink {
  public:
   using Clock = std::chrono::steady_clock;
@@ -77,8 +77,8 @@ class ThrottledLink final : public CopyLink {
  private:
   struct Copy {
     CopyId id;
-    Clock::time_point through;  // when the throttle lets it complete
-    bool done = false;          // the inner link has completed and dropped it
+    Clock::time_point through;  // earliest time at which the copy may complete
+    bool done = false;          // the inner link has completed and dropped the copy
   };
   std::unique_ptr<CopyLink> link_;
   double bytes_per_second_;

@@ -19,7 +19,7 @@ class LinkLoads {
  public:
   explicit LinkLoads(const ClusterLinks& links) : links_(links), seconds_(static_cast<std::size_t>(links.size())) {}
 
-  // Finishing time of the busiest link on the way after adding `bytes`.
+  // Time of the busiest link on the way after adding `bytes`.
   double done_with(const Way& way, Bytes bytes) {
     links_.cross(way, bytes, crossings_);
     double last = 0;

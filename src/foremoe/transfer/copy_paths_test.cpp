@@ -25,7 +25,7 @@ struct Guest {
   int event, rank, expert;
 };
 
-// As many ranks as experts; expert e is at home on rank e; one guest slot.
+// A plan with as many experts as ranks and one guest slot. Expert e is at home on rank e.
 StepPlan plan_with(const std::vector<Guest>& guests, int ranks, int ranks_per_node) {
   int events = 1;
   for (const Guest& g : guests) events = std::max(events, g.event + 1);

@@ -27,8 +27,8 @@ class HostArena {
   int index_of(ArenaExpert expert) const;  // −1 if absent
   std::size_t num_experts() const { return experts_.size(); }
 
-  // Writes an expert and its checksums, then its version (release). Each expert has one writer. Until then, readers see
-  // another version and do not read the expert.
+  // Writes an expert and its checksums, then its version (release). Until the version is written, readers see another
+  // version and do not read the expert. Each expert has one writer.
   void publish(int index, std::uint64_t version, std::span<const std::byte* const> segments);
 
   std::uint64_t version(int index) const;  // 0 before the first publish (acquire: pairs with publish)

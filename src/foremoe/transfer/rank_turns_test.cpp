@@ -232,7 +232,7 @@ TEST(RankTurns, RejectInvalidArgumentsByName) {
   EXPECT_THAT(refusal([&] { turns.turn(Pass::kForward, MicroStepId{0}, LayerId{-1}); }), HasSubstr("layer: -1"));
 }
 
-// The plan of a rank while planning continues: guest slots of later micro-steps are still empty.
+// The plan that a rank has while planning continues: guest slots of later micro-steps are still empty.
 StepPlan without_guests(StepPlan plan) {
   for (int t = 0; t < plan.num_events(); ++t) {
     for (int l = 0; l < plan.num_layers(); ++l) {

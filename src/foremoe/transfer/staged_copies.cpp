@@ -69,7 +69,7 @@ class LayerContents {
  private:
   struct Slot {
     ExpertId expert = kNoExpert;
-    TurnId readable;  // first turn at which other ranks may read it
+    TurnId readable;  // first turn at which other ranks may read the expert
   };
 
   [[noreturn]] void refuse(EventId event, const ScheduledCopy& copy) const {
@@ -92,7 +92,7 @@ void set_turns(const TurnOrder& order, int depth, std::span<ScheduledCopy> copie
   }
 }
 
-// Numbers the copies of a rank from 0 in the set of their turn. Returns a rank's number of buffers in all sets.
+// Assigns staging buffers, numbered from `first`, to the copies of each rank. Returns the number of buffers per rank.
 int number_buffers(int first, int sets, std::span<ScheduledCopy> copies) {
   int most = 0;
   const ScheduledCopy* before = nullptr;

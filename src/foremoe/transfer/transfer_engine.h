@@ -38,7 +38,7 @@ namespace foremoe {
 
 inline constexpr int kMaxCopiesUnderWay = 64;  // per rank, with its links
 
-// The phase cannot continue, on this rank or another. None of its results may be used.
+// The phase cannot continue on this rank or on another one. None of the phase's results may be used.
 class PhaseFailed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -72,7 +72,7 @@ struct EngineOptions {
   int attempts = 3;                             // per copy
   std::chrono::milliseconds timeout{10'000};    // of one attempt
   bool verify = true;                           // checks checksums on the host path
-  bool eager = true;                            // false: a turn's copies start when it waits for them
+  bool eager = true;                            // false: a turn's copies start when the rank waits for them
   bool must_arrive = false;                     // `free`: no home to fall back to, so PhaseFailed instead of a vote
   std::chrono::milliseconds ballot_timeout{0};  // after this rank's vote; 0: timeout × (attempts + 1)
 };

@@ -1,7 +1,7 @@
 #pragma once
 
-// Transfer schedule of a plan: for each copy its source, path and buffer, the first turn at which the buffer is free,
-// and the turn that waits for it.
+// Transfer schedule of a plan. Gives each copy's source, path and buffer, the first turn at which the buffer is free,
+// and the turn that waits for the copy.
 //
 // Problem. A plan gives the contents of every slot at every event. To execute it, start every copy early, but not
 //   before the last read of the buffer's previous contents, and complete it before the first read.
@@ -74,11 +74,11 @@ struct ArenaExpert {
 
 struct TransferSchedule {
   Phase phase = Phase::kRecompute;
-  int depth = kDefaultDepth;  // turns by which copies may start ahead; sets of buffers under `shared`
+  int depth = kDefaultDepth;  // number of turns that copies may start ahead; under `shared`, also of sets of buffers
   TurnOrder order;
   std::vector<ScheduledCopy> copies;            // by arrives, rank, slot
   std::vector<ScheduledCopy> from_before;       // leases without a copy: experts left in slots by the previous phase
-  std::vector<std::size_t> first_of_turn;       // [num_turns() + 1], into copies: the copies that arrive at this turn
+  std::vector<std::size_t> first_of_turn;       // [num_turns() + 1], first of the copies that arrive at this turn
   std::vector<std::vector<ArenaExpert>> arena;  // [node], ascending; contents of its arena
   int buffers_per_rank = 0;                     // guest buffers (under `free`: all slots of all layers, and staging)
   int lent_turns = 0;                           // turns added by lend_turns() so far
@@ -127,8 +127,8 @@ struct GuestMemory {
 };
 GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const TransferSchedule& schedule);
 
-// The turns of each layer, to determine which turns read a lease. A buffer leased for [arrives, closes] is read at
-// every turn of its layer in this range.
+// The turns of each layer, to determine which turns read a copy. A buffer leased for [arrives, closes] is read at every
+// turn of its layer in this range.
 class LayerTurns {
  public:
   explicit LayerTurns(const TurnOrder& order);
@@ -147,7 +147,7 @@ class LayerTurns {
   std::vector<std::vector<int>> forwards_before_;  // [layer][i]: forward turns among the layer's first i
 };
 
-// Returns a message for each violated lease; empty if the schedule is correct. Shares no code with its construction.
+// Returns a message for each violation; empty if the schedule is correct. Shares no code with make_transfer_schedule.
 std::vector<std::string> check_leases(const TransferSchedule& schedule, const StepPlan& plan);
 
 }  // namespace foremoe

@@ -1,6 +1,6 @@
 #pragma once
 
-// Votes of the ranks, turn by turn: whether all experts for the turn's layer have arrived on all ranks.
+// Ranks vote on each turn whether all experts for the turn's layer have arrived on all ranks.
 //
 // Method. All ranks process turns in the same order. A turn needs no vote if no rank has a copy arriving at it and its
 //   layer is whole, since then all experts are still present. Otherwise a rank votes as soon as its copies have ended,
@@ -29,7 +29,7 @@ class TurnVotes {
     TurnId turn;
     bool whole = false;
   };
-  // Returns the decisions since the last call. Turns after the order's last one represent returning homes.
+  // Returns the decisions since the last call. Turns after the order's last turn are those at which homes return.
   std::span<const Decided> step(const EnginePosition& position, EngineClock::time_point now);
   bool open() const { return !open_.empty(); }
   bool changed() const { return changed_; }  // in the last step
