@@ -26,6 +26,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 4
+DEVICE = torch.device(os.environ.get("FOREMOE_TEST_DEVICE", "cpu"))
+"""Device of the tests' models: cpu, or cuda:0, which all ranks share."""
+
 GRACE = 60
 """Seconds that the other ranks have to finish a test that failed on one rank. They may be waiting for that rank."""
 
@@ -57,7 +60,7 @@ def run_ranks(ranks: int, work: Callable[..., None], *args: Any) -> None:
 
 
 def begin_rank(rank: int, ranks: int, folder: str) -> None:
-    """Create the gloo group of a test's ranks. Called by each rank.
+    """Create the group of a test's ranks: gloo's on the CPU, NCCL's on a GPU. Called by each rank.
 
     A rank that waits in a collective handles neither exceptions nor signals, so it is killed when the test's process
     dies. After LONGEST seconds it prints the stacks of its threads and exits. Each rank computes on one thread, because
@@ -79,11 +82,17 @@ def begin_rank(rank: int, ranks: int, folder: str) -> None:
         TOKENIZERS_PARALLELISM="false",
     )  # fmt: skip
     faulthandler.dump_traceback_later(LONGEST, exit=True)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    backend = "gloo"
+    if DEVICE.type == "cuda":
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # NCCL refuses ranks of one host that share a GPU
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic only then
+        torch.cuda.set_device(DEVICE)
+        backend = "nccl"
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
 
 
 def prepare_rank() -> None:
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=DEVICE.type == "cuda")
 
 
 def gather(value: Any) -> list[Any]:

@@ -30,8 +30,8 @@ class Hardware:
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether all ranks run on one GPU. NCCL refuses that; gloo exchanges rows through host memory."""
-        return self.device == "cuda" and self.backend == "gloo"
+        """Whether all ranks run on one GPU."""
+        return self.device == "cuda" and self.gpus < self.ranks
 
     def device_of(self, rank: int) -> torch.device:
         return torch.device("cuda", rank % self.gpus) if self.device == "cuda" else torch.device("cpu")
@@ -94,7 +94,7 @@ def staged(hardware: Hardware) -> Iterator[None]:
 
     gloo's collectives exchange CUDA tensors, but its send and recv would read device memory as if it were the host's.
     """
-    if not hardware.shares_gpu:
+    if not hardware.shares_gpu or hardware.backend != "gloo":
         yield
         return
     start = dist.batch_isend_irecv

@@ -224,6 +224,8 @@ def _serve(
 def _begin(hardware: Hardware, rank: int, folder: str, prepare: Callable[[], None] | None) -> None:
     device = hardware.device_of(rank)
     options: dict[str, Any] = {"device_id": device} if hardware.backend == "nccl" else {}
+    if hardware.shares_gpu:
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # NCCL refuses ranks of one host that share a GPU
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
