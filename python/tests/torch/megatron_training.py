@@ -295,7 +295,10 @@ def under_a_plan(
 
 def expect_no_waits(planned: bool = True, **options: Any) -> None:
     """Asserts that a planned forward and backward neither waits for the device nor gathers counts. With planned=False,
-    asserts that the counter detects both in a run without a plan."""
+    asserts that the counters detect both in a run without a plan.
+    """
+    if DEVICE.type == "cuda":
+        pytest.skip("the counters stand in for CUDA, which does not report waits for events")
     begin_groups(4)
     net = make_net(make_config(Case()))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2, **options)

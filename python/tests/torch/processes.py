@@ -26,8 +26,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 4
-DEVICE = torch.device(os.environ.get("FOREMOE_TEST_DEVICE", "cpu"))
-"""Device of the tests' models: cpu, or cuda:0, which all ranks share."""
+DEVICE = torch.device("cuda:0" if os.environ.get("FOREMOE_TEST_DEVICE") == "cuda" else "cpu")
+"""Device of the tests' models: cpu, or cuda, where all ranks share the first GPU."""
 
 GRACE = 60
 """Seconds that the other ranks have to finish a test that failed on one rank. They may be waiting for that rank."""
@@ -47,7 +47,12 @@ IMPORTED_ONCE = [
 
 @functools.cache
 def rank_starter() -> Any:
-    """Return a multiprocessing context whose processes are forked from a server that imported IMPORTED_ONCE."""
+    """Return a multiprocessing context whose processes are forked from a server that imported IMPORTED_ONCE.
+
+    On a GPU processes are spawned: an import may initialise CUDA, which does not survive a fork.
+    """
+    if DEVICE.type == "cuda":
+        return mp.get_context("spawn")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)
     return context
@@ -55,8 +60,7 @@ def rank_starter() -> Any:
 
 def run_ranks(ranks: int, work: Callable[..., None], *args: Any) -> None:
     """Run work(rank, *args) in one process per rank. If a rank raises, kill the others and raise its error."""
-    rank_starter()
-    mp.start_processes(work, args, nprocs=ranks, start_method="forkserver")
+    mp.start_processes(work, args, nprocs=ranks, start_method=rank_starter().get_start_method())
 
 
 def begin_rank(rank: int, ranks: int, folder: str) -> None:

@@ -267,8 +267,8 @@ def test_invalid_arguments_exit_with_code_2(
 
 @pytest.mark.parametrize(("gpus", "given", "expected"), [
     (0, {}, Hardware("cpu", 0, 2, "gloo")),
-    (1, {}, Hardware("cuda", 1, 2, "gloo")),
-    (1, {"ranks": 4}, Hardware("cuda", 1, 4, "gloo")),
+    (1, {}, Hardware("cuda", 1, 2, "nccl")),
+    (1, {"ranks": 4}, Hardware("cuda", 1, 4, "nccl")),
     (2, {}, Hardware("cuda", 2, 2, "nccl")),
     (3, {"ranks": 3}, Hardware("cuda", 3, 3, "nccl")),
     (7, {}, Hardware("cuda", 6, 6, "nccl")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import mmap
 from unittest import mock
 
@@ -128,5 +129,12 @@ def test_memory_is_pinned_when_allocated_and_unpinned_once(rank: int) -> None:
             memory.take_places([(0, 2)] if rank == 3 else [(0, 1)], [8192, 6])
         memory.release()
         memory.release()
-    assert [address for address, _ in driver.pinned] == driver.let_go
-    assert waits == [0, 1], "the device reads it until then"
+        assert [address for address, _ in driver.pinned] == driver.let_go
+        assert waits == [0, 1], "the device reads it until then"
+        places = memory.take_places([(0, 1)], [8192, 6])
+        dist.barrier(ep.ranks.agreement.group)
+        memory.abandon()
+        memory.release()
+        gc.collect()
+        assert len(driver.pinned) == len(driver.let_go) + 1 and waits == [0, 1], "abandoned memory stays pinned"
+        assert places.segments((0, 1))[0].nbytes == 8192
