@@ -7,18 +7,15 @@ locality-aware routing reduces all-to-all. With all of them, dispatch takes 0.4 
 
 We assume: *Cold* has 64 layers of one micro-step, so every LP is solved from scratch. *Warm* has layers of the same
 popularities with 16 micro-steps, which differ by sampling alone: the best case for starting from the previous solution.
-*Warm, new orders* draws the order of popularity again in every micro-step: the worst case. Planning is measured on this
-machine, as CPU time ÷ (layers × micro-steps), and includes the LP and everything else. Routing is counted: the tokens
-that the busiest rank sends or receives if sources fill replicas in rank order, if a source fills its own rank's replica
-first, and if those of its node follow (with one node these are the same). Overlapping has no counterpart in a plan: a
-plan that is made before the phase needs no overlap.
+*Warm, new orders* draws the order of popularity again in every micro-step: the worst case. Planning is CPU time ÷
+(layers × micro-steps), measured on this machine, and includes more than the LP. Routing is counted: the tokens that the
+busiest rank sends or receives if sources fill replicas in rank order, if a source fills its own rank's replica first,
+and if it fills those of its node next (with one node, the last two are the same). Overlapping is not modelled: a plan
+that is made before the phase needs none.
 
 Result: Warm solving takes a third to a seventh (from run to run) of the time of cold solving if micro-steps are alike,
-and more than half if their orders are new. Not all of this is due to the LP's warm start: the fixed cost per layer is
-spread over its micro-steps, and the time of our planner, which solves no LP, decreases too where guests can stay. With
-new orders, our planner takes about twice FineMoE's time or more: once per step it looks for guests that can stay, and
-there are few. Filling a source's own replicas first saves 6 to 7 % of what the busiest rank sends. With one node, node
-locality cannot save more.
+and more than half if their orders are new. Filling a source's own replicas first saves 6 to 7 % of what the busiest
+rank sends.
 """
 
 from kit import Column, Published, System, drawn
