@@ -23,8 +23,8 @@ from kit import FIRST, Arranged, Measured, Published, modelled, ratio
 
 
 def migration_seconds(m: Measured, first: Measured) -> float:
-    """Time to change from the last placement of the first system to this system's first. In each layer, the rank that
-    receives most fetches the weights and optimizer states of its new experts from peers. Layers follow each other."""
+    """Time from the first system's last placement to this system's first, layer after layer. In each layer, it is the
+    time in which the rank that receives most fetches the weights and optimizer states of its new experts from peers."""
     had, has = first.evaluation.plan.slot_expert[-1], m.evaluation.plan.slot_expert[0]  # [layers, ranks, slots]
     held = (has[..., :, None] == had[..., None, :]).any(-1)
     received = ((has >= 0) & ~held).sum(-1).max(1).mean()

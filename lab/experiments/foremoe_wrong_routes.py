@@ -77,7 +77,7 @@ def on_other_routes(on: Input, *, wrong: float = 0.0, missing: float = 0.0) -> I
 
 
 class OnOtherRoutes(System):
-    """foresight: the policy plans with the recorded routes. Others use no routes in advance and are unaffected."""
+    """foresight: the policy plans with the recorded routes. Other policies use no recorded routes."""
 
     def __init__(self, label: str, policy: str = "", *, foresight: bool = False, **options: Any) -> None:
         super().__init__(label, policy, **options)

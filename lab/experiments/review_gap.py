@@ -40,8 +40,8 @@ class Gap:
     Both are charged at the mean rank's time per token; slots at most what the slowest rank takes beyond the mean.
     replicas: the remaining time of the slowest rank's experts, since each replica is a separate product, reads its
     weights and partly fills its last tile. copies: exposed copies of weights, gradients and homes, and filling of
-    arenas. exchange: time beyond the ideal; negative if less is sent. planning: on the critical path, plus placement
-    that no rollout hides.
+    arenas. exchange: time beyond the ideal; negative if less is sent. planning: planning on the critical path, plus
+    placement that no rollout hides.
     """
 
     ideal: float

@@ -39,7 +39,7 @@ def test_the_forecast_error_is_the_share_of_tokens_that_the_former_step_mispredi
     array = np.zeros((4, 1, 2, 4), np.int64)  # two steps of two micro-steps
     array[:, 0, 1] = [[6, 2, 0, 0], [2, 6, 0, 0], [4, 2, 2, 0], [0, 0, 0, 3]]
     load = foremoe.Load.from_array(array, top_k=1)
-    # In the first step experts 0 and 1 have half each. Then 2 of 8 tokens go elsewhere (a quarter), and all 3 (1).
+    # In the first step, experts 0 and 1 have half each. In the second, 2 of 8 tokens move (1/4), then 3 of 3 (1).
     assert foremoe_figure_4.forecast_error(measured(load, 2)) == pytest.approx((0.25 + 1) / 2)
     assert math.isnan(foremoe_figure_4.forecast_error(measured(load)))
 
