@@ -6,11 +6,11 @@ The paper measures dispatch and combine with DeepEP. Compared with no balancing,
 without pipelining about nothing. A two-stage pipeline adds 46.8 % to dispatch and 40.2 % to combine.
 
 We assume: Input and cluster are those of feplb-table-2. Dispatch and combine cost the same in our model, so one column
-shows the slowest rank's time in all exchanges of the step. The text does not give the EP degree. FEPLB dispatches to
-homes by design; weights and rows of guests are sent afterwards. The paper does not specify how results return before
-combine. *FEPLB* is charged for the return in full, in the last column; *free return* is not charged. FasterMoE's rows
-for a shadowed expert stay on their rank; here a row is 12 KiB times the number of its experts. We leave out the
-two-stage pipeline, because the paper does not say how much more DeepEP sends for it.
+shows the slowest rank's time in all exchanges of the step. The description does not give the EP degree. FEPLB
+dispatches to homes by design; weights and rows of guests are sent afterwards. The paper does not specify how guests'
+results return before combine. *FEPLB* is charged for the return in full, in the last column; *free return* is not
+charged. FasterMoE does not send rows of shadowed experts. A row has 12 KiB times the number of its experts here. We
+omit the two-stage pipeline, because the paper does not specify how much more DeepEP sends for it.
 
 Result: By construction, FEPLB's exchange takes as long as without balancing, which matches the paper. If the return of
 results counted as exchange, FEPLB would add 17 to 22 % by token and 5 to 13 % by row, so the paper either hides the

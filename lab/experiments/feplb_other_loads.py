@@ -2,8 +2,8 @@
 
 FEPLB, arXiv 2604.19654, as described: edge cases and future work, without figures.
 
-The description expects the same relative gain at every batch size. It expects FEPLB to follow changing routes while
-history grows stale, and nodes of many devices to balance better.
+The description expects the same relative gain at every batch size. It also expects that FEPLB follows changing routes
+better than history does, and balances better on nodes of many devices.
 
 We assume: At EP 8, the load of feplb-straggler is drawn with 256 to 65,536 tokens per rank. In *hot rank moves* (w6),
 the hot rank is m mod 8 in micro-step m, so the past mean carries no information. *Bursts* (w7) makes drawn experts hot

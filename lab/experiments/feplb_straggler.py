@@ -2,17 +2,17 @@
 
 FEPLB, arXiv 2604.19654, figures 5 and 6.
 
-The paper runs GLM-5 with 18 layers, 128 experts and no auxiliary loss on up to 16 H100. It reports by how many tokens
-the busiest device exceeds the mean, before and after balancing within the node.
+The paper runs GLM-5 with 18 layers, 128 experts and no auxiliary loss on up to 16 H100. The paper reports by how many
+tokens the busiest device exceeds the mean, before and after balancing within the node.
 
-We assume: The routing model is fitted to unbalanced figures alone: 18.6 % waste at EP 8, read as the mean of (max −
-mean) ÷ max of rank loads. 4,096 tokens per rank choose 8 experts each. The straggler before balancing at EP 8 is then a
-fifth above the 6,700 tokens that the published stragglers and percentages imply, so percentages are comparable and
-token counts less so. The same model serves EP 2 and 4. *FEPLB* is the reading of `feplb.h`, chosen by the published
-percentages: the `dyn` busiest experts of a rank may move, and the greedy stops at the first that does not help.
+We assume: The routing model is fitted to one unbalanced figure, a waste of 18.6 % at EP 8, defined as the mean of (max
+− mean) ÷ max of rank loads. 4,096 tokens per rank choose 8 experts each. The straggler before balancing at EP 8 is then
+a fifth above the 6,700 tokens that the published stragglers and percentages imply, so percentages are comparable and
+token counts less so. EP 2 and 4 use the same model. *FEPLB* is our reading in `feplb.h`, chosen by the published
+percentages. The `dyn` busiest experts of a rank may move, and the greedy stops at the first expert that does not help.
 FasterMoE and `foremoe` have four guest slots, because FEPLB's dyn = 4 uses at most four on average. FasterMoE knows the
-exact loads here, while the paper's predicts them. Its cost model uses this expert size and NVLink at 450 GB/s.
-lab/policies.md explains its three rules; under *whole ranks*, each rank has as many slots as it could use.
+exact loads here. Its cost model uses this expert size and NVLink at 450 GB/s. lab/policies.md explains FasterMoE's
+three rules; under *whole ranks*, each rank has as many slots as it could use.
 
 Result: FEPLB's greedy removes a larger part of the straggler than published at EP 2 and 4, and the published part at EP
 8. This agreement confirms nothing, because we chose our reading of the greedy by these percentages. FasterMoE removes 6

@@ -2,17 +2,17 @@
 
 FEPLB, arXiv 2604.19654, table 2.
 
-The table gives the time per MoE layer before balancing and with four systems, at EP 2, 4 and 8. We leave out Triton
-Distributed and Tutel: they change how layers are computed rather than where, so they have no plan.
+The table gives the time per MoE layer before balancing and with four systems, at EP 2, 4 and 8. We omit Triton
+Distributed and Tutel, because they change how layers are computed but have no plan.
 
 We assume: The input is that of feplb-straggler. An expert has 72 MiB as published, hence 6,144 × 2,048. A layer's time
 here includes attention, modelled on the H100 preset; the backward does not recompute activations. We do not know the
-paper's batch, so ratios are more reliable than milliseconds. FEPLB dispatches to homes and combines from them. It plans
-after dispatch; weights and rows of guests follow while a rank computes its own experts, and the rank then computes its
-guests. The paper does not specify how their results return. *FEPLB* returns them to their homes over NVLink after the
-slowest rank has computed, before combine, without overlap. With *free return*, the return takes no time. These two rows
-are bounds. FasterMoE dispatches by its plan and then broadcasts while a rank computes its own experts. `foremoe` plans
-ahead. Copies of FEPLB and FasterMoE come from peers.
+paper's batch, so ratios are more reliable than milliseconds. FEPLB dispatches to homes and combines from them. FEPLB
+plans after dispatch. Weights and rows of guests are sent while a rank computes its own experts; the rank then computes
+its guests. The paper does not specify how guests' results return. In *FEPLB*, they return to their homes over NVLink
+after the slowest rank has computed, before combine, without overlap. With *free return*, the return takes no time.
+These two rows are bounds. FasterMoE dispatches by its plan and then broadcasts while a rank computes its own experts.
+`foremoe` plans ahead. Copies of FEPLB and FasterMoE come from peers.
 
 Result: FEPLB gains at most half of what is published: dispatch and combine stay as imbalanced as before, and we know
 neither their share of the paper's layer nor its batch. At EP 2, FEPLB and FasterMoE lengthen the backward by 1 %,

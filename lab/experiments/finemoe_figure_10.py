@@ -3,15 +3,15 @@
 FineMoE, arXiv 2511.16947, figures 10 and 16.
 
 The figure gives dispatch times of FineEP and vanilla EP with NCCL and with DeepEP, for groups of several nodes. With
-NCCL, FineEP takes less time than EP in a group of the same size, because it keeps tokens on their GPU where it can.
-With DeepEP it takes more, due to data format conversion. According to §7.5, a FineEP group of d EP groups adds little
-exchange time inside a node, or if EP spans many nodes anyway. We do not have the values.
+NCCL, FineEP takes less time than EP in a group of the same size, because it leaves tokens on their GPU if possible.
+With DeepEP, FineEP takes more time, due to data format conversion. According to §7.5, a FineEP group of d EP groups
+adds little exchange time inside a node, or if EP spans many nodes anyway. We do not have the values.
 
-We assume: The setting is that of figure 9: 32 experts, width 4,096, 8 × 2,048 tokens, Zipf s = 1. Every expert has two
-replicas in the group, which takes as many guest slots as a rank has experts. The model has bytes and links, but no
-backend. The preset has a network card per GPU and the paper's nodes two for 8 GPUs, so the paper's exchange between
-nodes takes four times as long. *EP, half the group* is two separate EP groups, which a FineEP group with d = 2 merges;
-with 8 and with 16 GPUs each is within one node.
+We assume: As in figure 9, there are 32 experts, the width is 4,096, and 8 × 2,048 tokens follow Zipf with s = 1. Every
+expert has two replicas in the group, which needs as many guest slots as a rank has experts. The model has bytes and
+links, but no backend. The preset has one network card per GPU. The paper's nodes have two for 8 GPUs, so the paper's
+exchange between nodes takes four times as long. *EP, half the group* is two separate EP groups, which a FineEP group
+with d = 2 merges; with 8 and with 16 GPUs each is within one node.
 
 Result: On one node, FineEP's dispatch takes less than half of EP's time, because the busiest rank receives less and
 tokens of a rank's own experts do not travel. Between nodes, FineEP saves 24 to 39 % by row but only 3 to 9 % by token,

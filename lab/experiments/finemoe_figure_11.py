@@ -2,17 +2,17 @@
 
 FineMoE, arXiv 2511.16947, figure 11.
 
-The paper measures the scheduling time of one micro-batch, mostly that of solving LP 1 with warm-started HiGHS: at least
-about 100 µs, and below 1 ms at 64 GPUs and 256 experts.
+The paper measures the scheduling time of one micro-batch. Most of it is solving LP 1 with warm-started HiGHS. It is at
+least about 100 µs, and below 1 ms at 64 GPUs and 256 experts.
 
-We assume: We measure the CPU time of all planning of a step on this machine, ÷ (layers × micro-steps); work done once
-per step counts too. On the symmetric placement with two replicas of every expert (four experts per rank), including
-rounding to whole tokens, we compare LP 1 by CLP with warm start, LP 4 by CLP, and LP 1 by our exact assignment, which
-has the same optimum. *foremoe* is our planner on the same slots, which chooses replicas as well as quotas. *Stable*
-micro-steps differ by sampling alone, the best case for a warm start; *new orders* draws a new popularity in each
-micro-step. The table also shows the time that the simulator charges for FineMoE: a time per slot of the group (a
-variable of LP 1), set between the two kinds of load. It is 1 µs for LP 1 by CLP, 4 µs for LP 4, 0.06 µs for our
-assignment. The all-gather of loads is not charged.
+We assume: Scheduling time is the CPU time of all planning of a step on this machine ÷ (layers × micro-steps), including
+work done once per step. We compare LP 1 by CLP with warm start, LP 4 by CLP, and LP 1 by our exact assignment, which
+has the same optimum. All three use the symmetric placement with two replicas of every expert (four experts per rank),
+and round to whole tokens. *foremoe* is our planner on the same slots, which also chooses replicas. *Stable* micro-steps
+differ by sampling alone, the best case for a warm start; *new orders* draws a new popularity in each micro-step. The
+table also shows the time that the simulator charges for FineMoE: a time per slot of the group (a variable of LP 1), set
+between the two kinds of load. It is 1 µs for LP 1 by CLP, 4 µs for LP 4, 0.06 µs for our assignment. The all-gather of
+loads is not charged.
 
 Result: Like the paper's HiGHS, CLP solves LP 1 in less than 1 ms, except with 64 GPUs and new orders; LP 4 takes 2 to
 32 times as long. Our assignment reaches the optimum of LP 1 in at most a sixth of CLP's time. Our planner, which also

@@ -6,12 +6,12 @@ FineMoE replaces its symmetric placement by an asymmetric one if the loads requi
 states while training stops. The figure gives the time of such a migration for several models: *typically hundreds of
 milliseconds*. With a migration every 50 iterations, training takes less than 1 % longer.
 
-We assume: The models are those of figure 7, with Zipf loads, s = 1. Both placements are of one group of 8 GPUs. Experts
-of the asymmetric placement that a rank lacks come from peers, at the speed of NVLink, layer after layer; the rank that
-receives most sets the time. An expert has 2 bytes of weights and 12 bytes of optimizer state per parameter; each of two
-replicas has half of the optimizer state, as in ZeRO-1. In the paper, a GPU has half or a quarter of the layers. Here it
-has all layers, also in the step, so shares of a step are comparable, but milliseconds are 2 to 4 times the paper's.
-Steps are policy updates, trained in place.
+We assume: The models are those of figure 7, with Zipf loads, s = 1. Both placements are of one group of 8 GPUs. A rank
+copies the experts that it lacks in the asymmetric placement from peers, at the speed of NVLink, layer after layer. The
+rank that receives most determines the time. An expert has 2 bytes of weights and 12 bytes of optimizer state per
+parameter; each of two replicas has half of the optimizer state, as in ZeRO-1. In the paper, a GPU has half or a quarter
+of the layers. Here it has all layers, also in the step, so shares of a step are comparable, but milliseconds are 2 to 4
+times the paper's. Steps are policy updates, trained in place.
 
 Result: At the full speed of NVLink, a migration takes at most {GPT 32×1.3B | finemoe | migration_of_50 (token)} % of 50
 steps, less than the paper's bound of 1 %. The paper's migrations take longer, because they also wait for re-initialised

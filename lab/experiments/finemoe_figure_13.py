@@ -3,7 +3,7 @@
 FineMoE, arXiv 2511.16947, figure 13.
 
 The paper's ablation of dispatch time has the setting of figure 9. Warm solving and overlapping reduce scheduling, and
-locality-aware routing reduces all-to-all. With all of them, dispatch takes 0.4 ms more than Megatron-LM's.
+locality-aware routing reduces all-to-all. With all three, dispatch takes 0.4 ms longer than in Megatron-LM.
 
 We assume: *Cold* has 64 layers of one micro-step, so every LP is solved from scratch. *Warm* has layers of the same
 popularities with 16 micro-steps, which differ by sampling alone: the best case for starting from the previous solution.

@@ -2,14 +2,14 @@
 
 FineMoE, arXiv 2511.16947, figure 17.
 
-The paper measures the execution time of a layer on 16 GPUs with 32 experts. It falls when the LP considers traffic that
-leaves a GPU (α1 = 0.1) and traffic that leaves a node (α2 = 1). We do not have the values.
+The paper measures the execution time of a layer on 16 GPUs with 32 experts. The layer is faster if the LP also
+minimises traffic that leaves a GPU (α1 = 0.1) and traffic that leaves a node (α2 = 1). We do not have the values.
 
 We assume: There are two nodes of 8 GPUs, the width is 2,048, and experts are those of the paper's GPT 32 × 1.3B. Tokens
 are random (all experts are alike). We read the printed sequence length of 4 as 4,096, with micro-batch 4. Every expert
 has two replicas, which needs two guest slots. Traffic is counted, once per assignment for rows to another node. The
 layer's time is modelled. FineMoE is charged for scheduling by the number of slots (finemoe-figure-11), without overlap.
-The paper overlaps scheduling, and measures more than we charge. `foremoe` plans ahead and is not charged.
+The paper overlaps scheduling, but its measured times exceed our charge. `foremoe` plans ahead and is not charged.
 
 Result: With both levels, traffic between nodes decreases and the exchange is shorter, as in the paper. The longer
 solution time of LP 4 offsets much of this: by token, the layer is 2 % faster than with LP 1 on random tokens, as in the

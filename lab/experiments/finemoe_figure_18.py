@@ -2,16 +2,16 @@
 
 FineMoE, arXiv 2511.16947, figures 14 and 18.
 
-With pipelining, a part of the tokens is not scheduled, and its exchange hides the scheduling of the rest. The figure
+With pipelining, some tokens are not scheduled, and their exchange hides the scheduling of the other tokens. The figure
 gives dispatch times on 8 GPUs with 128 experts, by the scheduled part (1.0: no pipelining). Pipelining shortens
-dispatch, but with a larger scheduled part, dispatch takes longer again, because the exchange of the rest becomes too
-short to hide scheduling. We do not have the values.
+dispatch, but less so with a larger scheduled part, because the exchange of the other tokens is then too short to hide
+scheduling. We do not have the values.
 
-We assume: The setting is that of figure 17: width 2,048, 4 sequences of 4,096 tokens, communication-aware scheduling
-with α1 = 0.1 and α2 = 1, random tokens; on one node α2 has no effect. *Skewed* has Zipf loads, s = 0.8. Every expert
-has two replicas, which takes 16 guest slots. Scheduling is charged by the number of slots (`lab/run
-finemoe-figure-11`), regardless of how few tokens it schedules. The exchange of the unscheduled tokens takes their share
-of the whole dispatch time, and the second exchange adds a latency. *Planning* is the part of scheduling that is not
+We assume: As in figure 17, the width is 2,048, there are 4 sequences of 4,096 random tokens, and scheduling is
+communication-aware with α1 = 0.1 and α2 = 1. On one node α2 has no effect. *Skewed* has Zipf loads, s = 0.8. Every
+expert has two replicas, which needs 16 guest slots. Scheduling is charged by the number of slots (`lab/run
+finemoe-figure-11`), not by the number of scheduled tokens. The exchange of the unscheduled tokens takes their share of
+the whole dispatch time, and the second exchange adds a latency. *Planning* is the part of scheduling that is not
 hidden; dispatch in the paper includes both.
 
 Result: As in the paper, scheduling and dispatch together take less time with pipelining, and more with a larger

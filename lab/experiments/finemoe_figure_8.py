@@ -4,16 +4,16 @@ FineMoE, arXiv 2511.16947, figure 8.
 
 Expert loads follow Zipf's law: the i-th most popular expert has i^−s of the tokens. The figure plots the largest GPU
 load ÷ mean over s for SmartMoE, FlexMoE and FineMoE with random, symmetric (*w/o AR*) and asymmetric placement.
-According to the text, symmetric is perfect for s < 1, random is slightly worse, asymmetric is always perfect, SmartMoE
-grows with s, and FlexMoE is in between.
+According to the text, symmetric placement is perfect for s < 1, random placement is slightly worse, and asymmetric
+placement is always perfect. SmartMoE's load grows with s, and FlexMoE is in between.
 
-We assume: Each order of popularity is a layer with 32 micro-steps, whose counts are drawn: 8 sequences of 2,048 tokens
-per GPU, top-2. Every system plans the first 16, keeps its final placement, and knows their loads. The table shows the
-last 16. FlexMoE, with at most ten exchanges per micro-step, has converged by then. *vanilla* and *smartmoe* are two
+We assume: Each order of popularity is a layer with 32 drawn micro-steps of 8 sequences of 2,048 tokens per GPU, top-2.
+Every system plans the first 16 micro-steps and retains its final placement and their loads. The table shows the last 16
+micro-steps. FlexMoE, with at most ten exchanges per micro-step, has converged by then. *vanilla* and *smartmoe* are two
 expert-parallel groups of four GPUs, as in the paper: each has all experts, eight on a GPU, and serves its own tokens.
-The others plan over all eight GPUs, where two replicas of every expert need four guest slots per rank. To run within a
-minute, there are fewer orders here than the thousand with expected loads that `build/release/bin/finemoe_figure8`
-prints (lab/policies.md). Popularity is constant, so SmartMoE and FlexMoE know everything from history except sampling
+The others plan over all eight GPUs, where two replicas of every expert need four guest slots per rank. The experiment
+has fewer orders, to run within a minute, than `build/release/bin/finemoe_figure8`, which uses a thousand with expected
+loads (lab/policies.md). Popularity is constant, so SmartMoE and FlexMoE know everything from history except sampling
 noise. The paper does not specify how much its loads drift.
 
 Result: As published, asymmetric placement is perfect at every s, random placement is slightly worse than symmetric

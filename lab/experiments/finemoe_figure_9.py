@@ -6,15 +6,15 @@ The figure shows one MoE layer on 8 H100 with 32 experts, micro-batch 8 × 2,048
 Computing experts takes most of the time, and FineMoE's experts take least. Dispatch and combine take about 1.3 ms each
 in Megatron-LM. We do not have the other values.
 
-We assume: An expert of GPT has two matrices of 4 × 4,096. Ours has three, so its width is 10,923 for the same products.
-*vanilla* and *smartmoe* are two expert-parallel groups of four GPUs, like the paper's Megatron-LM: they have 32 more
-expert replicas than one group of eight, as many as the other systems have guest slots. Their figures are those of the
-slower group. All systems except *vanilla* and `foremoe` train in place, as in finemoe-figure-7: replicas retain their
-weights, so nothing is fetched, and moving replicas is not charged. Every system knows the load of the previous step and
-starts from its final placement; all micro-steps have the same popularity. FineMoE is charged for gathering loads and
-for scheduling (*planning*, 20 and 64 µs). *Overlap* hides this behind sorting rows before dispatch, whose time follows
-from bytes and memory bandwidth. In the paper, dispatch takes 0.4 ms longer than Megatron-LM's even with overlap (§7.7),
-so both rows favour FineMoE. `foremoe` plans ahead, gathers loads once per step and fetches its guests.
+We assume: GPT's expert has two matrices of width 4 × 4,096. Our expert has three, so its width is 10,923 for the same
+work. *vanilla* and *smartmoe* are two expert-parallel groups of four GPUs, like the paper's Megatron-LM: they have 32
+more expert replicas than one group of eight, as many as the other systems have guest slots. Their figures are those of
+the slower group. All systems except *vanilla* and `foremoe` train in place, as in finemoe-figure-7: replicas retain
+their weights, so nothing is fetched, and moving replicas is not charged. Every system knows the previous step's load
+and starts from that step's final placement. All micro-steps have the same popularity. FineMoE is charged for gathering
+loads and for scheduling (*planning*, 20 and 64 µs). *Overlap* hides this behind sorting rows before dispatch, whose
+time follows from bytes and memory bandwidth. In the paper, dispatch takes 0.4 ms longer than Megatron-LM's even with
+overlap (§7.7), so both rows favour FineMoE. `foremoe` plans ahead, gathers loads once per step and fetches its guests.
 
 Result: Experts take most of the time, as published, and FineMoE's experts take 0.63 to 0.67 of vanilla's time. With
 constant popularity, `foremoe` gains next to nothing over FineMoE from knowing the routes.

@@ -2,18 +2,17 @@
 
 FineMoE, arXiv 2511.16947, section 7.5.
 
-Section 7.5 says that FineEP makes the group d times as large as EP's. It says that the overhead is minimal inside a
-node, and negligible where EP is very large (64, as for DeepSeek-V3), since nearly all communication is between nodes
-anyway. Figures 10 and 16 compare FineEP with EP of the same size; no figure shows this claim.
+Section 7.5 says that FineEP makes the group d times as large as EP's. The overhead is called minimal inside a node, and
+negligible if EP is very large (64, as for DeepSeek-V3), since nearly all communication is between nodes anyway. Figures
+10 and 16 compare FineEP with EP of the same size; no figure shows this claim.
 
 We assume: The model shape is DeepSeek-V3 on 64 to 256 GPUs, eight to a node. Every expert has two replicas in the
-group, which takes as many guest slots as a rank has experts: four, two, one; `foremoe` has the same number. *EP, half
-the group* is two separate EP groups, which a FineEP group with d = 2 merges; each rank then holds twice as many
-experts, with their optimizer states. *Two cards* is the network of the paper's nodes: a quarter of the preset's for
-each GPU. Popularity follows Zipf with s = 0.5. With the paper's s = 1 (figure 9), 256 experts and top-8, nearly every
-token would choose the most popular expert. Tokens choose experts of four of eight groups. The model has bytes and
-links, but no backend. One layer and four micro-steps of one sequence of 4,096 tokens per rank represent all. There is
-one draw.
+group, which needs as many guest slots as a rank has experts: four, two, one; `foremoe` has the same number. *EP, half
+the group* is two separate EP groups, which a FineEP group with d = 2 merges; each rank then has twice as many experts
+and optimizer states. *Two cards* is the network of the paper's nodes: a quarter of the preset's for each GPU.
+Popularity follows Zipf with s = 0.5. With the paper's s = 1 (figure 9), 256 experts and top-8, nearly every token would
+choose the most popular expert. Tokens choose experts of four of eight groups. The model has bytes and links, but no
+backend. One layer and four micro-steps, with one sequence of 4,096 tokens per rank, represent all. There is one draw.
 
 Result: By token, the claim does not hold: FineEP's dispatch takes longer than that of EP in groups of half the size,
 because a larger group has more nodes to which a token must go. By row, the claim holds up to 256 GPUs, because the

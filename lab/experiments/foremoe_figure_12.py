@@ -5,10 +5,10 @@ ForeMoE, arXiv 2606.11867, figure 12.
 The paper compares planning time per step with the time of recompute and policy update, and transfer time per layer with
 attention. We do not have the values.
 
-We assume: Planning is measured: all layers of a whole step, on all processors of this machine. The phases are modelled.
-Transfer is modelled as the time to copy a layer's experts in a micro-step to the rank that receives most, over its link
-to the host with no other traffic. *Attention* is everything in a layer before its experts. The paper plans on its
-cluster, where each machine can plan some of the layers.
+We assume: Planning of all layers of a whole step is measured on all processors of this machine. The phases are
+modelled. Transfer is modelled as the time to copy a layer's experts in a micro-step to the rank that receives most,
+over its link to the host with no other traffic. *Attention* is everything in a layer before its experts. The paper
+plans on its cluster, where each machine can plan some of the layers.
 
 Result: A layer's copies take less than a third of its attention, so attention can hide them. On the two cores of this
 machine, planning all 48 layers would take as long as recompute by token with two guest slots, and three times as long

@@ -11,10 +11,10 @@ which a planner without foresight knows. Drawn inputs are five steps of 16 micro
 4,096 tokens per rank and micro-step, in GRPO groups of 8 that share a micro-step. Both routing models are ours. The
 recorded input is the rollout in the repository: one step of 14 micro-steps with the routes of a small model.
 
-Result: Drawn loads show the paper's pattern: from micro-step to micro-step, the share of tokens that change experts is
-three to four times that from step to step. A forecast from the previous step therefore misplaces {math model | vanilla
-| forecast_error | 0} or {mixed model | vanilla | forecast_error | 0} % of a micro-step's tokens. The recorded routes
-are as skewed as drawn loads, but change much less between micro-steps.
+Result: Drawn loads show the paper's pattern: between micro-steps, three to four times as many tokens change experts as
+between steps. A forecast from the previous step therefore misplaces {math model | vanilla | forecast_error | 0} or
+{mixed model | vanilla | forecast_error | 0} % of a micro-step's tokens. The recorded routes are as skewed as drawn
+loads, but change much less between micro-steps.
 """
 
 import math

@@ -2,17 +2,17 @@
 
 ForeMoE, arXiv 2606.11867, figure 8.
 
-The paper stacks recompute and policy update of six configurations and prints the speedup over veRL on each bar: up to
+The paper's bars show the times of recompute and policy update in six configurations, and the speedups over veRL, up to
 1.45. We do not know the configurations or the other five speedups.
 
 We assume: The configurations are ours: three models, each with a *math* routing model (skewed experts, GRPO groups that
 differ a little) and a *mixed* one (less skewed, groups that differ much). 64 GPUs are one expert-parallel group over 8
 H100 nodes. Four layers represent all layers of the model. There are 32 micro-steps of one 4,096-token sequence per
 rank, and groups of 16 share a micro-step. Vanilla does not balance, like veRL between its micro-steps. The paper does
-not say which dispatch it uses. *By token*, a token goes once to each node and each rank, as in DeepEP and HybridEP; *by
-row*, every row goes to its rank separately, as in Megatron-LM's all-to-all. For a load, rows by token are estimated.
-The last two inputs have 8 micro-steps and the same routing, once as a trace, whose rows are counted, and once as a
-load. Figures are means of five draws.
+not specify its dispatch. *By token*, a token goes once to each node and each rank, as in DeepEP and HybridEP; *by row*,
+every row goes to its rank separately, as in Megatron-LM's all-to-all. For a load, rows by token are estimated. The last
+two inputs have 8 micro-steps and the same routing, once as a trace, whose rows are counted, and once as a load. Figures
+are means of five draws.
 
 Result: The speedup of `foremoe` is 1.49 to 1.97 by token, and 2.73 to 3.73 by row, where rows to other nodes take most
 of the step. The aim of 99 % of ideal is missed with both dispatches: exchanges between nodes stay uneven, because the

@@ -2,7 +2,7 @@
 
 Pith's referee report on ForeMoE, point 1: variance, asked for and not published.
 
-The referee asks for the number of runs and the variance. Figures on this page come from one draw with the default seed
+The referee asks for the number of runs and the variance. Figures on this page are from one draw with the default seed
 unless an experiment states otherwise.
 
 We assume: Three inputs are drawn with consecutive seeds; figures are means over the draws ± standard deviation.

@@ -10,10 +10,9 @@ per micro-step, with the input's number of tokens, in GRPO groups of 16. Two lay
 three draws. Planning is charged as if no rollout hid it. *RL step* is the remaining gain if the training step takes 40
 % of the RL step and the rollout 60 %.
 
-Result: The gain grows with tokens and, in general, with nodes: with 256 tokens per rank and micro-step by token, copies
-and planning consume it on one and two nodes, and beyond 2,048 tokens it hardly grows. With planning included, ReLibra
-is 0.5 to 5 % faster than ours on one node. On more nodes, ours is up to 12 % faster than ReLibra, except with 256
-tokens on 16 nodes.
+Result: The gain grows with tokens, up to about 2,048 per rank and micro-step, and in general with nodes. With 256
+tokens on one or two nodes, copies and planning consume the gain by token. With planning included, ReLibra is 0.5 to 5 %
+faster than ours on one node. On more nodes, ours is up to 12 % faster than ReLibra, except with 256 tokens on 16 nodes.
 """
 
 from kit import FIRST, System, drawn, measured_here, paired, ratio

@@ -6,8 +6,8 @@ The referee asks what happens if routes diverge after the rollout. The paper rep
 answer.
 
 We assume: A row is a token at one of its experts. *Elsewhere* is the share of rows whose router chooses another expert
-than recorded. That expert is drawn by the others' popularity in the same micro-step, layer and source rank, so the load
-stays equally skewed. *Not recorded* is the share of rows without a recorded route, as if replay covered only part of
+than recorded. The other expert is drawn by popularity in the same micro-step, layer and source rank, so the load
+remains equally skewed. *Not recorded* is the share of rows without a recorded route, as if replay covered only part of
 the tokens. `foremoe`, `static` and `relibra` plan with the recorded routes. Rows that follow their recorded route go to
 their planned replicas, all others to the homes of their experts, as with `on_mismatch="home"`. The other systems do not
 use routes in advance and are unaffected: `eplb-ema`, `ema` and `flexmoe` place experts by past loads, and `ultraep`

@@ -2,15 +2,16 @@
 
 gpt-oss-20b, recorded in data/rollout-gptoss.safetensors.
 
-gpt-oss-20b answered questions of MMLU, MMLU-Pro, GPQA and SORRY-bench, and the experts of every generated token were
-recorded: 135,281 tokens in 437 sequences, top-4 of 32 experts, seven of its 24 layers.
+gpt-oss-20b answered questions of MMLU, MMLU-Pro, GPQA and SORRY-bench. The recording has the experts of 135,281
+generated tokens in 437 sequences, top-4 of 32 experts, in seven of the model's 24 layers.
 
 We assume: Sequences are batched for 8 and 16 ranks with the number of tokens per rank and micro-step in the label. *By
 category* keeps the order of data sets and categories, so that a micro-step covers one or two categories. *Shuffled*
 uses five random orders. 32 experts cannot be divided among 64 ranks. A step is a training step on H100 nodes of 8,
 dispatched by token. The model has the sizes of gpt-oss-20b, but full attention in every layer. The data is not from RL:
-greedy decoding, one sample per prompt, no prompt tokens, at most 511 tokens per sequence. The source flags about 30 %
-of the sequences as repetitive. A step has 5 to 34 micro-steps, so planning and copies weigh more than in training runs.
+it has greedy decoding, one sample per prompt, no prompt tokens and at most 511 tokens per sequence. The source flags
+about 30 % of the sequences as repetitive. A step has 5 to 34 micro-steps, so planning and copies weigh more than in
+training runs.
 
 Result: On one node with 1,024 tokens or more, all systems that plan from the recorded routes reach similar speedups:
 with one guest slot and 1,024 tokens by category, ForeMoE gains {8 ranks, 1024 tokens, G = 1, by category | foremoe |

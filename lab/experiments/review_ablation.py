@@ -2,7 +2,7 @@
 
 review of ForeMoE, section 6.4.
 
-A table of the review shows its two planner parts and the two transfer paths, one at a time.
+A table of the review shows each of its two planner parts and each of the two transfer paths alone.
 
 We assume: Input, policies and cluster are those of review-speedup. Each rank has two guest slots unless the label gives
 another number. *CPU path only* and *GPU-direct only* are the review's whole planner with all copies from host memory or

@@ -2,18 +2,18 @@
 
 LAER-MoE (ASPLOS'26), SmartMoE (ATC 2023), SYMI (arXiv 2504.19925), EPLB.
 
-Four systems place any expert on any rank. The cost depends on how weights are moved. EPLB, SmartMoE and SYMI move an
-expert from a rank that has it. LAER-MoE shards every expert over all ranks (FSEP), gathers the experts of a rank's
+Four systems can place any expert on any rank. The cost depends on how weights are moved. EPLB, SmartMoE and SYMI move
+an expert from a rank that has it. LAER-MoE shards every expert over all ranks (FSEP), gathers the experts of a rank's
 slots before each pass of a layer, and scatters their gradients, both in parallel with computation. The papers measure
 other models, clusters and tasks, so no published figures are shown.
 
 We assume: Inputs are those of review-speedup and foremoe-seeds. All systems know the previous step. *Newcomers*
 (`sharded=0`): experts are not sharded, and a rank copies only experts that it lacks, from peers or the host, whichever
 is faster. *laer-oracle* runs LAER-MoE's planner on each micro-step's own load, that is, with foresight. In every row,
-`copies` counts the plan's newcomers, even where experts are sharded and gathered in each pass. *Guests* includes
-staging buffers and buffers for the gradients of all experts away from home, which accumulate there until they are sent
-home. A system that moves ownership with the expert, such as SmartMoE, would not need the gradient buffers. Planning
-time is not charged: LAER-MoE's planner runs in parallel with training.
+`copies` counts the plan's newcomers, even if experts are sharded and gathered in each pass. *Guests* includes staging
+buffers and buffers for the gradients of all experts away from home, which accumulate there until they are sent home. A
+system that moves ownership with the expert, such as SmartMoE, would not need the gradient buffers. Planning time is not
+charged: LAER-MoE's planner runs in parallel with training.
 
 Result: Moving weights does not slow these systems down: LAER-MoE hides its gathers behind computation on one node and
 on eight. Without foresight, LAER-MoE leaves ρ at {DAPO-Math | laer | rho_mean | 2} on one node (DAPO-Math) and {mixed,

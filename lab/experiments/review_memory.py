@@ -9,8 +9,8 @@ We assume: 64 ranks run Qwen3-30B-A3B with the mixed routing model of figure 8. 
 represents twelve of the model's 48, and memory is that of all 48. Under `shared`, layers share their buffers, so memory
 does not grow with the number of layers.
 
-Result: If guests may change inside the step, one guest slot per rank gives nearly all of the speedup; with guests
-chosen once per step, two slots do. `shared` needs memory for only two layers, a thirty-sixth of the memory of
+Result: If guests may change inside the step, one guest slot per rank gives nearly all of the speedup. If guests are
+chosen once per step, two slots are needed. `shared` needs memory for only two layers, a thirty-sixth of the memory of
 `resident` in this model, and is at most 1 % slower than `resident` with two slots by token, and 1.5 % by row.
 """
 

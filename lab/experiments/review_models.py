@@ -12,9 +12,9 @@ measured here. *Speedup, placed* charges the part that precedes the first micro-
 tail of a rollout hid it.
 
 Result: By token, the speedup is 1.2 to 1.3 at 8 ranks and 1.6 to 2.0 at 128, but does not grow steadily, because
-exchange between more nodes takes more of the step. By row it grows with the group in every model. The remaining
-distance to a perfect step is uneven exchange between nodes, and planning reduces the speedup by at most 1 % if no
-rollout hides it.
+exchange between more nodes takes more of the step. By row, the speedup grows with the group in every model. The
+remaining distance to a perfect step is uneven exchange between nodes, and planning reduces the speedup by at most 1 %
+if no rollout hides it.
 """
 
 from kit import System, drawn

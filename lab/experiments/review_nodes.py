@@ -4,10 +4,10 @@ review of ForeMoE, suggestion I3: requested there, never published.
 
 The review asks for several nodes over RDMA, where copies and tokens share slower links.
 
-We assume: 64 ranks run Qwen3-30B-A3B, on one node of 64 ranks, two of 32, four of 16 and eight of 8. Links are an
-H100's NVLink within a node and InfiniBand between nodes; H100 nodes of more than 8 ranks are hypothetical; they isolate
-the effect of the links. With fewer tokens per rank and micro-step, there is less computation to hide copies. The
-routing model is figure 8's *mixed* one, with groups of 16; four layers represent all. Figures are means of five draws.
+We assume: 64 ranks run Qwen3-30B-A3B on one node of 64 ranks, two nodes of 32, four of 16 or eight of 8. Links are an
+H100's NVLink within a node and InfiniBand between nodes; Hypothetical H100 nodes of more than 8 ranks isolate the
+effect of the links. With fewer tokens per rank and micro-step, there is less computation to hide copies. The routing
+model is figure 8's *mixed* one, with groups of 16; four layers represent all. Figures are means of five draws.
 
 Result: By token, balancing gains most on one or two nodes, because exchange takes more of the step on more nodes. By
 row it gains more on eight nodes than on two or four. Copies are exposed at 2,048 tokens and fewer, but balancing still

@@ -2,8 +2,8 @@
 
 UltraEP, arXiv 2606.04101.
 
-The table has EP 64, 256 experts and two guest slots per rank. From loads with ρ 1.51, 2.01 and 3.03 the search reaches
-1.01, with 38, 46 and 51 replicas.
+The table has EP 64, 256 experts and two guest slots per rank. For loads with ρ of 1.51, 2.01 and 3.03, the search
+reaches 1.01 with 38, 46 and 51 replicas.
 
 We assume: We do not know how those loads were made. Here they have 8,192 tokens per rank and three distributions, each
 fitted so that the unbalanced ρ is about 1.51, 2.01 and 3.03. *Fixed*: popularity follows Zipf's law and is the same in
@@ -13,8 +13,8 @@ guests. All aims refer to the *fixed* rows. *Copies, warm* excludes the first mi
 UltraEP fetches every guest at every use.
 
 Result: With Zipf popularity, the search reaches the published ρ with about as many replicas as published; with
-lognormal popularity of the same ρ, it uses more. Ours stays below 1.005. Once warm, it needs 0.6 to 2.6 % of the
-search's copies with fixed popularity, and 20 to 30 % if popularity is permuted in every micro-step.
+lognormal popularity of the same ρ, it uses more. The ρ of `foremoe` is below 1.005. Once warm, `foremoe` needs 0.6 to
+2.6 % of the search's copies with fixed popularity, and 20 to 30 % if popularity is permuted in every micro-step.
 """
 
 from kit import Aim, Published, System, drawn
