@@ -6,10 +6,10 @@
 //   const TensorView& load = file.tensor("load", {DType::kU16, DType::kU32}, 4);
 //   const std::vector<std::int64_t> values = load.to_vector<std::int64_t>();
 //
-// The reader checks the whole header first: unique names, known dtypes, shapes without overflow, and byte ranges that
-// match their shapes and cover the rest of the file without gap or overlap. An accepted file is safe to index. For any
-// other file, the reader throws InputError with file, field and index. It is stricter than the reference reader in one
-// point: a tensor's entry may contain only dtype, shape and data_offsets.
+// The reader checks the whole header first. Names must be unique, dtypes known, and shapes free of overflow. Byte
+// ranges must match their shapes and cover the rest of the file without gap or overlap. Indexing an accepted file is
+// safe. For any other file, the reader throws InputError with file, field and index. It is stricter than the reference
+// reader in one point: a tensor's entry may contain only dtype, shape and data_offsets.
 
 #include <bit>
 #include <cassert>
@@ -80,8 +80,8 @@ class Safetensors {
  public:
   // Memory-maps the file.
   static Safetensors open(const std::string& path);
-  // Reads a file from memory. Messages use `name` as its path. `storage` must keep the bytes alive, or they must
-  // outlive every view.
+  // Reads a file from memory. Messages use `name` as its path. `storage` must own the bytes, or the caller must keep
+  // them alive longer than every view.
   static Safetensors parse(std::span<const std::byte> bytes, std::string name,
                            std::shared_ptr<const void> storage = {});
 

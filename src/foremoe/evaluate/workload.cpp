@@ -71,7 +71,7 @@ bool looks_like_safetensors(std::span<const std::byte> bytes) {
   return header_bytes <= kMaxHeaderBytes && bytes[sizeof header_bytes] == std::byte{'{'};
 }
 
-// Checks the plan or load of the previous step, read from `path`.
+// Rejects `path`, the plan or load of the previous step, if its shape differs from the load's.
 template <class Former>
 void expect_shape(const std::string& path, const Former& former, const LoadTable& load) {
   if (former.num_layers() == load.num_layers() && former.num_ranks() == load.num_ranks() &&
