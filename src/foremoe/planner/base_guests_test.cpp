@@ -105,8 +105,7 @@ TEST(BaseGuests, AreEmptyWithoutLoadOrSlots) {
   }
 }
 
-// Expert 0 is hot in all micro-steps except one, expert 2 in that one. With one slot per rank, rank 1 must copy expert
-// 0.
+// Expert 0 is hot in all micro-steps but one, expert 2 in that one. Rank 1 has one slot, so it must copy expert 0.
 TEST(BaseGuests, ServeTheWholeStepRatherThanOneMicroStep) {
   test::ExpertLoads loads(8, {300, 0, 50, 50});
   loads[3] = {0, 0, 300, 100};

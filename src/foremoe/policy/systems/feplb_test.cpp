@@ -193,7 +193,7 @@ TEST_F(FeplbStraggler, MatchesThePublishedWasteBeforeBalancing) {
   EXPECT_NEAR(waste / static_cast<double>(max_load.size()), 0.186, 0.01);
 }
 
-// Published: 63 % and 70 % less at EP4 and EP8. Half or twice as many dynamic experts change this by 1 to 3 points.
+// Published: 63 % and 70 % less at EP4 and EP8. Half or twice the dynamic experts change it by 1 to 3 points.
 TEST_F(FeplbStraggler, ShrinksAsPublishedWithFourAndEightRanks) {
   for (const auto& [num_ranks, published] : {std::pair{4, 0.63}, {8, 0.70}}) {
     const LoadTable table = load(num_ranks);
@@ -204,13 +204,13 @@ TEST_F(FeplbStraggler, ShrinksAsPublishedWithFourAndEightRanks) {
   }
 }
 
-// Published: 51 % less. This routing does not reproduce it.
+// Published: 51 % less. This routing does not reproduce that figure.
 TEST_F(FeplbStraggler, ShrinksMoreThanPublishedWithTwoRanks) {
   const LoadTable table = load(2);
   EXPECT_GT(1 - straggler({}, table) / straggler({.dyn = 0}, table), 0.60);
 }
 
-// The other readings of the greedy and of dynamic experts, which do not match the published results.
+// Tests the other readings of the greedy and of dynamic experts, which do not match the published results.
 TEST_F(FeplbStraggler, DiffersFromThePublishedResultsUnderOtherReadings) {
   const LoadTable table = load(8);
   const double before = straggler({.dyn = 0}, table);
