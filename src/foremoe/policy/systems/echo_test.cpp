@@ -16,8 +16,7 @@ using test::plan_of;
 using test::tokens;
 using testing::ElementsAre;
 
-// The mean is 60. Rank 0 serves 10, 30 and 20 tokens of its experts, smallest first; e2 spills 30. Rank 1 has room for
-// 30.
+// The mean is 60. Rank 0 serves 10, 30 and 20 tokens of its experts; e2 spills 30. Rank 1 has room for 30.
 TEST(Echo, SpillsTheLargestExpertsOfARankAboveTheMean) {
   const LoadTable load = load_of(2, {{10, 30, 50, 10, 10, 10}});
   const StepPlan plan = plan_of(*make_echo(), {.load = load});

@@ -102,7 +102,7 @@ TEST(FasterMoe, AssumesNvlinkIfTheGroupIsOneNode) {
 }
 
 // Ranks {e0, e1} and {e2, e3} have 1000 and 200 tokens, half of each expert from either rank. A token takes 3 s, a
-// shadow 2·25 s. No shadow: 1000 tokens, 3004 s. e0: 700 and 500, 2150 s. e0 and e1: 500 and 700, 2200 s.
+// shadow 2·25 s. The layer takes 3004 s; with e0, 700 and 500 tokens take 2150 s; with e0 and e1, 2200 s.
 TEST(FasterMoe, ShadowsTheMostLoadedExpertOfTheMostLoadedRank) {
   EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0));
   // With 350 tokens of e1: 950 tokens, then 650 and 500, then 475 and 675, which take 2050 and 2125 s.
@@ -116,11 +116,11 @@ TEST(FasterMoe, ComparesWithNoShadowsOnlyAfterTheSearch) {
   EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 40)), IsEmpty());
 }
 
-// Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. With e0 shadowed, a third of it on each rank: 500, 500, 400. Next
-// is e1 of rank 0, the lower of two equal ranks: 300, 600, 500, a rise.
+// Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. If e0 is shadowed, each rank serves a third of it: 500, 500, 400.
+// Next is e1 of rank 0, the lower of two equal ranks. Loads 300, 600, 500 are a rise.
 TEST(FasterMoe, ContinuesWithTheBusiestRankAfterEachShadow) {
   EXPECT_THAT(shadows(3, {600, 300, 300, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
-  // Rank 1 has 420 tokens, and 620 with e0. Shadowing its e2 leaves 340 there, but 640 and 540 elsewhere, a rise.
+  // Rank 1 has 420 tokens, and 620 with e0. Shadowing its e2 gives rank 1 340, but others 640 and 540, a rise.
   EXPECT_THAT(shadows(3, {600, 300, 420, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
   // Rank 1 has 600 tokens, and 800 with e0. Shadowing its e2 leaves 600, 600, 300. Then e1 would leave 400, 700, 400.
   EXPECT_THAT(shadows(3, {600, 300, 300, 300, 0, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0, 2));
