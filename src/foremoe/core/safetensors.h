@@ -1,6 +1,6 @@
 #pragma once
 
-// Reads and writes safetensors files: 8 bytes of little-endian header length, a JSON header, raw tensors.
+// Reads and writes safetensors files: header length (8 bytes, little-endian), JSON header, raw tensors.
 //
 //   const auto file = Safetensors::open("step.safetensors");
 //   const TensorView& load = file.tensor("load", {DType::kU16, DType::kU32}, 4);

@@ -1,4 +1,4 @@
-// Compares the pipeline with its parts, and tests wrong and missing plans.
+// Compares the pipeline with its parts, and tests invalid and missing plans.
 
 #include "foremoe/evaluate/evaluate.h"
 

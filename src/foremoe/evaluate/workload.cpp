@@ -25,7 +25,7 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // per rank and mic
 
 [[noreturn]] void reject(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
-// All ranks must have the same number of home experts. Checked before tokens are counted.
+// Checks, before tokens are counted, that all ranks have the same number of home experts.
 void expect_even_homes(const std::string& path, int experts, int ranks) {
   if (ranks == 0 || experts % ranks == 0) return;
   reject(path, fmt::format("{} cannot be divided evenly among {} (`ranks`)", counted(experts, "expert"),

@@ -55,13 +55,13 @@ struct Shipments {
 void rank_dispatch(const Shipments& shipments, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
 // Sets slots[i] to rank·num_slots + slot of the replica that serves routes[i], or to −1 if routes[i] is negative.
-// `routes`: of this rank, [token·k + j]. An executor needs only `slots` to send its rows. Throws InputError, field
+// `routes` is [token·k + j], of this rank. An executor needs only `slots` to send its rows. Throws InputError, field
 // `routes`, if the load does not count these routes.
 void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> slots);
 
-// Sets order[i] to the index in `slots` of the entry that is sent as row i; its token is order[i] ÷ k. `slots`: from
-// row_slots(). order: [rows.sent].
+// Sets order[i] to the index in `slots` of the entry that is sent as row i; its token is order[i] ÷ k. `slots` is the
+// result of row_slots(); `order` is [rows.sent].
 void row_order(const RankDispatch& rows, std::span<const std::int32_t> slots, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> order);
 

@@ -7,10 +7,10 @@
 // the step must remove, plus a cost per guest, since each guest is a copy.
 //
 // Method. Each micro-step has its own assignment on the common placement, and a closed set S of ranks that limits it. A
-// guest helps a micro-step only if all replicas of its expert are inside S and its own rank is outside. A change solves
-// a micro-step again only if it crosses that S or moves its tokens. Growth adds guests greedily by expected gain,
-// summed over the micro-steps. In groups of 128 ranks or more, it adds several guests per scoring. Each sweep then
-// empties every guest slot in turn and fills it with the best expert or none, until a sweep changes nothing.
+// guest helps a micro-step only if all replicas of its expert are inside S and its own rank is outside. A micro-step is
+// solved again only if a change crosses its S or moves its tokens. Growth adds guests greedily by expected gain, summed
+// over the micro-steps. In groups of 128 ranks or more, it adds several guests per scoring. Each sweep then empties
+// every guest slot in turn and fills it with the best expert or none, until a sweep changes nothing.
 //
 // Growth ends when the slots are full or no gain is expected. A revision is kept only if it lowers the cost. The number
 // of sweeps is bounded. Cost per slot and sweep: one `relieve` per affected micro-step and per trial.

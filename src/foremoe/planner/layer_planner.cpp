@@ -26,7 +26,7 @@ LayerPlanner::LayerPlanner(const PlanRequest& request, const ExecutionOrder& ord
 
 LayerPlanner::~LayerPlanner() = default;
 
-// Updates a rank's slots to its replicas in `graph`. Replicas that stay keep their slot; new ones take the first free
+// Updates a rank's slots to its replicas in `graph`. Present replicas keep their slot; new replicas get the first free
 // slot.
 static void keep_slots(const ReplicaGraph& graph, int rank, std::span<ExpertId> slots) {
   for (ExpertId& e : slots) {
@@ -351,7 +351,7 @@ ReplicaGraph LayerPlanner::replicas_of(int m, const StepPlan& plan) const {
   return graph;
 }
 
-// [expert], slot where its tokens start: its home or, if it has no replica there (under `free`), its lowest slot.
+// Returns [expert]: the slot where its tokens start. It is the home slot or, without a replica there, the lowest.
 std::vector<int> LayerPlanner::anchors_in(const ReplicaGraph& graph, const StepPlan& plan) const {
   if (options_.residency != Residency::kFree) return problem_.home_slot;
   std::vector<int> anchor(problem_.num_experts, -1);

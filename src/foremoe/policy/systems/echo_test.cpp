@@ -36,7 +36,7 @@ TEST(Echo, PacksTheLargestBucketFirstInFifoOrder) {
     guests.push_back(experts(plan, 0, r).back());
     EXPECT_LE(tokens(plan, 0, r).back(), 88);
   }
-  // Remaining e0 and e1: 396 308, 308 308, 308 220, 220 220, where e1 entered bucket 5 before e0, and so on.
+  // Remaining e0 and e1: 396 308, 308 308, 308 220, 220 220, … At 220 220, e1 is first in bucket 5.
   EXPECT_THAT(guests, ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
 }
 

@@ -105,7 +105,7 @@ TEST(Feplb, UsesNoMoreBuffersThanARankHas) {
   EXPECT_THAT(moves(plan_of({}, example(), 0), example()), ElementsAre());
 }
 
-// Two ranks per node. Expert 0 changes loads 90, 10 to 20, 80. Experts 2 and 3 move back. Ranks 2 and 3 stay idle.
+// Two ranks per node. Moving expert 0 changes loads 90, 10 to 20, 80. Experts 2 and 3 move back. Ranks 2, 3 stay idle.
 TEST(Feplb, MovesNothingBetweenNodes) {
   const LoadTable load = test::load_of(4, {{70, 20, 9, 1, 0, 0, 0, 0}}, 2);
   EXPECT_THAT(moves(plan_of({}, load, 2), load), ElementsAre(Move{2, 0}, Move{3, 0}, Move{0, 1}));
@@ -193,7 +193,7 @@ TEST_F(FeplbStraggler, MatchesThePublishedWasteBeforeBalancing) {
   EXPECT_NEAR(waste / static_cast<double>(max_load.size()), 0.186, 0.01);
 }
 
-// Published: 63 % and 70 % less at EP4 and EP8. Half or twice the dynamic experts change it by 1 to 3 points.
+// The paper reports 63 % and 70 % less at EP4 and EP8. Doubling `dyn` gains 1 to 3 points.
 TEST_F(FeplbStraggler, ShrinksAsPublishedWithFourAndEightRanks) {
   for (const auto& [num_ranks, published] : {std::pair{4, 0.63}, {8, 0.70}}) {
     const LoadTable table = load(num_ranks);
@@ -204,7 +204,7 @@ TEST_F(FeplbStraggler, ShrinksAsPublishedWithFourAndEightRanks) {
   }
 }
 
-// Published: 51 % less. This routing does not reproduce that figure.
+// The paper reports 51 % less. This routing does not reproduce that figure.
 TEST_F(FeplbStraggler, ShrinksMoreThanPublishedWithTwoRanks) {
   const LoadTable table = load(2);
   EXPECT_GT(1 - straggler({}, table) / straggler({.dyn = 0}, table), 0.60);

@@ -11,10 +11,10 @@
 //
 // The parts are in foremoe_review/: base_placement.h and adjustment.h. Each documents our reading of the review.
 //
-// As a plan. Loads are this step's own, which replay reveals. BPO starts from a previous plan of the same policy and
-// shape (the review's "step t's P* is step t+1's P_prev"), else from the homes. BPO's hosts are not homes, so residency
-// is `free`, also for `foremoe-review-mda` for a fair comparison. As BPO assumes, the plan gives host and replica half
-// of an expert's tokens each.
+// As a plan. Loads are those of this step, known from recorded routes. BPO starts from a previous plan of the same
+// policy and shape (the review's "step t's P* is step t+1's P_prev"), else from the homes. BPO's hosts are not homes,
+// so residency is `free`, also for `foremoe-review-mda` for a fair comparison. As BPO assumes, the plan gives host and
+// replica half of an expert's tokens each.
 //
 // The review does not specify ε of BPO (we use 0.1, which algorithm 3 gives for MDA), the budget ΔC, the verifier's
 // target, or whether MDA's moves are reversed later. The published paper's planner has four other stages (our

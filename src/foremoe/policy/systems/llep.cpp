@@ -140,7 +140,7 @@ class Llep final : public Policy {
   std::unique_ptr<Policy> copy() const override { return std::make_unique<Llep>(*this); }
 
  private:
-  // The most guests that any rank needs in any layer and micro-step, without a slot limit.
+  // Returns the most guests that a rank needs in any layer and micro-step without a slot limit.
   int most_guests(const PolicyInput& input, ThreadPool& pool) const {
     check_policy_input(input);
     const LoadTable& table = input.load;

@@ -47,8 +47,8 @@ namespace foremoe::lplb {
 
 enum class Edges : std::uint8_t { kAutomatic, kRing, kCube, kHypercube, kTorus };
 
-// Chooses a topology. If each rank can hold two or more `copies`: hypercube for 16 ranks, cube for 8, torus for several
-// full nodes of several ranks, else cube if 8 divides the ranks. In all other cases the ring.
+// Chooses a topology. If each rank can hold two or more `copies`, uses the hypercube for 16 ranks, the cube for 8, the
+// torus for several full nodes of several ranks, else the cube if 8 divides the ranks. Otherwise uses the ring.
 Edges choose_edges(const Topology& topology, int copies);
 
 // Returns the reason why this topology is undefined, or nullopt. `copies` is per rank.

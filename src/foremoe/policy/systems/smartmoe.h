@@ -18,8 +18,8 @@
 // option without a default (--dynamic-freq), its window is the two previous iterations. Both count micro-steps here,
 // because the artifact reads only the first micro-batch of an iteration. Ties go to the lowest id.
 //
-// SmartMoE has no replicas, so guest slots are unused: a rank holds E/R experts and leaves G slots empty. It needs less
-// memory than other policies in the same comparison.
+// SmartMoE has no replicas, so guest slots are unused: a rank holds E/R experts and leaves G slots empty. So it needs
+// less memory than policies with guests.
 //
 // Cost. O(E·(log E + R)) per layer and choice.
 

@@ -20,7 +20,7 @@
 // Some rules follow the public code, not the paper's description: a home keeps one token of every expert that has any
 // (allow_zero_master_quota is off by default), and ranks are visited by initial load. If 1.01 fails, the public code
 // raises the target at most twice by 1 % of the largest load before it searches, to save time on a GPU
-// (retries_before_search). Our default, 0, gives a better plan. The public code tests five targets at once; we bisect.
+// (retries_before_search). Our default, 0, produces better plans. It tests five targets at once; we bisect.
 //
 // As a plan. route_tokens routes tokens to replicas, not in the proportions of UltraEP's reroute kernel. The whole
 // group is one scale-up domain, as in its EP64 on one rack-scale node; inside_nodes searches each node separately, as

@@ -197,7 +197,7 @@ class SymmetricPlacement {
   }
 
   // Places the edges (a, a + R/2) and (0, 1), (2, 3), …. They form cycles that alternate between both kinds. Each rank
-  // is home of the edge by which the traversal leaves it.
+  // is home of the edge along which the traversal leaves the rank.
   void place_opposites_and_neighbours() {
     std::vector<bool> left(num_ranks_);
     for (int start = 0; start < num_ranks_; ++start) {

@@ -41,8 +41,8 @@ struct BasePlacement {
 BasePlacement place_base(std::span<const std::int64_t> load, std::vector<int> host, const BaseShape& shape,
                          double epsilon);
 
-// Warm start: the hosts of a previous step's plan. A plan does not distinguish hosts from replicas, so the host is the
-// rank that holds the expert at the most events; ties go to the home, then to the lowest rank. Full ranks are skipped.
+// Returns the hosts of a previous plan, for a warm start. A plan does not distinguish hosts from replicas, so the host
+// is the rank with the expert at the most events; ties go to the home, then to the lowest rank. Full ranks are skipped.
 std::vector<int> hosts_of(const StepPlan& former, LayerId layer);
 
 }  // namespace foremoe::review
