@@ -38,7 +38,7 @@ fs::path directory_of(const std::string& target) {
   return parent.empty() ? fs::path(".") : parent;
 }
 
-// Follows symbolic links to the final path, whether or not that path exists. Empty if links form a cycle.
+// Follows symbolic links to the final path, which need not exist. Returns an empty path if links form a cycle.
 std::string followed(fs::path path) {
   std::error_code ignored;
   for (int i = 0; i < kMaxLinks; ++i) {

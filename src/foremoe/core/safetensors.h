@@ -94,7 +94,7 @@ class Safetensors {
 
   // Throws InputError unless the tensor is present with one of these dtypes and this number of axes.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes, std::size_t num_axes) const;
-  // As above, but requires this exact shape.
+  // As above, but requires exactly this shape.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes,
                            const std::vector<std::size_t>& shape) const;
 
@@ -140,7 +140,7 @@ TensorData tensor_data(std::string name, std::span<const T> values, std::vector<
 // cannot be written.
 void write_safetensors(const std::string& path, std::vector<TensorData> tensors, const Metadata& metadata);
 
-// As write_safetensors(), but returns the file's bytes.
+// Like write_safetensors(), but returns the file's bytes.
 std::vector<std::byte> to_safetensors(std::vector<TensorData> tensors, const Metadata& metadata);
 
 // ---- implementation ----

@@ -54,7 +54,7 @@ struct PlanFigures {
   // Per pair: token–expert assignments that the busiest node sends to or receives from other nodes. As many stay on
   // their node as the quotas allow.
   Spread node_link_tokens;
-  // The same traffic in rows, one per token and node, as route_tokens sends them. None if the tokens are unknown.
+  // The same traffic in rows, one per token and node, as route_tokens sends them. nullopt if the tokens are unknown.
   std::optional<Spread> node_link_rows;
 };
 

@@ -156,7 +156,7 @@ constexpr int kVariants = 12;  // variants to try if static guests may beat the 
 static std::int64_t busiest(const Assignment& a) { return *std::max_element(a.rank_load.begin(), a.rank_load.end()); }
 
 // Returns whether `resident` must be compared with static guests, which may reach lower loads than its search. With
-// these options every `static` plan is also a `resident` plan in budget, and stage T finds its optimal quotas.
+// these options every `static` plan is also a valid `resident` plan, and stage T finds its optimal quotas.
 static bool rivals_static(const PlannerOptions& options) {
   return options.guest_slots > 0 && options.stages.replication && options.stages.tokens && uses_base_guests(options) &&
          options.prefer == Prefer::kBalance && options.min_tokens_per_guest == 0;

@@ -32,7 +32,7 @@ using GuestSlots = Array<int, 3>;  // [event][rank][guest slot]
 GuestSlots retain_guests(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
                          const std::vector<WantedGuests>& wanted);
 
-// Copies all guests at the first event, as far as its budgets allow, and never changes them (residency `static`).
+// Copies all guests that the budgets allow at the first event, and never changes them (residency `static`).
 GuestSlots pin_guests(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
                       const WantedGuests& wanted);
 

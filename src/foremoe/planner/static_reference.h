@@ -6,14 +6,14 @@
 // so its loads may exceed those of guests chosen for all micro-steps together. Choosing static guests takes longer than
 // the whole search.
 //
-// Method. Static guests are chosen in parts: growth, then up to three sweeps, each of which lowers the loads by less
-// than the previous part. After each part, a micro-step is skipped if later parts cannot lower its load with static
-// guests below the search's load. In groups of more than kCertainRanks this is an estimate, which no random step
-// refuted. Smaller groups are swept until all targets are met or no sweep remains. balances_with() does not sweep if
-// the search makes fewer copies than there are static guests. Nor does it sweep in large groups if this would save few
-// copies: less than a tenth of the guests with 64 ranks, a limit that grows with the square of the group size. It skips
-// growth if the search makes few more copies than it has initial guests. Stage B weighed these guests against copies,
-// so fewer static guests are unlikely to meet all targets.
+// Method. Static guests are chosen in parts: growth, then up to three sweeps. Each part lowers the loads by less than
+// the previous one. After each part, a micro-step is skipped if later parts cannot lower its load with static guests
+// below the search's load. In groups of more than kCertainRanks this is an estimate, which no random step refuted.
+// Smaller groups are swept until all targets are met or no sweep remains. balances_with() does not sweep if the search
+// makes fewer copies than there are static guests. Nor does it sweep in large groups if this would save few copies:
+// less than a tenth of the guests with 64 ranks, a limit that grows with the square of the group size. It skips growth
+// if the search makes few more copies than it has initial guests. Stage B weighed these guests against copies, so fewer
+// static guests are unlikely to meet all targets.
 
 #include <cstdint>
 

@@ -232,14 +232,14 @@ TEST(CommunicationAware, MatchesTheCostOfRoutedTokens) {
   }
 }
 
-// Two ranks. Experts 0 and 1 are on both, expert 2 only on rank 0. Half of the tokens are split equally beforehand.
+// Two ranks. Experts 0 and 1 are on both, expert 2 only on rank 0. Half of the tokens are first split equally.
 TEST(Pipelining, SchedulesTheRestOnTopOfEqualParts) {
   const ReplicaGraph graph = test::graph_of(2, {{0, 1}, {0, 1}, {0}});
   const Loads load{8, 4, 6};
   const auto input = test::spread_over_sources(load, 2);
   const planner::Assignment half = schedule(graph, input, {.scheduled_fraction = 0.5});
   expect_complete(graph, load, half);
-  // Equal parts of {4, 2, 2} give rank 0 2 + 1 + 2 tokens. Of the other {4, 2, 4} it must serve 4. Then both have 9.
+  // Equal parts of {4, 2, 2} give rank 0 2 + 1 + 2 tokens. It must serve 4 of the other {4, 2, 4}. Then both have 9.
   EXPECT_THAT(half.rank_load, ElementsAre(9, 9));
   const planner::Assignment none = schedule(graph, input, {.scheduled_fraction = 0});
   expect_complete(graph, load, none);

@@ -10,7 +10,7 @@
 //
 // The mean is over the previous step if its load is given (`previous_load`), as at run time. Otherwise it is over this
 // step, known from recorded routes. All tokens have equal weight, so long micro-steps count more. The oracle places
-// every micro-step by its own load, and copies every expert whose placement changes in between.
+// every micro-step by its own load, and copies every expert that it places on a new rank.
 //
 // Moving average (review of ForeMoE, §1.5; the review's baseline EMA LB is ema.h). After every micro-step, â ← α·c + (1
 // − α)·â for each expert. Before every period-th micro-step, experts are placed by â. If the previous step's load is

@@ -10,7 +10,7 @@
 // that has a free buffer. It stops if the receiver would reach the sender's load before the move or the expert has at
 // most τ tokens. Ties go to the lowest id.
 //
-// Invariant. No move raises the largest load of a node.
+// Invariant. No move raises the largest load of a node, so the result is never worse than without moves.
 // Complexity. O(E log(E/R) + moves · ranks per node), with at most `dyn` moves from a rank.
 //
 // We know the paper only from a description, which says "busiest dynamic expert on most-loaded device",

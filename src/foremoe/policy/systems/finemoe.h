@@ -13,7 +13,7 @@
 // random), asymmetric_placement.h (and its adaptive replacement), replica_load_lp.h (LP 1 and LP 4), token_scheduler.h
 // (whole tokens, pipelining, algorithm 1).
 //
-// In a build without CLP all three are skipped, unless the scheduler's solver is kExact.
+// Builds without CLP skip all three policies, unless the scheduler's solver is kExact.
 //
 // As a plan. The paper's d copies of the model's experts, one per data-parallel group, become one home and d − 1 guests
 // per expert. As for our EPLB, expected loads are the previous step's (`previous_load`), else this step's mean, known

@@ -10,9 +10,9 @@
 // that has capacity. A rank with room for less than the minimum chunk is skipped unless it can take the whole rest. If
 // no rank qualifies, the rest goes to the least loaded rank.
 //
-// The defaults are those of the public command: α = 1, at least 1,024 tokens per chunk, λ = 1.3. They suit the shared
-// tables, in which a rank has 16,000 tokens or more on average. On inputs with less than a few thousand tokens per
-// rank, nearly every chunk is too small, whole remainders go to the least loaded rank, and balance is poor.
+// The defaults are those of the public command: α = 1, at least 1,024 tokens per chunk, λ = 1.3. `llep` uses them
+// unchanged, since a rank in the shared tables has 16,000 tokens or more on average. With less than a few thousand
+// tokens per rank, nearly every chunk is too small, whole remainders go to the least loaded rank, and balance is poor.
 //
 // Inferred. Guest slots limit spilling: a rank without a slot for the expert is skipped. The home is a candidate for
 // tokens that no other rank has capacity for. The public code has memory for any number of copies and excludes the

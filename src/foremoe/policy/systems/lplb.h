@@ -9,10 +9,10 @@
 // routes. Guests stay for the whole step (residency `resident`).
 //
 // Tokens. The program minimises the largest rank load with 0 ≤ flow ≤ tokens on each edge. With two replicas per expert
-// it is FineMoE's LP 1; our exact assignment solves it, and a test compares it with CLP. LPLB itself stops after five
-// steps of an interior point method on a GPU, and halves the tokens if it has not converged. Our split is always
-// optimal. If a topology repeats in groups of ranks, LPLB minimises the maximum of each group, and we that of all
-// groups. ρ is the same.
+// it is FineMoE's LP 1. Our exact assignment solves it; a test compares it with CLP. LPLB itself stops after five steps
+// of an interior point method on a GPU, and halves the tokens if it has not converged. Our split is always optimal. If
+// a topology repeats in groups of ranks, LPLB minimises the maximum of each group, and we that of all groups. ρ is the
+// same.
 //
 // Guest slots. The automatic topology has edges if G ≥ 1 and R ≥ 2. It uses min(G, E/R) slots, rounded down to a
 // multiple of `columns`. Options select other topologies; the policy is skipped where they are undefined.

@@ -19,7 +19,7 @@ std::vector<int> placed(const std::vector<std::int64_t>& load, const std::vector
   return smartmoe_placement(load, current, 2);
 }
 
-// As in the artifact's greedy_gen_mapping_from_history: largest expert first, to the least loaded rank with room.
+// As in the artifact's greedy_gen_mapping_from_history, the largest expert is first and goes to the least loaded rank.
 TEST(SmartMoePlacement, PlacesTheLargestExpertOnTheLeastLoadedRankWithRoom) {
   EXPECT_THAT(placed({9, 8, 2, 1}, {0, 0, 1, 1}), ElementsAre(0, 1, 1, 0));  // 9 | 8, then 8 + 2, and 9 + 1
   EXPECT_THAT(placed({9, 1, 1, 1}, {0, 0, 1, 1}), ElementsAre(0, 1, 1, 0));

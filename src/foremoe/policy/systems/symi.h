@@ -9,8 +9,8 @@
 // each. Until the total is right, one slot is taken from the expert with the largest surplus or given to the expert
 // with the largest deficit. Ties go to the lowest id.
 // Placement. Replicas fill the slots rank by rank, in ascending order of experts. All experts have about the same
-// number of tokens per replica, so any of them may share a rank. Replicas on one rank reduce gradients locally. Tokens.
-// Replicas serve equal parts.
+// number of tokens per replica, so any of them may share a rank. Replicas on one rank reduce gradients locally.
+// Tokens. Replicas serve equal parts.
 //
 // Inferred. We had only the paper's abstract and secondary descriptions. They specify counts proportional to the
 // previous iteration, static optimizer shards and even shares. We chose the rounding, the order of slots and the

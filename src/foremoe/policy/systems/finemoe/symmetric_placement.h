@@ -55,8 +55,8 @@ Array<RankId, 3> symmetric_placement(const SymmetricShape& shape);
 // FineMoE's random placement (§3 solution 2; "FineMoE (random)" of figure 8): shuffles the further replicas of every
 // expert over the guest slots of all ranks.
 //
-// The paper shuffles all copies of the model's experts alike. Here homes are pinned and form one copy; the d − 1 others
-// are shuffled. Inferred: no rank holds an expert twice, since the second replica would have no effect.
+// The paper shuffles all copies of the model's experts. Here homes are pinned and form one copy; we shuffle the d − 1
+// others. Inferred: no rank holds an expert twice, since the second replica would have no effect.
 //
 // Method. Shuffle all, then exchange each replica that its rank already holds with a replica of another rank, such that
 // no rank holds either expert twice afterwards. The search starts at a random slot. If no exchange is possible, shuffle

@@ -13,7 +13,7 @@
 // other ranks along shared experts. An integral solution at that level exists (quotas are a flow with integral
 // capacities), so LP 1 reaches ⌈optimum⌉.
 //
-// Pipelining (A.2). Of every source's tokens of an expert, the first (1 − scheduled_fraction), rounded down, are not
+// Pipelining (A.2). The first (1 − scheduled_fraction) of a source's tokens of an expert, rounded down, are not
 // scheduled: all-to-all sends them while the rest is scheduled. They are divided equally among the expert's replicas,
 // with the remainder on the lowest ranks (inferred from "This EP is somehow different from typical EP and more like
 // FlexMoE"). To schedule the rest, a rank's unscheduled tokens count as an additional expert that only this rank holds.

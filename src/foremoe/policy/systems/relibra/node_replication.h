@@ -15,8 +15,8 @@
 //   3. If the most loaded rank is still above the mean, add one replica of the expert that can move the most tokens to
 //      a rank with a free slot until the two are level. Repeat from 1; end if there is no such expert.
 //
-// Inferred. We know only "a MILP over placement and token split, solved by incremental greedy". The increments, the
-// exact split, and an objective that ignores communication (cheap inside a node) are ours.
+// Inferred. We know only "a MILP over placement and token split, solved by incremental greedy". We chose the
+// increments, the exact split, and an objective that ignores communication (cheap inside a node).
 //
 // Guarantee. The largest load never rises. The distance from the optimum has no bound. The test measures it in small
 // cases. Complexity. O(increments · homes · ranks of the node), and one exact split per replica of step 3.
