@@ -17,7 +17,7 @@
 namespace foremoe {
 namespace {
 
-// Mean tokens of a rank in one micro-step. A token counts once, however many experts it chose.
+// Mean tokens of a rank in one micro-step. A token counts once, not once per chosen expert.
 Tokens mean_tokens_per_rank(const LoadTable& load) {
   const std::int64_t batches =
       std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks() * load.top_k;
@@ -59,8 +59,8 @@ std::optional<MeasuredPlan> plan_recompute(const Case& c, Residency residency, s
   return plan_measured(c.policy, c.workload, {planner, c.planners()}, c.context, why_not);
 }
 
-// Fills in the figures. Returns the error of a plan that is too broken to measure if a check will explain it; otherwise
-// throws it.
+// Fills in the figures. If plan_figures() rejects the plan, returns the error if check_plan will report the cause, and
+// otherwise throws it.
 std::optional<InputError> measure(const Case& c, Evaluation& e) {
   try {
     e.figures = plan_figures(e.plan, c.workload.load,
@@ -161,7 +161,7 @@ Evaluation with_recompute(const Case& c, Evaluation e, StepPlan recompute_plan) 
 }
 
 // Plans and simulates each residency and returns the best one, by choose_residency(). All are planned before one is
-// chosen, so placement is charged for all. A policy that has its own residency keeps it.
+// chosen, so placement_seconds is the sum over all. If the policy fixes its residency, only that one is evaluated.
 Evaluation with_best_residency(const Case& c) {
   const Case quiet = c.without_timeline();
   std::vector<Evaluation> tried;
@@ -253,7 +253,7 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
     return planner;
   }
   planner.max_copies_per_rank = hidden.from_host + hidden.from_peers;
-  // A home sends its peers the copies that the arena does not serve, so its link can be the busiest.
+  // Homes send peers the copies that the arena does not serve, so a home's link can be the busiest.
   if (*planner.max_copies_per_rank < load.num_ranks() * planner.guest_slots) {  // otherwise this is no limit
     planner.max_copies_per_source = std::min(planner.max_copies_per_source, *planner.max_copies_per_rank);
   }

@@ -25,7 +25,7 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // per rank and mic
 
 [[noreturn]] void reject(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
-// All ranks must have the same number of home experts. Checked before tokens are counted.
+// Checks, before tokens are counted, that all ranks have the same number of home experts.
 void expect_even_homes(const std::string& path, int experts, int ranks) {
   if (ranks == 0 || experts % ranks == 0) return;
   reject(path, fmt::format("{} cannot be divided evenly among {} (`ranks`)", counted(experts, "expert"),
@@ -71,7 +71,7 @@ bool looks_like_safetensors(std::span<const std::byte> bytes) {
   return header_bytes <= kMaxHeaderBytes && bytes[sizeof header_bytes] == std::byte{'{'};
 }
 
-// Checks the plan or load of the previous step, read from `path`.
+// Rejects `path`, the plan or load of the previous step, if its shape differs from the load's.
 template <class Former>
 void expect_shape(const std::string& path, const Former& former, const LoadTable& load) {
   if (former.num_layers() == load.num_layers() && former.num_ranks() == load.num_ranks() &&

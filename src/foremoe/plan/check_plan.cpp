@@ -101,7 +101,7 @@ Complaint stages(const json& value) {
   return rest.empty() ? Complaint() : "not some of B, L, P, T and S in this order";
 }
 
-// Accepts only the plan's own value.
+// Accepts only the value that the plan's metadata has.
 Complaint same(const json& value, const json& of_plan) {
   if (value == of_plan && !value.is_number_float()) return {};
   return fmt::format("but the plan has {}", of_plan.dump());
@@ -148,8 +148,8 @@ void recorded_options(const Subject& subject, Findings& findings) {
   }
 }
 
-// With K = 1 the micro-steps run one after the other. Otherwise the next event is a forward if one is left and fewer
-// than K micro-steps await their backward; else it is the oldest backward.
+// With K = 1 the micro-steps run one after the other. Otherwise the next event is a forward if forwards remain and
+// fewer than K micro-steps await their backward. If not, it is the backward of the oldest such micro-step.
 void event_order(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   const int num_micro_steps = subject.load.num_micro_steps();

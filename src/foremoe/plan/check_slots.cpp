@@ -115,7 +115,7 @@ void replicas(const Subject& subject, Findings& findings) {
 }
 
 // Before the first event, a rank's first slots hold its home experts in ascending order. Under `shared`, only home
-// experts stay, and home_slots() has checked their slots.
+// experts stay, and home_slots() checks their slots.
 void staying_experts(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   if (plan.residency == Residency::kShared) return;

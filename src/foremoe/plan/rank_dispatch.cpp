@@ -13,7 +13,7 @@
 namespace foremoe {
 namespace {
 
-// Row numbers have 32 bits.
+// Throws InputError if the row numbers do not fit in 32 bits.
 void expect_numbered(std::int64_t rows) {
   if (rows <= std::numeric_limits<std::int32_t>::max()) return;
   throw InputError({.field = "load"},

@@ -1,16 +1,16 @@
 #pragma once
 
-// Assigns rows to replicas in one layer at one event, as a function of loads and plan.
+// Assigns rows to replicas in one layer at one event. It depends only on load and plan.
 //
-// Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. For each expert both
-//   have the same sum. Decide which rows go to which replica, so that all ranks reach the same answer without
+// Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. An expert's rows and
+//   quotas have the same sum. Assign rows to replicas such that all ranks compute the same assignment without
 //   communication.
-// Method. Each expert has three sweeps: to the replica on the source's own rank, to those on its node, to all others.
-//   Rows::kOrder   Sources send in ascending order. A source fills the quota of each replica, in ascending rank order,
-//                  before the next.
-//   Rows::kToken   If the sources of a node have more rows left than its replicas, each source keeps its share of their
-//                  quota, in proportion to its rows. A source divides the rows of a sweep among the replicas in
-//                  proportion to their remaining quotas, so that it can choose which of its tokens go where
+// Method. Each expert has three sweeps: to the replica on the source's rank, to those on its node, to all others.
+//   Rows::kOrder   Sources send in ascending order. A source fills the replicas' quotas one by one, in ascending rank
+//                  order.
+//   Rows::kToken   If the sources of a node have more rows left than its replicas have quota, the sources share the
+//                  quota in proportion to their rows. A source divides the rows of a sweep among the replicas in
+//                  proportion to their remaining quotas, so that it can choose which tokens go to which replica
 //                  (row_choice.h). Remainders of the shares are carried from expert to expert, in ascending order.
 // Invariant. After a sweep, if a source has rows left, no replica in the sweep's scope (own rank, own node, all ranks)
 //   has quota left for it.
@@ -19,9 +19,9 @@
 //   expert. With Rows::kToken a source keeps the floor or the ceiling of its share of each expert on its node.
 // Complexity. O(ranks · experts + slots + shipments).
 //
-// Two results need no exchange of counts: the replica that serves each row (assign_shipments, the only function that
-// divides an expert's rows among its replicas), and the rows that each rank sends to each other rank, which are the
-// split sizes of the all-to-all (dispatch_table, token_dispatch).
+// Ranks compute two results without exchanging counts. assign_shipments computes the replica that serves each row; no
+// other function divides an expert's rows among its replicas. dispatch_table and token_dispatch return the rows between
+// each pair of ranks, which are the split sizes of the all-to-all.
 
 #include <cstdint>
 #include <span>
@@ -93,7 +93,7 @@ struct RouteWorkspace {
   std::vector<std::int32_t> shipment;  // [row]
 };
 
-// How rows are assigned: in the order of ranks and rows, or such that each token's rows lie on few nodes.
+// How rows are assigned: in the order of ranks and rows, or such that few nodes serve each token.
 enum class Rows : std::uint8_t { kOrder, kToken };
 
 constexpr std::string_view to_string(Rows rows) { return rows == Rows::kToken ? "token" : "order"; }
@@ -114,7 +114,7 @@ void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace&
 
 // Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 if routes[row] is negative.
 // `sent`: shipments of one source by expert, from route_tokens() or route_tokens_of(). Returns false, with `of_row`
-// unspecified, if the shipments contain more or fewer rows of an expert than `routes`, or none.
+// unspecified, if the shipments' rows of an expert differ in number from those in `routes`.
 bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& workspace,
                       std::span<std::int32_t> of_row);
 
@@ -127,8 +127,8 @@ struct SourceRows {
   std::span<const ExpertId> routes;  // [row] = [token][k], tokens in the source's order
 };
 
-// Sets replica[row] to the rank that serves rows.routes[row], or to kNoReplica if that is negative (no route, or no
-// assignment). The routes must be those that the routed load counts.
+// Sets replica[row] to the rank that serves rows.routes[row], or to kNoReplica if the route is negative (no route, or
+// no assignment). The routes must be those that the routed load counts.
 void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& workspace,
                  std::span<RankId> replica);
 
@@ -157,7 +157,7 @@ class SourceTokens {
 // rank. A column counts the rows that its rank receives.
 Array<Tokens, 2> dispatch_table(const RoutedLayer& routed);
 
-// With known routes, a token is sent only once to each rank, or to each node, that serves any of its rows.
+// Rows if a token is sent once to each rank, or to each node, that serves any of its assignments. Needs known routes.
 struct TokenDispatch {
   Array<Tokens, 2> to_rank;  // [source rank][destination rank], one row per token and rank
   Array<Tokens, 2> to_node;  // [source rank][destination node], one row per token and node

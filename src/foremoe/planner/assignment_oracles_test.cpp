@@ -33,7 +33,7 @@ std::int64_t densest(const Instance& i) {
   return most;
 }
 
-// Tokens to assign: `left` tokens of `expert` (−1: all) to its holders from `holder` on, and all of later experts.
+// Assigns `left` tokens of `expert` (−1: all) to its holders from `holder` on, then all tokens of later experts.
 struct Undealt {
   std::size_t expert = 0;
   std::size_t holder = 0;

@@ -1,4 +1,4 @@
-// Relations between plans with different budgets, preferences, numbers of slots, names of ranks and experts, and
+// Tests relations between plans with different budgets, preferences, numbers of slots, names of ranks and experts, and
 // numbers of threads. Streamed micro-steps are final.
 
 #include <gtest/gtest.h>

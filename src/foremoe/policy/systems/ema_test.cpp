@@ -35,7 +35,7 @@ TEST(GreedyRelocation, ExchangesThePairThatMinimisesTheLargerLoad) {
   EXPECT_THAT(relocated({9, 8, 2, 1}, in_blocks(4, 2), 2), ElementsAre(1, 0, 0, 1));
 }
 
-// Loads 20 | 12 | 4. Exchanging 10 with 2 gives 12 | 12 | 12. A move alone would leave a rank one expert short.
+// Loads 20 | 12 | 4. Exchanging 10 with 2 gives 12 | 12 | 12. A plain move would leave a rank one expert short.
 TEST(GreedyRelocation, ExchangesWithAnyRank) {
   EXPECT_THAT(relocated({10, 10, 6, 6, 2, 2}, in_blocks(6, 3), 3), ElementsAre(2, 0, 1, 1, 0, 2));
 }

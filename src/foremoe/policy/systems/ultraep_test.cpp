@@ -68,8 +68,8 @@ TEST(UltraEp, ExportsTheLargestExpertsOfOverloadedRanksToTheRankWithMostRoom) {
   EXPECT_EQ(plan.max_load(0, 0), Tokens{51});
 }
 
-// Rank 0 has all 90 tokens in three equal experts; rank 1 has one slot. At most 29 tokens of one expert can leave, so
-// no target below 61 is feasible, including the first, 46 = ⌈1.01 · 45⌉. With an empty home, 30 can leave.
+// Rank 0 has all 90 tokens in three equal experts; rank 1 has one slot. Only 29 tokens of one expert can leave, so the
+// least feasible target is 61; the first, 46 = ⌈1.01 · 45⌉, fails. If a home may be empty, 30 can leave.
 TEST(UltraEp, SearchesForTheLeastTargetIfOnePercentAboveTheMeanFails) {
   const LoadTable load = test::load_of(2, {{30, 30, 30, 0, 0, 0}});
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 1)), ElementsAre(Guest{0, 1, 29}));
@@ -77,8 +77,8 @@ TEST(UltraEp, SearchesForTheLeastTargetIfOnePercentAboveTheMeanFails) {
               ElementsAre(Guest{0, 1, 30}));
 }
 
-// The first example with a minimum of 20. 51 fails, as 18 tokens of either expert are too few. Bisecting 50…90, 70 (20
-// to rank 1) and 60 (30 to rank 1) succeed; 55, 58 and 59 fail, as they leave 10, 4 and 2 tokens that may not move.
+// The first example with a minimum of 20. Target 51 fails, as the last 18 tokens are too few. Bisecting 50…90, targets
+// 70 (20 to rank 1) and 60 (30) succeed; 55, 58 and 59 fail, as they leave 10, 4 and 2 tokens that may not move.
 TEST(UltraEp, ExportsNoFewerTokensThanTheMinimum) {
   const StepPlan plan = plan_of({.min_tokens_per_replica = 20}, test::load_of(3, {{60, 30, 20, 10, 20, 10}}), 1);
   EXPECT_THAT(guests(plan), ElementsAre(Guest{0, 1, 30}));
@@ -92,7 +92,7 @@ TEST(UltraEp, MayFindNoGuestsWithAMinimum) {
 }
 
 // Rank 0 has 9,000 tokens. The target 4,545 fails, as at most 4,349 tokens of one expert can leave; the smallest
-// feasible target is 4,651. Raised by 90, 1 % of 9,000, it is 4,635 and fails, then 4,725: 4,275 leave.
+// feasible target is 4,651. Raised by 90, 1 % of 9,000, 4,635 fails, too. The next, 4,725, succeeds: 4,275 leave.
 TEST(UltraEp, RaisesTheFirstTargetBeforeSearchingOnRequest) {
   const LoadTable load = test::load_of(2, {{4350, 4350, 300, 0, 0, 0}});
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 1)), ElementsAre(Guest{0, 1, 4349}));
@@ -149,8 +149,8 @@ TEST(UltraEp, CopiesAfterTheRouterAndChargesThePublishedPlanningTime) {
   EXPECT_LE(work.planning_seconds, 78e-6);
 }
 
-// The paper's table for EP64, 256 experts and 2 guest slots: the replicas needed to reduce ρ to 1.01. Its loads are
-// unpublished. Here popularity ∝ rank^−skew in a new order for every micro-step, with a skew that reproduces the
+// The paper's table for EP64, 256 experts and 2 guest slots lists the replicas needed to reduce ρ to 1.01. The loads
+// are unpublished. Here popularity ∝ rank^−skew in a new order for every micro-step, with a skew that reproduces the
 // table's mean ρ.
 TEST(UltraEp, NeedsAsManyReplicasAsPublished) {
   struct Row {

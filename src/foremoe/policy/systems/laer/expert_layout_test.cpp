@@ -74,7 +74,7 @@ TEST(LaerLayout, AddsAReplicaPerNodeOnceAnExpertIsOnAllNodes) {
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 20, 10}, shape), ElementsAre(4, 2, 2));
   // One replica per node would need ten slots, so each expert starts with one. e0 (90) gains one, then e0 (45) two.
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 20, 10, 5, 5}, shape), ElementsAre(4, 1, 1, 1, 1));
-  // e0 (90) and e1 (80) gain one. The last slot cannot hold two of e0 (45) or e1 (40), but one of e2 (10).
+  // e0 (90) and e1 (80) gain one. e0 (45) or e1 (40) would need two slots; one is left, so e2 (10) gains it.
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 80, 10, 5, 5}, shape), ElementsAre(2, 2, 2, 1, 1));
   const Shape uneven{.topology = {.num_ranks = 3, .ranks_per_node = 2}, .slots_per_rank = 3};
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{9, 1, 1, 1}, uneven), ElementsAre(2, 2, 2, 2));  // of 9 slots
@@ -148,7 +148,7 @@ TEST(LaerLayout, PlacesAllReplicasThatTheHeapCounts) {
   }
 }
 
-// Two nodes. Counts 4 and 2 are multiples of 2, so two replicas move between those experts. All other moves take one.
+// Two nodes. Counts 4 and 2 are multiples of 2, so two replicas move between them. Other moves are of one replica.
 TEST(LaerLayout, PerturbationsKeepTheSumAndOneReplicaPerExpert) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 3};
   const std::vector<int> replicas = {4, 2, 3, 1};
@@ -157,7 +157,7 @@ TEST(LaerLayout, PerturbationsKeepTheSumAndOneReplicaPerExpert) {
   EXPECT_TRUE(perturbed_replicas(replicas, 0, shape).empty());
   std::set<std::vector<int>> different(perturbed.begin(), perturbed.end());
   EXPECT_EQ(different.size(), perturbed.size());
-  // e0 can give two to e1, but not vice versa. e0 and e1 give one to e2 and e3; e2 one to any other; e3 has none.
+  // e0 can give two to e1, but not vice versa. e0 and e1 can give one to e2 or e3, e2 one to any other, and e3 none.
   EXPECT_EQ(different, (std::set<std::vector<int>>{{2, 4, 3, 1},
                                                    {3, 2, 4, 1},
                                                    {3, 2, 3, 2},
