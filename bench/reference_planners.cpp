@@ -6,8 +6,8 @@
 //
 // Both start from homes and split tokens exactly (planner/token_assignment.h). If the busiest rank is above the target
 // level, the tight ranks prove that no split over these replicas helps (FineMoE, equation 3). Only a copy of an expert
-// whose replicas are all on tight ranks can help, on another rank. Such a pair (expert, rank) moves at most the minimum
-// of the expert's tokens, the tight ranks' tokens above the level, and the other rank's room below it.
+// with replicas on tight ranks alone can help, and only on another rank. Such a pair (expert, rank) moves at most the
+// minimum of the expert's tokens, the tight ranks' tokens above the level, and the other rank's room below it.
 //
 //   static   Chooses guests once per step. The level is the mean. Every micro-step votes for its pairs: the tokens that
 //            a pair moves × the busiest rank's tokens above the mean. The pair with most votes becomes a guest, and all
@@ -56,7 +56,7 @@ class MicroStep {
   std::int64_t mean() const { return mean_; }  // tokens per rank, rounded up
   const Assignment& assignment() const { return assignment_; }
 
-  // Minimizes the largest load. Returns its distance above the mean.
+  // Minimizes the largest load and returns its excess over the mean.
   std::int64_t split(const ReplicaGraph& graph, AssignmentSearch& search) {
     water_fill(graph, load_, assignment_);
     return assign_tokens(graph, mean_, assignment_, search, &tight_) - mean_;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The planner's input: how many tokens of each source rank chose each expert, in every layer of every micro-step. Known
-// in full before the micro-steps run.
+// The planner's input: how many tokens of each source rank chose each expert, in every layer of every micro-step. The
+// complete table is known before the micro-steps run.
 
 #include <array>
 #include <cstddef>

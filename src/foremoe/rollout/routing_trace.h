@@ -28,8 +28,8 @@ std::int64_t num_ids(RouteType type);  // number of ids besides the sentinel
 struct RoutingTrace {
   std::string name;  // source file, for messages and display
 
-  // [tokens][layers][top_k] logical expert ids in the recorded type, little-endian. Memory-mapped from the file, or
-  // owned; `storage` keeps them alive.
+  // [tokens][layers][top_k] logical expert ids in the recorded type, little-endian. The ids are memory-mapped from the
+  // file or owned; `storage` owns their memory.
   RouteType type = RouteType::kU8;
   const std::byte* routes = nullptr;
   std::shared_ptr<const void> storage;

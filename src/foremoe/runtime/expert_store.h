@@ -48,7 +48,7 @@ class ExpertStore {
   std::vector<float> gradient(LayerId layer, int slot) const;
   void set_weights(LayerId layer, int slot, std::span<const float> weights);
 
-  // The state of an expert is its weights and, after the first adam(), its moments. Gradients are not part of it.
+  // The state of an expert is its weights and, after the first adam(), its moments. It excludes gradients.
   Bytes state_bytes() const;
   void save_state(LayerId layer, int slot, std::span<std::byte> state) const;
   void load_state(LayerId layer, int slot, std::span<const std::byte> state);

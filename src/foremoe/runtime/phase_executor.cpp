@@ -227,7 +227,7 @@ bool PhaseExecutor::State::wait(TurnId turn) {
   return engine->wait(turn);
 }
 
-// Maps a slot of the forward to the weights, and in the backward the gradients, that its expert has in this turn.
+// Maps a slot of the forward to its expert's weights in this turn, and in a backward turn also to the gradients.
 ExpertsOf PhaseExecutor::State::experts_of(TurnId turn) {
   return [this, turn, &at = parts.turns.order()[turn]](SlotId of_rows) {
     const SlotId slot = parts.turns.slot_of_forward(turn, of_rows);

@@ -39,7 +39,7 @@ struct PhaseRun {
 
 // Complete at rank 0; unspecified on other ranks.
 struct PhaseOutcome {
-  // Figures of the first step. `turns` covers all repeats, the other figures the fastest repeat with overlapped copies.
+  // First step. `turns` covers all repeats; other figures are from the fastest repeat with overlapped copies.
   TurnTable turns;
   CriticalPath critical_path;
   TransferFigures transfer;  // sums over ranks, except exposed_seconds: the longest wait of a rank

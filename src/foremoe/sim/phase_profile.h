@@ -53,7 +53,7 @@ struct PhaseProfile {
   }
 };
 
-// With own_experts_first, a rank's own experts and its guests are separate products, otherwise one. With
+// With own_experts_first, a rank's own experts and its guests are two products; otherwise, they are one product. With
 // plans_after_dispatch, rows are exchanged with homes, which forward the guests' rows. Throws InputError if plan, load
 // and model do not fit each other.
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool);

@@ -43,7 +43,7 @@ class Sharding {
     return TurnId{std::min(t, order_.size())};
   }
 
-  // Adds the parts of whole experts that come from the own node and from other nodes.
+  // Adds the parts of whole experts that come from the rank's own node and from other nodes.
   void add(RankId rank, Bytes whole, Transfer transfer) {
     const NodeId node = topology_.node_of(rank);
     const RankRange near = topology_.ranks_of(node);

@@ -25,12 +25,12 @@ class TransferQueues {
   double pending(LinkId link, int deadline) const;
   double most_pending(int deadline) const;  // over links
 
-  // Advances by `duration` seconds from `now`, in which the share rate(link) ∈ [0, 1] of each link's time is free.
+  // Advances by `duration` seconds from `now`. The queue gets the share rate(link) ∈ [0, 1] of each link's time.
   template <class Rate>
   void pass(double now, double duration, const Rate& rate);
 
-  // When the link last completed its work for that deadline; 0 if it never had any. Needs keep_times(). Kept until
-  // forget() of a later deadline.
+  // Returns when the link last completed its work for this deadline; 0 if it had none. Requires keep_times(). Valid
+  // until forget() of a later deadline.
   double done_at(LinkId link, int deadline) const;
   void forget(int before_deadline);
 

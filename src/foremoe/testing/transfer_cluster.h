@@ -1,7 +1,7 @@
 #pragma once
 
-// A small cluster in one process, for tests of the engine: schedules of copies that are independent of the product, and
-// homes, buffers, arenas and a ballot to run them.
+// A small cluster in one process, for tests of the engine: schedules of copies that are independent of the product's
+// scheduler, and homes, buffers, arenas and a ballot to run them.
 
 #include <algorithm>
 #include <atomic>
@@ -46,7 +46,7 @@ inline TurnOrder turn_order(const ClusterShape& shape) {
 }
 
 // Sorts the copies and derives the rest of the schedule. Arenas contain the experts that the host path copies. With
-// `everything`, they contain all copied experts.
+// `everything`, arenas contain all copied experts.
 inline TransferSchedule complete(const ClusterShape& shape, std::vector<ScheduledCopy> copies, bool everything) {
   TransferSchedule schedule;
   schedule.phase = shape.backward ? Phase::kPolicyUpdate : Phase::kRecompute;

@@ -2,8 +2,8 @@
 
 // Named POSIX shared memory that does not outlive its users. A name contains the creator's process id, start time and
 // process-id namespace. Before creating a segment, a process removes all segments of its user and namespace whose
-// creator is dead. So the next start cleans up after a killed run, and containers that share memory do not remove each
-// other's segments. Segments left by a container that no longer exists remain until the shared memory itself is freed.
+// creator is dead. The next start thus cleans up after a killed run, and containers that share memory do not remove
+// each other's segments. Segments of a container that no longer exists remain until the shared memory itself is freed.
 
 #include <cstddef>
 #include <span>
@@ -39,8 +39,8 @@ class SharedMemory {
 // Removes segments of dead processes. create() also does so; commands may call it when they start.
 void remove_stale_shared_memory();
 
-// Removes every name that this process created and has not yet removed. Later create() calls throw. For handlers of
-// signals that end the process. Async-signal-safe.
+// Removes every name that this process created and has not yet removed. Later create() calls throw. For signal handlers
+// that end the process. Async-signal-safe.
 void remove_own_shared_memory() noexcept;
 
 }  // namespace foremoe

@@ -6,7 +6,7 @@
 // An expert is copied if its slot did not contain it at the previous event. Its lease covers the first to the last turn
 // that reads it there. The slot is free from the turn after the last reader of the previous lease. Under `free`,
 // overwritten homes are restored after the last turn, unless `leaves_last_placement`. If the phase begins with the last
-// placement of the previous one, experts already in their slots need no copy.
+// placement of the previous phase, experts already in their slots need no copy.
 
 #include <vector>
 

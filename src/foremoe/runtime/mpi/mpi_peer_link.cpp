@@ -23,7 +23,7 @@ std::size_t max_answer_bytes(const ExpertLayout& layout) {
 
 PeerServer::~PeerServer() {
   for (Answer& answer : answers_) {
-    // Leak memory that MPI may still read, because a peer has not received it. The job is about to end.
+    // Leak memory that MPI may still read because a peer has not received the data. The job is about to end.
     if (answer.request != MPI_REQUEST_NULL) answer.memory.release();
   }
 }
