@@ -10,7 +10,7 @@ plan_us_per_layer_micro_step of `foremoe plan --json`.
 
 HiGHS solves LP 1 of FineMoE: minimise t over quotas x ≥ 0 such that each expert's quotas sum to its load and each
 rank's quotas to at most t. HiGHS runs dual simplex on one thread, warm-started from the previous instance's basis.
-HiGHS's own run-time clock gives its time, which excludes building and changing the model. The time of a draw is the
+HiGHS's time is from its own run-time clock, and excludes building and changing the model. The time of a draw is the
 minimum over passes on both sides, because other programs on the machine can only add time.
 """
 

@@ -44,7 +44,7 @@ struct Command {
   std::string meaning;   // explains words and columns at the end of the full help
   std::vector<Option> options;
   std::function<int(const Given&)> run;  // the exit code; throws InputError
-  // Whether every process of mpirun or srun may run the command: it writes no file and reads its input once.
+  // True if the command writes no file and reads its input once. Every process of mpirun or srun may then run it.
   bool any_process = false;
 };
 

@@ -14,8 +14,8 @@
 // missing rows, are checked one by one. With AVX-512 and the shape of most models (U8, top-8, up to 128 experts), rows
 // become bit sets that are added for 64 experts at a time (count_rows_avx512.cpp).
 //
-// Cost: the scatter needs one addition to memory per id, about one cycle. Vectorised validation adds a tenth of that,
-// validation row by row three times as much. Bit sets need half a cycle in total. Measured in lab/performance.md.
+// Cost: the scatter needs one addition to memory per id, about one cycle. Vectorised validation adds a tenth of that;
+// row-by-row validation adds three times as much. Bit sets need half a cycle in total. Measured in lab/performance.md.
 
 #include <cstddef>
 #include <cstdint>

@@ -37,13 +37,13 @@ void find_sent_rows(std::span<const ExpertId> routes, int top_k, DispatchWorkspa
 
 // Rows without a recorded route: padding, last tokens, prefix-cached tokens. The router selects their experts when the
 // layer runs. After an exchange of counts, a separate all-to-all sends these rows to the homes of the selected experts.
-// Under `free`, a home's slot may contain another expert; the lowest rank with the expert receives them.
+// Under `free`, a home's slot may contain another expert; the lowest rank with the expert receives the rows.
 class UnroutedRows {
  public:
   UnroutedRows(Communicator& communicator, const StepPlan& plan) : communicator_(communicator), plan_(plan) {}
 
-  // Collective. Dispatches rows whose `routes` entry is kNoExpert to the homes of the experts in `picked`. Both are
-  // [token·k + j]. `picked` may be empty if this rank has no such row.
+  // Collective. Dispatches rows whose `routes` entry is kNoExpert to the homes of the experts in `picked`. Both arrays
+  // are [token·k + j]. `picked` may be empty if this rank has no such row.
   struct Rows {
     std::span<const ExpertId> routes;
     std::span<const ExpertId> picked;

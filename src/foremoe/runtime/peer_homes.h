@@ -6,8 +6,8 @@
 //   other's slots (residency `free` with copies from peers), ranks also exchange the addresses of slots, and each
 //   publishes its progress in moving arrived experts from staging buffers to slots.
 // Arena. Once per phase, when home weights are final, every node's arena receives the experts that its ranks will
-//   fetch. Owners on the node write their own experts. The node's ranks divide the other experts among themselves. They
-//   read the owner's memory if it is mapped, and receive a message otherwise.
+//   fetch. Owners on the node write their own experts. The node's ranks divide the other experts among themselves. A
+//   rank reads the owner's memory if it is mapped, and receives a message otherwise.
 
 #include <cstdint>
 #include <exception>

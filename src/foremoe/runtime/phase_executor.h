@@ -12,10 +12,10 @@
 //
 // If a copy of a turn fails on any rank, the turn falls back: both passes of that micro-step and layer run at homes.
 // Guests' gradients accumulate in their slots. A gradient is sent home when the guest leaves or at drain(), as zeros if
-// all turns of the guest fell back. The home adds it exactly once, in (layer, expert, rank) order. The caller's
-// gradients are zero at bind. Destruction before finish() zeroes the caller's gradients and leaves homes unchanged, so
-// no step is half applied. Exception: under residency `free` with copies from peers, a lent home has no other copy.
-// Destruction fills such homes with NaN, and the caller must reload the weights.
+// all turns of the guest fell back. The home adds each gradient exactly once, in (layer, expert, rank) order. The
+// caller's gradients are zero at bind. Destruction before finish() zeroes the caller's gradients and leaves homes
+// unchanged, so no step is half applied. Exception: under residency `free` with copies from peers, a lent home has no
+// other copy. Destruction fills such homes with NaN, and the caller must reload the weights.
 
 #include <functional>
 #include <memory>

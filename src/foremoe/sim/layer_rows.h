@@ -7,7 +7,7 @@
 //   other nodes and fill the remaining quotas of the replicas there. The third sweep only determines the sending and
 //   receiving nodes, since ascending sources are ascending nodes.
 // Dispatch by token. A token is sent once to each other node that serves it. The receiver is the rank with the source's
-//   local index. It forwards the token once to each rank that serves it.
+//   local index, which forwards the token once to each serving rank.
 // Complexity. O(ranks · experts + experts · nodes + replicas · ranks of a node).
 
 #include <cstdint>

@@ -48,7 +48,7 @@ void expect_fit(const SimulationInput& input) {
   }
 }
 
-// Returns the first event of each micro-step. Its slots and quotas are those of the micro-step.
+// Returns the first event of each micro-step. The micro-step has the slots and quotas of this event.
 std::vector<EventId> event_of_micro_step(const StepPlan& plan) {
   std::vector<EventId> event(static_cast<std::size_t>(plan.num_micro_steps()));
   for (int t = plan.num_events() - 1; t >= 0; --t)

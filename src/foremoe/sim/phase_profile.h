@@ -34,7 +34,7 @@ struct LayerProfile {
     RankId guest;
     std::int64_t rows = 0;
   };
-  // Rows that reach a guest through its expert's home, for plans made after dispatch. `rows` counts them at the home.
+  // Rows that reach a guest through its expert's home, for plans made after dispatch. `rows` counts these at the home.
   std::vector<PassedOn> passed_on;
   double ideal_exchange = 0;  // seconds for a rank with the mean number of rows
   double sorting = 0;  // seconds to sort rows by expert, on the rank that sends the most; 0 if rows leave unsorted

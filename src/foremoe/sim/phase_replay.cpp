@@ -56,8 +56,8 @@ class Replayer {
     exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
   }
 
-  // If activations are recomputed, rows are dispatched and combined first. Then gradients of the combined rows travel
-  // like the dispatched rows, and gradients of the dispatched rows come back.
+  // If activations are recomputed, rows are dispatched and combined first. Gradients of combined rows then travel like
+  // dispatched rows, and gradients of dispatched rows travel back.
   void backward(TurnId t) {
     const Turn& turn = problem_.transfers.order[t];
     const LayerProfile& layer = problem_.profile.of(turn.micro_step, turn.layer, num_layers_);

@@ -55,7 +55,7 @@ class Sharding {
     add(opposite, rank, part(whole, topology_.num_ranks - near.size()), transfer);
   }
 
-  // Returns the part of `whole` that `ranks` ranks hold.
+  // Returns the part of `whole` that `ranks` ranks store.
   Bytes part(Bytes whole, int ranks) const { return Bytes{whole.value * ranks / topology_.num_ranks}; }
 
   // Gradients travel in the opposite direction.

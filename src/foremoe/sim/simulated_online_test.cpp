@@ -31,7 +31,7 @@ TEST(SimulatedOnline, TheExchangeOfUnplannedRowsHidesPlanning) {
         .parts;
   };
   EXPECT_NEAR(parts(0).planning, 0.01 + 6 * 0.02, kNear);
-  // Half of a 0.1 s dispatch hides planning. The other half is a separate exchange. Its latency is the time of one row.
+  // Half of a 0.1 s dispatch hides planning. The other half is a second exchange with a latency of one row's time.
   EXPECT_NEAR(parts(0.5).planning, 0.13 - 0.05 + 20.0 / 8000, kNear);
   EXPECT_NEAR(parts(1).planning, 0.13 - 0.1, kNear) << "one exchange";
   EXPECT_NEAR(parts(0.5).dispatch, 0.1, kNear);
@@ -115,7 +115,7 @@ TEST(SimulatedOnline, SortingRowsHidesPlanningIfRowsAreSentSorted) {
 TEST(SimulatedOnline, OwnExpertsFirstHidePlanningAndGuestCopies) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
-  // Rank 0 has 20 rows for its own experts, 0.2 s, and then 30 for a guest. The guest's weights take 600 / 8000 s, and
+  // Rank 0 computes 20 rows of its own experts, 0.2 s, then 30 of a guest. The guest's weights take 600 / 8000 s, and
   // so do its 30 rows of 20 bytes, which dispatch has sent to rank 1. No rank waits for the guest's results.
   const double one_way = 30 * 20.0 / 8000;
   const auto exposed = [&](double planning_seconds) {
@@ -148,7 +148,7 @@ TEST(SimulatedOnline, ResultsOfForwardedRowsReturnBetweenExpertsAndCombine) {
                                     .timeline = timeline};
     return Simulated{step.load, step.plan, cost}.phase(kind, options);
   };
-  // 30 rows of 20 bytes at 8000 bytes/s. The policy update sends them again: twice in one message if the backward
+  // 30 rows of 20 bytes at 8000 bytes/s. The policy update sends these rows again: twice in one message if the backward
   // recomputes the forward.
   const double one_way = 30 * 20.0 / 8000;
   for (const auto& [kind, messages, trips] : {std::tuple{Phase::kRecompute, 1, 1}, {Phase::kPolicyUpdate, 2, 3}}) {
@@ -239,7 +239,7 @@ TEST(SimulatedOnline, PrefetchingInTheBackwardExposesOnlyTheForward) {
 }
 
 TEST(SimulatedOnline, FeplbsBuffersNeedThePublishedMemory) {
-  // GLM-5: experts of 3 · 6144 · 2048 weights in 16 bits are 72 MiB; eight buffers for all layers are 576 MiB.
+  // A GLM-5 expert has 3 · 6144 · 2048 weights in 16 bits, 72 MiB. Eight buffers for all layers need 576 MiB.
   const LoadTable load = one_layer({{{30, 0}, {30, 0}}});
   StepPlan plan = homes_plan(load, 8, Residency::kShared);
   plan.slot_expert(0, 0, 1, 1) = ExpertId{0};

@@ -18,8 +18,8 @@
 //   seconds and in bytes. The parts of the model outside its MoE layers run once per micro-step, with the first layer.
 // Method. Time advances from part to part. Within a part each link drains its queue at a constant rate, so the work is
 //   O(turns · ranks + copies), independent of the bandwidths.
-// Guarantees. Deterministic: equal inputs give equal bytes. Never reads the wall clock. Every row sent is received,
-//   every byte queued is delivered, and nothing is used before it has arrived.
+// Guarantees. Equal inputs produce equal bytes; the wall clock is never read. Every row sent is received, every byte
+//   queued is delivered, and nothing is used before it has arrived.
 
 #include <cstddef>
 #include <cstdint>

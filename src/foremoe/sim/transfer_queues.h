@@ -2,7 +2,7 @@
 
 // The pending work of each link, by deadline.
 //
-// Model. A link is never idle while it has work. It serves the earliest deadline first; work with equal deadlines is
+// Model. A link is never idle while it has work, and serves the earliest deadline first. Work with equal deadlines is
 //   served together. Links are independent: a transfer over several links is complete when all of them are done with
 //   it, as if it were sent in small pieces.
 // Consequence. The completion time of the work up to a deadline depends only on that work and is a maximum of sums, so

@@ -1,7 +1,7 @@
 #pragma once
 
-// A small cluster in one process, for tests of the engine: schedules of copies that are independent of the product's
-// scheduler, and homes, buffers, arenas and a ballot to run them.
+// A small cluster in one process, for tests of the engine. Provides schedules of copies, made without the product's
+// scheduler, and the homes, buffers, arenas and ballot to run them.
 
 #include <algorithm>
 #include <atomic>
@@ -71,7 +71,7 @@ inline TransferSchedule complete(const ClusterShape& shape, std::vector<Schedule
   return schedule;
 }
 
-// Every guest slot holds an expert of another rank, which is replaced in about every other micro-step.
+// Every guest slot contains an expert of another rank. About every second micro-step replaces the expert.
 inline TransferSchedule random_schedule(const ClusterShape& shape, std::uint64_t seed, bool everything = true) {
   Random random(seed);
   const TurnOrder order = turn_order(shape);

@@ -1,7 +1,7 @@
 #pragma once
 
-// 64-bit checksum of copied bytes, computed during the copy. Detects lost, torn, displaced and flipped bytes. Not
-// secure against deliberate changes.
+// 64-bit checksum of copied bytes, computed during the copy. Detects lost, torn, displaced and flipped bytes. Does not
+// protect against deliberate changes.
 //
 // Method. Memory is read in blocks of 64 bytes (eight words); the last block is padded with zeros. Word j of block i
 // has a key k(i, j) = k(0, j) + i·g that is unique to its position. Modulo 2^64, each word x is added as

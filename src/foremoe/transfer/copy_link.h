@@ -42,8 +42,8 @@ class CopyLink {
   virtual CopyState poll(CopyId id) = 0;                // of a submitted copy; kDone and kFailed end it
   virtual void cancel(CopyId id) = 0;                   // ends a copy; afterwards nothing writes to its buffer
   virtual void progress() = 0;                          // does pending work of the link; never waits
-  // Returns whether other ranks may need data that only progress() sends. If so, call progress() even when this rank
-  // has no copies under way.
+  // Returns whether other ranks may need data that only progress() sends. In this case, call progress() even when this
+  // rank has no copies under way.
   virtual bool serves_others() const { return false; }
 };
 

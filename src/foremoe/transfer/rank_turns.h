@@ -68,8 +68,8 @@ class RankTurns {
   // Adds the leases of the first `planned` micro-steps. Invalidates all spans returned so far.
   void lend(int planned);
   bool is_growing() const { return lending_ != nullptr && lending_->lent_turns < order().size(); }
-  // Last micro-step whose placement arriving(t) needs (needed_by) or starting(t) needs (needed_at): the last micro-step
-  // of all turns up to the turn at which the copies arrive, since turns run in order.
+  // Last micro-step whose placement arriving(t) needs (needed_by) or starting(t) needs (needed_at). Turns run in order,
+  // so this is the last micro-step of all turns up to the arrival of the copies.
   MicroStepId needed_by(TurnId t) const { return needed_[t.index()]; }
   MicroStepId needed_at(TurnId t) const;
 
@@ -88,16 +88,16 @@ class RankTurns {
 
   // Slot that contains, at turn t (forward or backward), the expert that was in `slot` of this rank in the forward pass
   // of the same micro-step and layer. The forward determined the layout of rows. The slots differ if several
-  // micro-steps are in flight and a guest returned to another slot. Only for slots with rows.
+  // micro-steps are in flight and a guest returned to another slot. Call only for slots with rows.
   SlotId slot_of_forward(TurnId t, SlotId slot) const;
 
-  // Gradients that this rank sends or receives after the turn, by (expert, guest). These are the gradients of guests
-  // that leave and, under `shared`, of all guests that served. A guest without planned backward rows has no gradient.
-  // If all of a guest's turns ran at homes instead, the guest sends zeros, since fallbacks are not part of the plan.
-  // kAll returns the gradients of all ranks, for executors with collective returns.
+  // Gradients that this rank sends or receives after the turn, by (expert, guest): of guests that leave and, under
+  // `shared`, of all guests that served. A guest without planned backward rows has no gradient. If all of a guest's
+  // turns ran at homes instead, the guest sends zeros, since fallbacks are not part of the plan. kAll returns the
+  // gradients of all ranks, for executors with collective returns.
   enum class Whose : std::uint8_t { kOwn, kAll };
   std::vector<GradientReturn> returning(TurnId t, Whose whose = Whose::kOwn) const;
-  // Gradients that no turn returns. Draining the layer sends them home.
+  // Gradients that no turn returns and that draining the layer sends home.
   std::vector<GradientReturn> draining(LayerId layer, Whose whose = Whose::kOwn) const;
 
  private:

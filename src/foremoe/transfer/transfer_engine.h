@@ -9,10 +9,10 @@
 //   … the layer …
 //   release(t)          the readers of turn t are done
 //
-// Method. One thread per rank polls its links. At most kMaxCopiesUnderWay copies are in progress; the rest wait in
-// order of the turn that needs them. A copy reads only data that its owner has published for this phase's version; the
-// host path also verifies checksums. A failed or late (`timeout`) attempt is repeated on the other path, with at most
-// `attempts` attempts in total.
+// Method. One thread per rank polls the rank's links. At most kMaxCopiesUnderWay copies are in progress; the rest wait
+// in order of the turn that needs them. A copy reads only data that its owner has published for this phase's version;
+// the host path also verifies checksums. A failed or late (`timeout`) attempt is repeated on the other path, with at
+// most `attempts` attempts in total.
 // Agreement. Ranks vote at each turn at which copies arrive, and at each turn of a layer with an earlier failure, once
 // their own copies have ended. All ranks get the same outcome. A missing guest is fetched again for the next turn that
 // reads it.

@@ -3,8 +3,8 @@
 // Transfer schedule of a plan. Gives each copy's source, path and buffer, the first turn at which the buffer is free,
 // and the turn that waits for the copy.
 //
-// Problem. A plan gives the contents of every slot at every event. To execute the plan, start every copy early, but not
-//   before the last read of the buffer's previous contents, and complete the copy before its first read.
+// Problem. A plan specifies the contents of every slot at every event. To execute the plan, start every copy early, but
+//   not before the last read of the buffer's previous contents, and complete the copy before its first read.
 // Leases. A buffer is leased to one expert for [arrives, closes]: from the first to the last turn that reads it. The
 //   next copy into that buffer may start at its `opens`, the turn after the previous lease's `closes`. Leases of a
 //   buffer never overlap, so no slot is overwritten while a turn may read it. check_leases() verifies this

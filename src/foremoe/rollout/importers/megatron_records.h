@@ -18,7 +18,7 @@
 
 namespace foremoe {
 
-// A router. Routers are ordered as a token passes them.
+// A router. Routers are ordered as tokens pass through them.
 struct MegatronRouter {
   bool mtp = false;  // multi-token prediction comes after the decoder
   std::int32_t stage = 0;

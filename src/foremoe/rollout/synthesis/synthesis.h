@@ -74,9 +74,9 @@ struct GrpoRouting {
   double group_spread = 0.5;
 };
 
-// Eight stress workloads. Each poses a single difficulty, so that the planner's response can be measured separately.
-// Counts are deterministic rounded shares except where noted. E experts are at home on R ranks in equal runs. Loads
-// below are relative to the mean; p is an expert's share of the tokens.
+// Eight stress workloads. Each workload poses a single difficulty, so that the planner's response can be measured
+// separately. Counts are deterministic rounded shares except where noted. E experts are at home on R ranks in equal
+// runs. Loads below are relative to the mean; p is an expert's share of the tokens.
 enum class StressWorkload : std::uint8_t {
   kBalanced,       // w0: all experts equal; loads differ by at most one token
   kHotExperts,     // w1: max(1, R/8) experts at home eight ranks apart, each with p = 1.5/R: each exceeds a rank's

@@ -2,7 +2,7 @@
 
 namespace foremoe::cpu {
 
-// multiply_eigen.inc defines these functions. Each set has its own source: multiply_baseline.cpp, …
+// multiply_eigen.inc defines these functions. Each instruction set has its own source: multiply_baseline.cpp, …
 namespace baseline {
 void multiply(const Product& product, const float* a, const float* b, float* c);
 void multiply(const Product& product, const double* a, const double* b, double* c);

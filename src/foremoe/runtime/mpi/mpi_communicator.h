@@ -20,7 +20,7 @@
 namespace foremoe {
 
 // Votes among processes. Each rank sends its vote to every other rank, without acknowledgement, and counts the votes
-// that it receives. At most the votes that ranks cast ahead of the slowest rank are in flight.
+// that it receives. The votes in flight are at most those cast ahead of the slowest rank.
 class MpiBallot final : public Ballot {
  public:
   // `number`: index of the ballot in this group, equal on all ranks.

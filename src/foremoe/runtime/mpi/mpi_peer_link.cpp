@@ -108,7 +108,7 @@ MpiPeerLink::MpiPeerLink(Parts parts)
 }
 
 MpiPeerLink::~MpiPeerLink() {
-  // After a successful phase, nothing is in flight. After a failure, give messages in flight a moment to arrive.
+  // After a successful phase, no message is in flight. After a failure, wait briefly for messages in flight.
   try {
     BoundedWait patience(std::min(timeout_, std::chrono::milliseconds{1'000}));
     while (!idle() && patience.pause()) server_.progress();
