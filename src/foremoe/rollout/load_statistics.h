@@ -18,8 +18,8 @@ namespace foremoe {
 // Number of assignments over all micro-steps, layers, ranks and experts. Each token counts once per chosen expert.
 std::int64_t num_assignments(const LoadTable& table);
 
-// verl's load violations over the experts of a layer, with d = load ÷ mean − 1: d of the most loaded expert, d of the
-// least loaded expert (−1: never chosen), and the mean |d|. All 0 without load.
+// verl's load violations over the experts of a layer, with d = load ÷ mean − 1: the largest d, the smallest d (−1: an
+// expert was never chosen), and the mean |d|. All 0 without load.
 struct LoadViolation {
   double max_vio = 0;  // max d
   double min_vio = 0;  // min d

@@ -11,7 +11,7 @@
 //   when its slot is free (the schedule's `opens`), or after its layer's router if the policy works online. The time
 //   that experts wait for copies is exposed. If a policy computes own experts first, copies begin after dispatch and
 //   only guests wait. If the policy also plans after dispatch, rows are exchanged with homes, which forward the guests'
-//   rows. The guests' results return to the homes between experts and combine, fully exposed, or in no time
+//   rows. The guests' results return to the homes between experts and combine, either fully exposed or in no time
 //   (OnlineWork::results_return). A guest's gradient is sent home over the same links when the guest leaves its slot;
 //   gradients still in transit at the end of the phase are exposed. Arenas are filled before a phase, and the optimizer
 //   runs at the end. If the plan has fewer layers than the model, each plan layer counts moe_layers ÷ layers times, in

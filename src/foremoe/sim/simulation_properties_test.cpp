@@ -1,4 +1,4 @@
-// Properties of every simulation, over random plans of our planner on random loads.
+// Tests properties of every simulation, over random plans of ForeMoE's planner on random loads.
 
 #include <gtest/gtest.h>
 

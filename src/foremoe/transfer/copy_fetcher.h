@@ -83,10 +83,10 @@ struct EnginePosition {
 // Decides which copies start, and on which path, and tracks which have arrived.
 //
 // Method. Copies wait in order of the turn that needs them. A copy starts when its buffer is free (turn `opens` has
-//   begun and the last reader of the previous lease was released), its turn is near enough and an attempt is available.
-//   The first attempt uses the planned path; later ones alternate if both paths are possible. After `attempts` failures
-//   the copy is missing, and TurnVotes may request it again. Under `must_arrive`, all attempts use the planned path,
-//   since homes are not pinned. After a total of timeout × attempts, PhaseFailed is thrown.
+//   begun and the last reader of the previous lease was released), its turn is at most `depth` turns ahead and an
+//   attempt is free. The first attempt uses the planned path; later ones alternate if both paths are possible. After
+//   `attempts` failures the copy is missing, and TurnVotes may request it again. Under `must_arrive`, all attempts use
+//   the planned path, since homes are not pinned. After a total of timeout × attempts, PhaseFailed is thrown.
 class CopyFetcher {
  public:
   CopyFetcher(EngineParts& parts, const EngineOptions& options);

@@ -48,7 +48,7 @@ struct RankTurnsOptions {
 class RankTurns {
  public:
   // Keeps references to plan and load. The plan must pass check_plan. Throws InputError if the rank is out of range or
-  // the load has another shape, and the errors of make_transfer_schedule.
+  // the load has another shape. Also throws the errors of make_transfer_schedule.
   RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options);
   // Like the constructor above, with a schedule of this plan that the ranks of one process share.
   RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank, std::shared_ptr<const TransferSchedule> schedule);

@@ -16,7 +16,7 @@ namespace foremoe {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  // `purpose` becomes part of the name. The memory is zeroed and 64-byte aligned. The bytes are reserved here, not at
+  // `purpose` becomes part of the name. The memory is zeroed and 64-byte aligned. create() reserves the bytes, not the
   // first touch. Throws InputError, with purpose and size, if there is too little memory.
   static SharedMemory create(const std::string& purpose, Bytes bytes);
   static SharedMemory open(const std::string& name);  // throws InputError if it does not exist

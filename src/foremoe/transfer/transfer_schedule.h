@@ -54,8 +54,8 @@ struct ScheduledCopy {
   TurnId closes;   // last turn that reads it
   Path path = Path::kHost;
   RankId source;  // kPeer: rank that is read; kHost: the expert's home, which fills the arena
-  // `free` from peers: the buffer of `rank` in which the expert waits for all copies of the same turn, and the buffer
-  // of `source` (possibly the same rank) that is read. −1: none.
+  // `free` from peers: the buffer of `rank` that stores the expert until all copies of the same turn have arrived, and
+  // the buffer of `source` (possibly the same rank) that is read. −1: none.
   int staging = -1;
   int source_buffer = -1;
 

@@ -27,7 +27,7 @@ struct SynthesisRequest {
 std::vector<Option> options_of(SynthesisRequest& request);
 
 // Throw InputError, field `shape` or `routing`, for an unknown name. synthesis_options() also throws if only one of
-// `groups_per_token` and `expert_groups` is given, field: the missing one.
+// `groups_per_token` and `expert_groups` is given; the field is the missing option.
 SynthesisOptions synthesis_options(const SynthesisRequest& request);
 RoutingModel routing_model(const SynthesisRequest& request);
 
