@@ -108,7 +108,7 @@ Json describe_trace(const RoutingTrace& trace) {
   return json;
 }
 
-// Returns the bytes of the routes that a load counts, if stored with the smallest type of id.
+// Returns the size of the load's routes in bytes if ids are stored in the narrowest type.
 std::int64_t route_bytes(const LoadTable& load) {
   return num_assignments(load) * static_cast<std::int64_t>(size_of(narrowest_route_type(load.num_experts())));
 }

@@ -65,9 +65,9 @@ Tuple merge_tuples(Tuple a, Tuple b, std::size_t num_parts, std::vector<int>& ne
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Lower bound on the number of bins of this capacity (Martello and Toth's bound L2). For each threshold t: every item
-// above half the capacity needs its own bin. In bins with an item above capacity − t, no item of at least t fits. The
-// other items of at least t fill the free space of the other bins, then new bins. Items must not exceed the capacity.
+// Lower bound on the number of bins of this capacity (Martello and Toth's bound L2). Every item above half the capacity
+// needs its own bin. For each threshold t, no item of at least t fits in a bin with an item above capacity − t. The
+// other items of at least t fill the other bins, then new bins. Items must not exceed the capacity.
 std::int64_t least_bins(std::vector<std::int64_t> sizes, std::int64_t capacity) {
   std::ranges::sort(sizes, std::greater<>{});
   std::vector<std::int64_t> sum(sizes.size() + 1, 0);  // [n]: sum of the n largest

@@ -10,7 +10,7 @@
 
 namespace foremoe {
 
-// Far above any model or cluster, yet low enough to reject a damaged file before memory is allocated for it.
+// Limits above any model or cluster, but low enough to reject a damaged file before allocating memory for it.
 inline constexpr std::int64_t kMaxExperts = std::int64_t{1} << 16;
 inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 16;
 inline constexpr std::int64_t kMaxLoadCells = std::int64_t{1} << 32;       // per load table: 32 GiB

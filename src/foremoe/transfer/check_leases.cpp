@@ -120,7 +120,7 @@ class LeaseCheck {
     }
   }
 
-  // Turns after the last one at which homes return: one for all layers, or one per layer if copies come from peers.
+  // Number of turns at which homes return, after the last turn: one for all layers, or one per layer with peer copies.
   int return_turns(const ScheduledCopy& c) const { return !free() ? 0 : staged(c) ? plan_.num_layers() : 1; }
 
   // Copies are sorted by turn, rank, slot, and indexed by turn.

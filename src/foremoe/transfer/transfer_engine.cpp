@@ -112,7 +112,7 @@ bool ExpertTransferEngine::State::tell(std::span<const TurnVotes::Decided> news)
   return true;
 }
 
-// Returns true if the rank has moved meanwhile.
+// Returns true if the rank's position changed meanwhile.
 bool ExpertTransferEngine::State::nap(const std::stop_token& stop, std::chrono::microseconds& length,
                                       std::uint64_t seen) {
   const auto serves = [](const std::unique_ptr<CopyLink>& link) { return link != nullptr && link->serves_others(); };
@@ -154,7 +154,7 @@ bool ExpertTransferEngine::State::wait(TurnId turn) {
   return whole;
 }
 
-// No rank reads the slots that the turn's copies replace any more, nor the copies before this returns.
+// No rank still reads the slots that the turn's copies replace, and no rank reads the copies before this returns.
 void ExpertTransferEngine::State::put_in_place(TurnId turn) {
   for (const ScheduledCopy& copy : parts.schedule.arriving(turn)) {
     if (copy.rank != parts.rank || !copy.staged()) continue;

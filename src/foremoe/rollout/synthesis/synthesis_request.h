@@ -26,8 +26,8 @@ struct SynthesisRequest {
 
 std::vector<Option> options_of(SynthesisRequest& request);
 
-// Throw InputError, field `shape` or `routing`, for an unknown name. synthesis_options() also throws, field
-// `groups_per_token` or `expert_groups`, if only the other one is given.
+// Throw InputError, field `shape` or `routing`, for an unknown name. synthesis_options() also throws if only one of
+// `groups_per_token` and `expert_groups` is given; the field is the missing option.
 SynthesisOptions synthesis_options(const SynthesisRequest& request);
 RoutingModel routing_model(const SynthesisRequest& request);
 
