@@ -35,7 +35,7 @@ def read_load(path: Path) -> Load:
 def read_plan(path: Path) -> Plan:
     """Reads a foremoe.plan/1 file. Raises InputError, with file, field and index, if the file is not a plan.
 
-    check() verifies whether the plan is right for a load.
+    check() verifies whether the plan fits a load.
     """
     expect(str | os.PathLike, path=path)
     return _core._read_plan(path)
@@ -86,7 +86,7 @@ def _expect_plan(plan: Plan, load: Load, trace: Trace | None, align: int) -> Non
 def check(
     plan: Plan, load: Load, trace: Trace | None = None, align: int = 128, *, homes: Any = None
 ) -> list[Violation]:
-    """Checks a plan against its load, by code that shares nothing with any planner.
+    """Checks a plan against its load, with code that shares nothing with the planners.
 
     Args:
         plan: All layers of a plan.
@@ -121,7 +121,7 @@ def figures(
         homes: Homes before planning: None for contiguous ones, int32 [layers, experts], or those of a plan.
 
     Raises:
-        InputError: if the plan is not right for this load.
+        InputError: if the plan does not fit this load.
     """
     _expect_plan(plan, load, trace, align)
     result: dict[str, Any] = _core._figures(plan, load, trace, align, homes)

@@ -45,7 +45,7 @@ if _has(EXPERT_PARALLELISM_SINCE):
     from . import _planned_ep
 
 
-# By module, so that copies of a model are not attached.
+# Keys are modules, so that copies of a model are not attached.
 _EXECUTE: weakref.WeakKeyDictionary[torch.nn.Module, Execute] = weakref.WeakKeyDictionary()
 
 

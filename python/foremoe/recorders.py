@@ -96,7 +96,7 @@ class Recorder:
         self.report = Report()
         self._recorded = {"experts": num_experts, "layers": num_layers, "top_k": top_k}
         self._row_shape = (len(self._kept), top_k)
-        # As in importers: the narrowest unsigned type whose largest value, which marks missing rows, is not an expert.
+        # The narrowest unsigned type whose largest value, which marks missing rows, is not an expert id.
         self._dtype: type[np.unsignedinteger[Any]] = np.uint8 if num_experts <= 0xFF else np.uint16
         self._missing, self._several_versions, self._keep_routes = missing, weight_versions, keep_routes
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class Recorder:
         """Adds a finished sequence: one segment, or several in order, such as the turns of a conversation.
 
         A segment's prompt begins with all tokens of the earlier segments. If several segments have a route of a token,
-        the first is kept, since the next token was sampled under it.
+        the first route is kept, since the next token was sampled with it.
 
         Args:
             sequence: Number of the sequence: 0, 1, ….

@@ -162,7 +162,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         self.generator = copy.deepcopy(self.model)
         vars(self.generator).pop("forward", None)  # trl's forward runs the model that was copied
         self.generator.requires_grad_(False).eval()
-        # Prepare both here, so that neither is wrapped in DistributedDataParallel when training begins.
+        # Prepare both models now, so that DistributedDataParallel wraps neither when training begins.
         for model in (self.model, self.generator):
             self.accelerator.prepare_model(model, evaluation_mode=True)
         self.expert_parallel = ExpertParallel(

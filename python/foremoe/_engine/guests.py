@@ -26,7 +26,7 @@ from .waits import Waits
 
 # Transfers of failed steps. torch cancels transfers without references, but other ranks wait for this rank's sends
 # until their own step ends. Receives are kept too: after a cancelled receive, gloo reads nothing more from that peer,
-# not even that it is ready for this rank's sends, and both would wait until a timeout.
+# not even its readiness for this rank's sends, and both ranks would wait until a timeout.
 _orphaned_transfers: list[Any] = []
 
 
@@ -41,8 +41,8 @@ class Guests:
         ranks: Ranks,
         gradient_type: torch.dtype | None = None,
     ):
-        """gradient_type: Type in which gradients go home and are summed. None: that of the weights, or float32 if these
-        are narrower."""
+        """gradient_type: Type in which gradients go home and are summed. None: the type of the weights, or float32 if
+        it is narrower."""
         self.host_path: HostPath | None = None  # None if no copy uses it
         self._turns = turns
         self._channel = ranks.copies
@@ -154,7 +154,7 @@ class Guests:
         return {name: w[slot] for name, w in self._buffers[buffers].items()}
 
     def _expect_same_weights(self) -> None:
-        """Raises if weights changed since the phase began: guests are copies of the earlier weights."""
+        """Raises if weights changed since the phase began, because guests are copies of the earlier weights."""
         for i, layer in enumerate(self._layers):
             for name, weight in layer.weights().items():
                 if weight is not self._weights[i][name] or version_of(weight) != self._versions[i][name]:
@@ -193,8 +193,8 @@ class Guests:
     def end(self, turn: int, layer: int) -> None:
         """Sends home the gradients of guests that leave after this turn."""
         self._send_home(turn, layer, self._turns.returning(turn))
-        # By now, peers have reached the transfers that began a micro-step ago. Under `shared` wait earlier: gradients
-        # return in every turn, and would otherwise take as much memory as the sums that `shared` saves.
+        # By now, peers have reached the transfers that began a micro-step ago. Under `shared`, wait earlier: gradients
+        # return in every turn. Waiting later would take as much memory as the sums that `shared` saves.
         before = turn - (self._turns.depth if self.are_lent else 2 * len(self._layers))
         while self._returns and self._returns[0][0] < before:
             self._take_first_return()

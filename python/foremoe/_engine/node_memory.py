@@ -105,7 +105,7 @@ class NodeMemory:
         return node * self._ranks.ranks_per_node
 
     def _make(self, here: bool, places: int, segment_bytes: list[int]) -> None:
-        """Allocates memory on a node's first rank; the others open it. Collective. here: Whether for this node."""
+        """Allocates memory on a node's first rank; the others open it. Collective. here: Whether on this node."""
         first = self._first_rank(self._ranks.node)
         # Plans of one model need similar numbers of places. A reserve of a quarter avoids most further allocations.
         sizes = [places + places // 4, places] if self._arena is not None else [places]
@@ -157,7 +157,7 @@ class NodeMemory:
         return self._arena.num_bytes if self._arena is not None else 0
 
     def release(self) -> None:
-        """Releases the memory, which no copy may be reading. The next phase allocates it again."""
+        """Releases the memory. No copy may be reading it. The next phase allocates it again."""
         if self._unpin is not None:
             self._unpin()
         self._unpin = self._arena = None

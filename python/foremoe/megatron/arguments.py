@@ -1,4 +1,4 @@
-"""Arguments of attach() besides the model. They are checked and must be equal on all ranks (except threads)."""
+"""Checked arguments of attach() other than the model. All except threads must be equal on all ranks."""
 
 from __future__ import annotations
 

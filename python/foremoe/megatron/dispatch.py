@@ -1,10 +1,10 @@
 """Megatron-LM's dispatchers with slots instead of experts.
 
 A planned dispatcher subclasses Megatron's and has homes + G slots per rank. It maps each row to its slot
-(dispatch_preprocess), supplies all sizes of the all-to-all (preprocess), and computes the rows of guest slots beside
-those of homes (dispatch_postprocess, combine_preprocess). Router and layer still count experts, so auxiliary losses,
-expert bias and statistics are unchanged. The flex dispatcher was tested with stand-ins for the kernels of DeepEP,
-HybridEP and NCCL-EP on CPU, never on a GPU.
+(dispatch_preprocess), supplies all sizes of the all-to-all (preprocess), and computes the rows of guest slots in
+addition to those of homes (dispatch_postprocess, combine_preprocess). Router and layer still count experts, so
+auxiliary losses, expert bias and statistics are unchanged. The flex dispatcher was tested with stand-ins for the
+kernels of DeepEP, HybridEP and NCCL-EP on CPU, never on a GPU.
 
 The first node of the layer's backward pass fetches guests, and the last sends their gradients home. This must happen
 inside backward: DistributedDataParallel with overlap_grad_reduce reduces a bucket as soon as its gradients are ready,
@@ -133,7 +133,8 @@ class _Flex(MoEFlexTokenDispatcher):
     """Megatron's flex dispatcher, corrected to keep chosen slots whose probability is exactly 0.
 
     DeepEP's and NCCL-EP's managers rebuild the routing map from the largest probabilities, and so may send a row to a
-    slot that was not chosen. In Megatron-LM that loses a gradient; here sizes would differ from the plan's.
+    slot that was not chosen. In Megatron-LM, this loses a gradient. In a planned step, sizes would differ from the
+    plan.
     """
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> Any:

@@ -178,8 +178,8 @@ class Replicas:
         counts: Integers [micro_steps, layers, experts], numpy or torch: this rank's rows for each expert, in each
             micro-step and MoE layer of this pipeline stage. Include all rows that the router routes, even padding. All
             ranks have the same number of micro-steps; in a pipeline stage without MoE layers, layers is 0.
-            Or a function without arguments that returns them. If computing the counts may fail on a single rank, do it
-            in this function: plan() raises its error, and no other rank waits.
+            May also be a function without arguments that returns such counts. If computing the counts may fail on a
+            single rank, do it in this function: plan() raises its error, and no other rank waits.
         phase: policy_update (forward and backward) or recompute (forward only).
         begun: The result of an earlier call, on all ranks or on none. It is returned again if it was created for this
             phase and, on all ranks, for these counts.

@@ -130,7 +130,7 @@ class MicroBatchRows:
         if layer == 0:
             step.backward_ran(turn.micro_step)
         if engine.guests.are_lent and step.has_main_grads:
-            # If held until each layer's next backward, these gradients would take as much memory as all layers' sums.
+            # If stored until each layer's next backward, these gradients would take as much memory as all layers' sums.
             for other, moe in enumerate(step.moes):
                 for (home, name), gradient in engine.guests.take_home(other).items():
                     _add(moe.own[name][home], gradient)
@@ -281,7 +281,7 @@ class Step:
         return rows
 
     def backward_ran(self, micro_step: int) -> None:
-        """Retires a micro-step after the backward of its first layer, the last to run."""
+        """Retires a micro-step after the backward of its first layer, which runs last."""
         assert self._in_flight[0][0].turn.micro_step == micro_step
         self._in_flight.popleft()
 
@@ -355,7 +355,7 @@ class Step:
         self.engine.close(complete)
         for of in self.guests:
             of.release()
-        # Rows refer to this step. The cycle would keep its tensors alive until garbage collection.
+        # Rows refer to this step. The reference cycle would keep its tensors alive until garbage collection.
         self._in_flight.clear()
         self._sums.clear()
         self._prepared = None

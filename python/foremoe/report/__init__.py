@@ -38,7 +38,7 @@ def write_report(
     measured: bool = True,
     **options: Unpack[ReportOptions],
 ) -> Report:
-    """Plans a load with several policies, models the step on a cluster, and writes a page that shows what each gains.
+    """Plans a load with several policies, models the step on a cluster, and writes a page with the gain of each.
 
     Args:
         load: Load to plan.

@@ -184,7 +184,7 @@ class Dense:
         given.expect_equal(samples_of(self._compared), hint=_DRIFT if self._has_drained else _AT_FIRST)
 
     def note_forward(self) -> None:
-        """Called in each forward of a layer. A recomputation runs outside of its wrapper and is ignored."""
+        """Called in each forward of a layer. Ignores recomputations, which run outside of the wrapper."""
         ddp = active_ddp()
         if torch._C._current_graph_task_id() < 0 and (ddp is not None or torch.is_grad_enabled()):
             self._ddp = ddp
@@ -257,7 +257,7 @@ class Dense:
 
     def averaged(self) -> dict[str, str]:
         """Returns how each parameter takes part in average(), by name. Ranks with different values would wait for each
-        other there."""
+        other in average()."""
         if self._wrapper is not None:
             return {}
         return {f"model[{name}]": _part(p) for name, p in self._whole()}

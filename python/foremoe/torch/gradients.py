@@ -59,7 +59,7 @@ class PhaseGradients:
 
     @torch.no_grad()
     def give_back(self) -> None:
-        """Restores the stored gradients, so that nothing is half applied."""
+        """Restores the stored gradients, so that none is partly applied."""
         self._release()
         for weight, grad, value in self._before:
             if grad is not None and value is not None and value is not grad:
@@ -68,7 +68,7 @@ class PhaseGradients:
 
     @torch.no_grad()
     def finish(self, guests: Guests) -> None:
-        """Sends gradients of guests home, and averages all that no wrapper has averaged. Collective."""
+        """Sends gradients of guests home, and averages all gradients that no wrapper has averaged. Collective."""
         guests.bring_home(*range(len(self._experts.layers)))
         for i, layer in enumerate(self._experts.layers):
             weights = layer.weights()

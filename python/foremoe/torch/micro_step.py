@@ -2,9 +2,9 @@
 
 Sizes and orders of all layers are on the device before the first layer runs, so that no layer waits for the device. A
 layer's forward is a turn, and so is its backward. Guests are in place for one forward and one backward, in the order of
-the plan; any other order is refused. A recomputation by a checkpoint is not a turn and finds the guests in place. So
-does a second forward of the micro-step, such as that of a reference model under torch.no_grad(), unless the guest slots
-already serve other layers. In that case its rows go to their experts' homes.
+the plan; any other order is refused. A recomputation by a checkpoint is not a turn and finds the guests in place. A
+second forward of the micro-step, such as that of a reference model under torch.no_grad(), also finds them, unless the
+guest slots already serve other layers. In that case, its rows go to their experts' homes.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class MicroStep:
         self._next_layer = index + 1
 
     def _reached(self, of: LayerRows, gradient: Tensor) -> None:
-        """Called when a layer's backward begins. gradient: That of its output; not 0 in dropped rows that are read."""
+        """Called when a layer's backward begins. gradient: Of its output; not 0 in dropped rows that are read."""
         if self._is_over:
             name = self._experts.layers[of.turn.layer].name
             raise RuntimeError(
@@ -275,7 +275,7 @@ class MicroStep:
         self._is_over = True
 
     def run_idle(self) -> None:
-        """Runs all layers forward and backward without rows of this rank, which serves the rows of others."""
+        """Runs all layers forward and backward without rows of this rank, which serves the rows of other ranks."""
         self._note_forward = lambda: None  # no wrapper of the model runs
         outputs = []
         for i, layer in enumerate(self._experts.layers):

@@ -5,9 +5,9 @@ them with the recorded experts of these rows, of neighbouring rows, of other mic
 
 Agreement is (a − c) ÷ (u − c). a: number of recorded experts that the router would choose too, summed over rows and
 layers. c: mean of a over all permutations of the rows. u: largest a that the experts' counts allow. Routes of other
-rows have an expected agreement of 0. Its standard error s is that of a over all permutations, ÷ (u − c) (Hoeffding's
-combinatorial statistic). Routes chosen by older weights had 0.33 or more in toy models, after 20 steps of AdamW at a
-learning rate of 0.01, when the router would still choose 28 to 55 % of the recorded experts.
+rows have an expected agreement of 0. Its standard error s is the standard deviation of a over all permutations ÷ (u −
+c) (Hoeffding's combinatorial statistic). Routes chosen by older weights had 0.33 or more in toy models, after 20 steps
+of AdamW at a learning rate of 0.01, when the router would still choose 28 to 55 % of the recorded experts.
 
 Routes are refused if the agreement of all ranks, of one rank or of one of its micro-steps is below a limit: the larger
 of FOREIGN and 3 s, but at most STALE − 3 s. If the limit is below LEAST, there are too few rows to judge. So routes

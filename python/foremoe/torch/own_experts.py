@@ -121,8 +121,8 @@ class ExpertGuards:
     def expect_no_ddp(self) -> None:
         """Raises RuntimeError in the forward of a DistributedDataParallel that holds experts.
 
-        It overwrote the experts of all ranks but one when it was created, and would average gradients of different
-        experts.
+        The wrapper overwrote the experts of all ranks but one when it was created, and would average gradients of
+        different experts.
         """
         ddp: Any = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
         if ddp is None or ddp in self._checked:

@@ -44,12 +44,12 @@ from .spread import SpreadExperts, expect_no_hooks
 class ExpertParallel:
     """Spreads the experts of a model over the ranks of a group, plans phases, and executes them.
 
-    The constructor is collective over all ranks of the default process group. If several groups create one each, they
-    do so at the same time, and a rank in none of them calls foremoe.torch.stand_by(). All other methods involve the
-    group only.
+    The constructor is collective over all ranks of the default process group. If several groups create an
+    ExpertParallel each, all do so at the same time, and ranks in no group call foremoe.torch.stand_by(). All other
+    methods involve the group only.
 
     Create it before the optimizer: it replaces the experts' parameters by those of this rank, E/R of each layer, in
-    ascending order. Experts that are DTensors are on their ranks already and stay unchanged.
+    ascending order. Experts that are DTensors are already on their ranks and are not changed.
 
     Args:
         layers: MoE layers in the order in which the model runs them, equal on all ranks.
@@ -191,9 +191,9 @@ class ExpertParallel:
     ) -> torch.nn.Module:
         """Averages gradients of all parameters except experts over all ranks. Returns the model to train.
 
-        Without wrap(), drain() raises. No wrapper sees the experts, including one that the trainer creates afterwards,
-        such as DistributedDataParallel or accelerate's; drain() averages their gradients over ranks. FSDP2 averages
-        the gradients of parameters that it shards already; None averages the others.
+        Without wrap(), drain() raises. No wrapper sees the experts, not even one that the trainer creates afterwards,
+        such as DistributedDataParallel or accelerate's; drain() averages experts' gradients over ranks. If FSDP2
+        already shards parameters, it averages their gradients, and wrapper None averages the others.
 
         All other parameters except DTensors must be equal on all ranks. Under None and "fsdp2" wrap() compares them
         completely; plan() compares some elements of each.
@@ -219,7 +219,7 @@ class ExpertParallel:
         return wrapped
 
     def _register_hooks(self, model: torch.nn.Module) -> None:
-        """Registers hooks on a model that contains the experts: it saves and loads all experts, and records loads."""
+        """Registers hooks on a model that contains the experts: they save and load all experts, and record loads."""
         self._shards.add(model)
         self._own_experts.accept_loads_of(model)
 
@@ -356,7 +356,7 @@ class ExpertParallel:
     def load_whole_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Loads this rank's part of a whole_optimizer_state(), which may come from another number of ranks.
 
-        Parameter groups may differ if joined groups have the same options. Raises InputError otherwise.
+        Parameter groups may differ if groups that are joined have the same options. Raises InputError otherwise.
         """
         optimizer_state.load_whole_optimizer_state(self._shards, self._trained_model(), optimizer, state)
 

@@ -94,7 +94,7 @@ class Phase:
         return range(self._load.num_micro_steps)
 
     def wait_for_plan(self) -> None:
-        """Waits until all micro-steps are planned. micro_step() waits only for its own."""
+        """Waits until all micro-steps are planned. micro_step() waits only for the plan of its own micro-step."""
         self._running.finish()
 
     def __enter__(self) -> Phase:
@@ -216,8 +216,8 @@ class Phase:
         such as those of a reference model, before or after the forward with gradients; they replay the routes too.
         Under residency shared, in a recompute phase, and after the backward, their rows go to homes.
 
-        A rank may omit the backward of a batch that does not count. A backward with zero gradients then runs when
-        the next micro-step is entered, or in drain() (figure `skipped`). Under DistributedDataParallel, FSDP2 and
+        A rank may omit the backward of a batch that does not affect the loss. A backward with zero gradients then runs
+        when the next micro-step is entered, or in drain() (figure `skipped`). Under DistributedDataParallel, FSDP2 and
         reentrant checkpoints, run (0 * loss).backward().
         """
         if micro_step >= self.routes.num_own and micro_step in self.micro_steps:
@@ -307,7 +307,7 @@ class Phase:
         self._drained = True
 
     def _expect_same_end(self) -> None:
-        """Checks a phase on all ranks. Collective. Waits for the device, once per phase; layers never do.
+        """Checks a phase on all ranks. Collective. Waits for the device, once per phase; layers never wait.
 
         Raises:
             RuntimeError: if a layer of any rank ran other experts than its routes.

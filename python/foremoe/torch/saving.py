@@ -58,7 +58,7 @@ def _agreed_entries(shards: ExpertShards, model: torch.nn.Module, **alike: bool)
 
 @torch.no_grad()
 def whole(value: Any) -> Any:
-    """Returns a DTensor with the parts of all ranks; any other value unchanged. Collective."""
+    """Returns the whole tensor of a DTensor; any other value unchanged. Collective."""
     if not isinstance(value, Tensor):
         return value
     return value.full_tensor() if is_dtensor(value) else value.detach()

@@ -113,7 +113,7 @@ class ExpertShards:
     def part(self, value: Tensor, like: Tensor, name: str) -> Tensor:
         """Returns this rank's part of a DTensor or a whole tensor. like: Tensor of the part's shape.
 
-        Raises InputError for a plain tensor with the shape of a part, since it may be any rank's.
+        Raises InputError for a plain tensor with the shape of a part, since any rank may have saved it.
         """
         if is_dtensor(value):
             if value.device_mesh == self.mesh and value.placements[0].is_shard(0):

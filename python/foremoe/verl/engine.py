@@ -1,6 +1,6 @@
 """The engine that foremoe.verl registers: verl's engine with planned steps. Imports verl.
 
-All names of verl are used here, except the registry's, which foremoe.verl uses.
+Only this module uses names of verl, except those of the registry, which foremoe.verl uses.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class _Timed:
         self.ep = self.net.spread(**options)
         self.routes = draw_routes(sizes, rank, ranks)
         self.inputs = [hidden.to(self.net.moe[0].gate_up) for hidden in draw_inputs(sizes, rank)]
-        # Ranks on a CPU may share processors. Processor time is the time that each would take on its own processor.
+        # Ranks on a CPU may share processors. Processor time is a rank's time on a processor of its own.
         self._clock = time.thread_time if self.device.type == "cpu" else self.now
         self._since = 0.0
         self._stretches: list[float] = []

@@ -28,7 +28,7 @@ MOST_TEXT = 300
 
 
 class Failure(Exception):
-    """Raised on a rank that has found something wrong."""
+    """Raised on a rank whose check has found an error."""
 
 
 class CannotRun(Exception):
