@@ -110,7 +110,7 @@ class NodeArena:
             raise
 
     def _fill(self, turns: foremoe.RankTurns) -> None:
-        """Writes, layer by layer, this rank's experts and those that other nodes send."""
+        """Writes this rank's experts and the experts that other nodes send, layer by layer."""
         ranks = self._ranks
         of_layer: dict[int, list[tuple[int, int]]] = {}  # (node, expert), in the same order on all ranks
         for node in range(ranks.num_nodes):

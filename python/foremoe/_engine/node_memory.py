@@ -1,4 +1,4 @@
-"""Memory in which the ranks of a node share experts. It outlives phases, since pinning it for CUDA takes long.
+"""Memory in which the ranks of a node share experts. It outlives phases, since pinning memory for CUDA is slow.
 
 Each phase takes places for its experts under a new version, which distinguishes them from experts of earlier phases.
 The memory is allocated again only if a phase needs more places.

@@ -30,7 +30,7 @@ class PlanInProgress(Protocol):
 class PlannedPhase:
     """A phase in execution. To begin it, call the constructor and then open().
 
-    The constructor raises on all ranks alike, before any transfer. open() may fail on a single rank.
+    The constructor raises on all ranks or on none, before any transfer. open() may fail on a single rank.
     """
 
     guests: Guests

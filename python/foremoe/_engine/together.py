@@ -1,4 +1,4 @@
-"""How ranks compare values, refuse together, and learn that one of them failed.
+"""Comparison of values between ranks, joint refusals, and reports of failed ranks.
 
 A rank that refused alone would leave the others waiting in the next exchange. A rank that continued with another value
 would cause a transport error or wrong gradients. Therefore:

@@ -6,8 +6,8 @@ the n-th forward of a layer belongs to micro-step n, and a backward to the oldes
 a backward pass is a recomputation by a checkpoint: it repeats the forward of its micro-step.
 
 With several micro-steps in flight the forward and the backward of a micro-step are different events of the plan.
-Between them guests may leave and return. Each rank computes the same rows of the same experts in both, but a guest may
-return to another slot.
+Between them guests may leave and return. Each rank computes the same rows of the same experts in both events, but a
+guest may return to another slot.
 
 Under residency `shared` the guests of all layers share a few buffers and are fetched for each turn. Between a forward
 and its backward other layers use the buffer, so autograd saves positions within the guests' weights, not tensors.
@@ -176,7 +176,7 @@ class _MovedGuests(torch.autograd.Function):
 
 
 def _add(parameter: torch.nn.Parameter, gradient: Tensor | None) -> Tensor | None:
-    """Adds the gradient to main_grad, where DistributedDataParallel sums; returns it if there is no main_grad."""
+    """Adds the gradient to main_grad, where DistributedDataParallel sums; returns it if main_grad is missing."""
     if gradient is None:
         return None
     held: Tensor | None = getattr(parameter, "main_grad", None)

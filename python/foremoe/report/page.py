@@ -71,7 +71,7 @@ def beside(*parts: str) -> str:
 
 
 def table_html(table: Table) -> str:
-    """Return a table in a box that scrolls, so that the page need not."""
+    """Return a table in a box that scrolls, so that the page itself does not scroll."""
     name = escaped(table.caption)
     head = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in table.head)
     rows = ""

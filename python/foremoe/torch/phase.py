@@ -1,7 +1,7 @@
 """One phase of a step under its plan: its beginning, its micro-steps and its end.
 
-A phase stores all gradients when it is entered. Its end restores them with the phase's own added, or unchanged if the
-phase was not completed. micro_step.py runs the layers.
+A phase stores all gradients when it is entered. At its end, it restores them, with the gradients of the phase added, or
+unchanged if the phase was not completed. micro_step.py runs the layers.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Phase:
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        """Inside, layers run in micro-steps of this phase alone."""
+        """Inside, layers run only in micro-steps of this phase."""
         experts = self._experts
         if experts.phase is not None:
             raise RuntimeError("another phase is running")

@@ -34,7 +34,7 @@ _FOLLOWED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 class ExpertShards:
-    """This rank's part of the experts of a model, and hooks on the model until remove(). Copies of the model share it.
+    """This rank's part of a model's experts, and hooks on the model until remove(). Copies of the model share both.
 
     Registers no hooks if a rank has all experts, or if the experts are DTensors already.
     """

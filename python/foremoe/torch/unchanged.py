@@ -24,7 +24,7 @@ class Unchanged:
         *,
         steps: bool,
     ) -> None:
-        """experts: Returns the layers' present experts. others: Weights by name. steps: Optimizers may step."""
+        """experts: Returns the layers' present experts. others: By name. steps: Whether optimizers may step."""
         self._experts = experts
         weights = [*(("experts", weight) for weight in experts()), *others.items()]
         self._weights = [(name, weight, version_of(weight)) for name, weight in weights]

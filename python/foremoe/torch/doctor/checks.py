@@ -230,7 +230,7 @@ def _overlap(hardware: Hardware) -> Outcome:
 def _speed(sizes: Sizes, hardware: Hardware) -> Outcome:
     """Runs planned and unplanned steps of the same executor alternately.
 
-    Critical path: seconds of computing on the slowest rank, summed over the stretches between exchanges of rows. On
+    Critical path: seconds of computing on the slowest rank, summed over the intervals between exchanges of rows. On
     CPU it is processor time; on CUDA it is wall time and includes the exchanges. Predicted: the ratio of the busiest
     rank's rows, summed over layers and micro-steps.
     """
