@@ -99,7 +99,7 @@ def check(
         The first hundred violations; an empty list if the plan is valid.
 
     Raises:
-        InputError: if `plan` lacks layers. An invalid plan does not raise.
+        InputError: if `plan` does not have all layers. An invalid plan does not raise.
     """
     _expect_plan(plan, load, trace, align)
     report = _core._check(plan, load, trace, align, homes)

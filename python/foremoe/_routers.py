@@ -1,4 +1,4 @@
-"""Replay of given experts in routers of transformers, and a check of which routers permit it."""
+"""Replay of given experts in routers of transformers, and a check whether a router permits replay."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@
     recorder.add(1, from_sglang(first) + from_sglang(second, start_len=held))    # or one per turn of a conversation
     load = foremoe.collect(recorder.trace(), ranks=8)
 
-from_vllm() and from_sglang() extract routes, tokens and weight versions from a response. A Recorder checks them, joins
-the segments of a sequence, and counts. Routes are decoded as for foremoe.import_files(). No server
-package is imported.
+from_vllm() and from_sglang() extract routes, tokens and weight versions from a response. A Recorder checks this data,
+joins the segments of a sequence, and counts routes. Routes are decoded as for foremoe.import_files(). No server package
+is imported.
 
 Written from the sources of vLLM 0.33 and SGLang 0.5.23. Neither was run.
 """

@@ -114,7 +114,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     Launch it like trl, with torchrun or accelerate, one process per rank of expert parallelism. It accepts the
     arguments of trl's trainer.
 
-    Gradients of all other weights are averaged at the end of a phase. There is no DistributedDataParallel, and its
+    Gradients of all other weights are averaged at the end of a phase. DistributedDataParallel is not used, and its
     options have no effect. save_model() and checkpoints contain all experts; call save_model() on all ranks. log()
     receives Phase.figures() as foremoe/NAME: means over ranks, micro-steps and layers. foremoe/NAME_max is the largest
     over micro-steps and layers.

@@ -31,7 +31,7 @@ _orphaned_transfers: list[Any] = []
 
 
 class Guests:
-    """The guests of all layers on this rank during a phase."""
+    """Guests of all layers on this rank during a phase."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Guests:
             self.host_path.begin(turn, self._weights_of_buffer)
 
     def begin_ahead(self, turn: int) -> None:
-        """Starts the copies by the peer path that this turn reads, but no other copies of earlier turns.
+        """Starts the peer-path copies that this turn reads, but no other copies of earlier turns.
 
         Needed when one activation checkpoint spans several MoE layers and the guests of a backward pass differ from
         those of its forward: recomputation reads guests of a later turn of the same event. The buffers are free, since

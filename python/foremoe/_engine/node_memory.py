@@ -164,7 +164,7 @@ class NodeMemory:
         self._places = 0
 
     def abandon(self) -> None:
-        """Keeps the memory until the process ends, since a copy may never end. The next phase allocates new memory."""
+        """Does not free the memory, since a copy may never end. The next phase allocates new memory."""
         if self._unpin is not None:
             self._unpin.detach()
         _abandoned.append(self._arena)

@@ -1,15 +1,15 @@
 """Comparison of values between ranks, joint refusals, and reports of failed ranks.
 
-A rank that refused alone would leave the others waiting in the next exchange. A rank that continued with another value
-would cause a transport error or wrong gradients. Therefore:
+If one rank refused alone, the others would wait in the next exchange. A rank that continued with another value would
+cause a transport error or wrong gradients. Therefore:
 
 refused_together()  compares values in a gather; all ranks raise the first error
 Agreement           does the same between all ranks of a training job, over several groups, without a device
 Failures            tells the other ranks, in a phase, that this one failed, and why
 
-A rank that fails leaves its reason in the store of the default group and closes its channels to the others. On gloo,
+A rank that fails writes its reason to the store of the default group and closes its channels to the others. On gloo,
 exchanges of the other ranks end at once, with an error that names no rank, so these ranks look up the reason. A rank
-that dies leaves no reason. Then the survivors report that they are alive, and name the ranks that do not report. On
+that dies writes no reason. Then the survivors report that they are alive, and name the ranks that do not report. On
 NCCL, a rank may wait for its device in an exchange that another rank did not join. torch's watchdog ends it after the
 group's timeout.
 """
@@ -47,11 +47,11 @@ class LostConnection(RuntimeError):
 
 
 class Channel:
-    """A process group for rows, copies or agreement. Callers read `group` at each use and keep no reference, so close()
-    ends its connections and the exchanges of other ranks over them."""
+    """A process group for rows, copies or agreement. Callers read `group` at each use and store no reference, so
+    close() ends its connections and the exchanges of other ranks over them."""
 
     def __init__(self, group: Any, *, is_own: bool = False) -> None:
-        """is_own: whether close() destroys the group; a user's group is kept."""
+        """is_own: whether close() destroys the group; a user's group is not destroyed."""
         self._group = group
         self._is_own = is_own
         self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # closing it ends exchanges of other ranks
@@ -293,7 +293,7 @@ def digest_of(*values: Any) -> str:
 
 
 def number_of(words: str) -> int:
-    """Returns a digest that fits a signed 64-bit integer, as does its negative."""
+    """Returns a digest. The digest and its negative fit a signed 64-bit integer."""
     return int(_digest(words)[:14], 16)
 
 

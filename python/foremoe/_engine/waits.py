@@ -11,7 +11,7 @@ import torch
 
 class Waits:
     """Sums waits. On CUDA, the host only makes the stream wait. Events before and after each wait measure its duration
-    and are read later. Their values have not been checked on a GPU."""
+    and are read later. The measured values have not been checked on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -55,7 +55,7 @@ class Buffers:
         return cls(align, padded)
 
     def factor(self, load: foremoe.Load, rows_of_slots: _Rows) -> float:
-        """Returns the smallest factor, a multiple of 0.001 and at least 1, with which the buffers hold all rows.
+        """Returns the smallest factor, a multiple of 0.001 and at least 1, with which all rows fit in the buffers.
 
         rows_of_slots: [micro_steps, layers, ranks, slots]. Returns infinity if a rank without rows of its own computes
         rows of other ranks: its buffer is empty at any factor.

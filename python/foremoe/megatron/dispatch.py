@@ -1,12 +1,12 @@
 """Megatron-LM's dispatchers with slots instead of experts.
 
-A planned dispatcher subclasses Megatron's and has homes + G slots per rank. It maps each row to its slot
+A planned dispatcher subclasses Megatron's and has homes + G slots per rank. The dispatcher maps each row to its slot
 (dispatch_preprocess), supplies all sizes of the all-to-all (preprocess), and computes the rows of guest slots in
 addition to those of homes (dispatch_postprocess, combine_preprocess). Router and layer still count experts, so
 auxiliary losses, expert bias and statistics are unchanged. The flex dispatcher was tested with stand-ins for the
 kernels of DeepEP, HybridEP and NCCL-EP on CPU, never on a GPU.
 
-The first node of the layer's backward pass fetches guests, and the last sends their gradients home. This must happen
+The first node of the layer's backward pass fetches guests, and the last sends their gradients home. Both must happen
 inside backward: DistributedDataParallel with overlap_grad_reduce reduces a bucket as soon as its gradients are ready,
 and silently loses gradients added later. The last node is the identity on the layer's input, with the home weights as
 further inputs, so autograd delivers their gradients, and runs DistributedDataParallel's hooks, only after this node.

@@ -1,4 +1,4 @@
-"""Adapters from Megatron-LM's experts to the engine, and guest experts beside them.
+"""Adapters from Megatron-LM's experts to the engine, and the guest experts of a layer.
 
 foremoe.torch's ExpertLayer computes rows by a function of weights [experts, …]. Megatron's experts are modules with one
 parameter per expert. DistributedDataParallel and the distributed optimizer move these parameters into their own
@@ -129,7 +129,7 @@ def gather_parameters(chunks: Sequence[Any]) -> None:
 
 
 class GuestExperts:
-    """The guests of one layer on this rank. Their weights are views of the engine's buffers."""
+    """The guests of one layer on this rank. Guest weights are views of the engine's buffers."""
 
     def __init__(self, of: MoE, slots: int, groups: Any) -> None:
         self.module = _build(of.layer, slots, groups)

@@ -6,8 +6,8 @@ the n-th forward of a layer belongs to micro-step n, and a backward to the oldes
 a backward pass is a recomputation by a checkpoint: it repeats the forward of its micro-step.
 
 With several micro-steps in flight the forward and the backward of a micro-step are different events of the plan.
-Between them guests may leave and return. Each rank computes the same rows of the same experts in both events, but a
-guest may return to another slot.
+Between these events, guests may leave and return. Each rank computes the same rows of the same experts in both events,
+but a guest may return to another slot.
 
 Under residency `shared` the guests of all layers share a few buffers and are fetched for each turn. Between a forward
 and its backward other layers use the buffer, so autograd saves positions within the guests' weights, not tensors.
@@ -348,7 +348,7 @@ class Step:
         }
 
     def close(self, complete: bool) -> None:
-        """Ends the step. complete: Waits for all transfers; otherwise ends at once."""
+        """Ends the step. complete: True waits for all transfers; False ends at once."""
         for hook in self._hooks:
             hook.remove()
         self._pool.shutdown(wait=True, cancel_futures=True)

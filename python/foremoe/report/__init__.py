@@ -51,7 +51,7 @@ def write_report(
         **options: foremoe.options.ReportOptions.
 
     Returns:
-        The figures of the page. Plans that the checker rejects are left out and listed in `.wrong`.
+        The figures of the page. Plans that the checker rejects are omitted and listed in `.wrong`.
 
     Raises:
         InputError: for an invalid value, with the option's name in `.field`.

@@ -129,7 +129,7 @@ class Window:
 
 @dataclass
 class Report:
-    """All data of a page. It compares all policies with `before` and presents `after`."""
+    """All data of a page. The page compares all policies with `before` and presents `after`."""
 
     input: str
     model: str

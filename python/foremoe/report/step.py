@@ -20,7 +20,7 @@ SPANS = (*PARTS[:5], "waiting for copies", "copies from the host", "copies from 
 
 
 def time_section(report: Report) -> Section | None:
-    """Where a step's time goes."""
+    """Time of a step, by part."""
     phases = [phase.parts for p in report.planned for phase in (p.recompute, p.policy_update)]
     parts = list(dict.fromkeys(name for of_phase in phases for name, seconds in of_phase.items() if seconds > 0))
     if not parts:

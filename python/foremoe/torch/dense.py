@@ -127,7 +127,7 @@ class Dense:
         return self._wrapped  # type: ignore[no-any-return]
 
     def _expect_whole_model(self, model: torch.nn.Module) -> None:
-        """Raises InputError if the model lacks trained parameters of the model whose layers are spread."""
+        """Raises InputError if this model lacks trained parameters of the model with the spread layers."""
         known = getattr(self._experts.layers[0], "model", None)
         held = {id(p) for p in model.parameters()}
         for name, p in known.named_parameters() if known is not None else ():
@@ -256,7 +256,7 @@ class Dense:
             given.expect_equal(samples_of(self._compared), hint=_DRIFT)
 
     def averaged(self) -> dict[str, str]:
-        """Returns how each parameter takes part in average(), by name. Ranks with different values would wait for each
+        """Returns the role of each parameter in average(), by name. Ranks with different values would wait for each
         other in average()."""
         if self._wrapper is not None:
             return {}

@@ -108,7 +108,7 @@ def clip(
         dense: All other parameters by name; whole, or shards of FSDP2.
         ranks: The ranks.
         max_norm: Largest norm.
-        sharded: Names of parameters of which each rank has a different part.
+        sharded: Names of parameters that differ between ranks.
     """
     parts = [(p, ranks.num_ranks) for p in experts]
     parts += [(p, ranks.num_ranks if name in sharded else num_parts(p)) for name, p in dense.items()]

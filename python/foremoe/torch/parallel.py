@@ -1,6 +1,6 @@
 """Experts spread over the ranks of a group.
 
-ExpertParallel leaves each rank its own experts, wraps the other parameters, and plans phases. A phase executes the
+ExpertParallel assigns each rank its own experts, wraps the other parameters, and plans phases. A phase executes the
 layers while it runs. Without a phase every row goes to its expert's home, and ranks exchange counts first.
 """
 
@@ -62,9 +62,9 @@ class ExpertParallel:
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory. None: 8, or all if fewer.
         threads: Threads for planning.
         copy_group: Second group of the same ranks, for copies. None: creates one.
-        replicate_group: Ranks that hold the same experts as this rank, one per expert-parallel group that trains the
-            model. Gradients are averaged over them too. None: no other rank holds them. Required unless `group` has
-            all processes.
+        replicate_group: Ranks that own the same experts as this rank, one per expert-parallel group that trains the
+            model. Gradients are averaged over them too. None: no other rank owns them. Required unless `group` has all
+            processes.
         options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
     Raises:
@@ -206,8 +206,8 @@ class ExpertParallel:
                 by the trainer, in every backward or after drain(); also for models without other parameters. With
                 "ddp" and "fsdp2", and if the trainer wraps the model in DistributedDataParallel itself, all ranks must
                 have the same number of micro-steps.
-            sharded: Names of parameters, or patterns such as "head.*", that hold a different part on each rank on
-                purpose. Their gradients stay separate. With None and "own" only.
+            sharded: Names of parameters, or patterns such as "head.*", that intentionally differ between ranks. Their
+                gradients stay separate. With None and "own" only.
 
         Raises:
             InputError: for the first parameter that differs between ranks, and for a part of the model whose layers are
@@ -249,9 +249,9 @@ class ExpertParallel:
                 any routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
                 experts) whose expert was recorded goes to its planned replica, any other row to its expert's home. Each
                 forward of a layer has one more all-to-all, of counts, for which the host waits.
-            previous: Plan of a former phase. Planning starts from its guests too, which takes about twice as long. No
-                weights are kept: the optimizer changed them, and every guest is copied again. A plan of other layers,
-                ranks or experts is refused when the phase is entered.
+            previous: Plan of a former phase. Planning also starts from this plan's guests, which takes about twice as
+                long. No weights are reused: the optimizer changed them, and every guest is copied again. A plan of
+                other layers, ranks or experts is refused when the phase is entered.
 
         Raises:
             InputError: on all ranks, for arguments that differ between ranks; for a previous plan without effect; for
@@ -292,9 +292,9 @@ class ExpertParallel:
     ) -> dict[str, Any]:
         """Returns the state_dict() of the unspread model. Collective.
 
-        It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are those
-        of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at a
-        time. Entries share no memory with the model.
+        The result has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are
+        those of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at
+        a time. Entries share no memory with the model.
 
         Args:
             model: The model whose experts are spread, or what wrap() returned.
@@ -388,9 +388,9 @@ class ExpertParallel:
     def evaluate(self) -> Iterator[None]:
         """Inside, ranks may run different numbers of forwards without a plan and without gradients, as generate() does.
 
-        Collective: all ranks enter. A rank that leaves serves the rows of the others until all are done. Each layer has
-        one more collective, of an integer per rank. An error on one rank ends all. Outside of evaluate(), all ranks
-        must run the same number of forwards without a plan.
+        Collective: all ranks enter. A rank that exits early serves the rows of the others until all are done. Each
+        layer has one more collective, of an integer per rank. An error on one rank ends all. Outside of evaluate(), all
+        ranks must run the same number of forwards without a plan.
 
         Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.
         """

@@ -35,7 +35,7 @@ _OUT_OF_ORDER = "ran out of order, or twice"
 
 
 class Phase:
-    """A planned phase. Enter it, run each micro-step inside micro_step(m), drain, leave.
+    """A planned phase. Enter it, run each micro-step inside micro_step(m), drain, and exit.
 
     with ep.plan(routes) as phase:
         for m, batch in enumerate(micro_batches):
