@@ -91,7 +91,7 @@ def check(
     Args:
         plan: All layers of a plan.
         load: Load that the plan serves.
-        trace: Trace that the load was collected from, to check token routes too.
+        trace: Trace that the load was collected from, to check also token routes.
         align: rho_padded rounds each replica's tokens up to a multiple of it.
         homes: Homes before planning, as given to plan(). None: contiguous.
 

@@ -55,7 +55,7 @@ class Recorder:
     """Joins the segments of finished sequences, from any thread, and counts their routes.
 
     Args:
-        num_layers: Layers that the server records; vLLM and SGLang record dense layers too.
+        num_layers: Layers that the server records; vLLM and SGLang also record dense layers.
         num_experts: Experts of a layer.
         top_k: Experts of a token.
         moe_layers: Layers to keep, ascending. None: all. The other layers must have no routes.

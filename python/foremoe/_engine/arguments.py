@@ -44,7 +44,7 @@ def unmark_spread(experts: list[torch.nn.Parameter]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanningArguments:
-    """Arguments of foremoe.plan(), and others that every executor needs."""
+    """Arguments of foremoe.plan(), and other arguments that every executor needs."""
 
     guest_slots: int
     residency: str | None

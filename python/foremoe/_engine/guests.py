@@ -25,8 +25,8 @@ from .sharded import local, version_of
 from .waits import Waits
 
 # Transfers of failed steps. torch cancels transfers without references, but other ranks wait for this rank's sends
-# until their own step ends. Receives are kept too: after a cancelled receive, gloo reads nothing more from that peer,
-# not even its readiness for this rank's sends, and both ranks would wait until a timeout.
+# until their own step ends. Receives are also stored: after a cancelled receive, gloo reads nothing more from that
+# peer, not even its readiness for this rank's sends, and both ranks would wait until a timeout.
 _orphaned_transfers: list[Any] = []
 
 
@@ -251,7 +251,7 @@ class Guests:
             held += gradient
 
     def bring_home(self, *layers: int) -> None:
-        """Sends home all remaining gradients, and waits for those in transit."""
+        """Sends home all remaining gradients, and waits for gradients in transit."""
         for layer in layers:
             self._send_home(len(self._turns), layer, self._turns.draining(layer))
         while self._returns:

@@ -20,7 +20,7 @@ class CopiedLayer(Protocol):
 
 
 class ExpertLayer(Protocol):
-    """The routed experts of one MoE layer. Adapters for frameworks implement this protocol; your own modules can, too.
+    """The routed experts of one MoE layer. Implemented by adapters for frameworks. Your own modules can implement it.
 
     A layer may have an attribute `model`, the module to train. Then state_dict() of the model has DTensors of all
     experts from the beginning, not only after ExpertParallel.wrap(). A layer may also have `own_choice`, the router's

@@ -19,7 +19,7 @@ class KeptWeights:
     """Saves the position of a tensor that is part of a guest's weights instead of the tensor."""
 
     def __init__(self, weights: dict[str, Tensor], guests: Any) -> None:
-        """weights: By name [guest slots, …], in their present buffers. guests.weights() has those in later ones."""
+        """weights: By name [guest slots, …], in their present buffers. guests.weights() returns later ones."""
         self._guests = guests
         self._of = {
             weight.untyped_storage().data_ptr(): (name, weight.storage_offset()) for name, weight in weights.items()

@@ -1,7 +1,7 @@
 """Planning in shares: each rank of an expert-parallel group plans some layers, and all ranks get the whole plan.
 
 Layers are planned independently, so the joined parts equal, byte for byte, the plan that each rank would make alone.
-Under residency shared, micro-steps are independent too. Micro-steps arrive in blocks, and a phase runs the first block
+Under residency shared, micro-steps are also independent. Micro-steps arrive in blocks, and a phase runs the first block
 while the next blocks are planned.
 """
 

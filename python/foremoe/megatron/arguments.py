@@ -16,7 +16,7 @@ MODES = ("active", "shadow")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttachArguments(arguments.PlanningArguments):
-    """The arguments as passed to attach(). executed() returns the effective ones."""
+    """The arguments as passed to attach(). executed() returns the effective arguments."""
 
     mode: str
     cluster: str | None

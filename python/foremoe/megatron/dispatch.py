@@ -2,9 +2,9 @@
 
 A planned dispatcher subclasses Megatron's and has homes + G slots per rank. The dispatcher maps each row to its slot
 (dispatch_preprocess), supplies all sizes of the all-to-all (preprocess), and computes the rows of guest slots in
-addition to those of homes (dispatch_postprocess, combine_preprocess). Router and layer still count experts, so
-auxiliary losses, expert bias and statistics are unchanged. The flex dispatcher was tested with stand-ins for the
-kernels of DeepEP, HybridEP and NCCL-EP on CPU, never on a GPU.
+addition to rows of homes (dispatch_postprocess, combine_preprocess). Router and layer still count experts, so auxiliary
+losses, expert bias and statistics are unchanged. The flex dispatcher was tested with stand-ins for the kernels of
+DeepEP, HybridEP and NCCL-EP on CPU, never on a GPU.
 
 The first node of the layer's backward pass fetches guests, and the last sends their gradients home. Both must happen
 inside backward: DistributedDataParallel with overlap_grad_reduce reduces a bucket as soon as its gradients are ready,
@@ -148,7 +148,7 @@ class _Flex(MoEFlexTokenDispatcher):
 def chosen_slots(routing_map: Tensor, probs: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Maps bool [tokens, slots], [tokens, slots] to probabilities [tokens, top_k] and slots, int64 [tokens, top_k].
 
-    Sorts slots by descending probability. Pads tokens with fewer slots with −1, which DeepEP skips.
+    Sorts slots by descending probability. If a token has fewer slots, appends −1, which DeepEP skips.
     """
     slots = probs.detach().masked_fill(~routing_map, -torch.inf).topk(top_k, dim=-1).indices
     return probs.gather(1, slots), slots.masked_fill(~routing_map.gather(1, slots), -1)

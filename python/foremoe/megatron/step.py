@@ -148,7 +148,7 @@ class _MovedGuests(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: MicroBatchRows, order: list[int]) -> Tensor:
-        """order: For each guest slot of the backward, that of the forward; −1 for a slot without rows."""
+        """order: For each guest slot of the backward, the slot of the forward; −1 for a slot without rows."""
         ctx.save_for_backward(rows, probs)
         ctx.turn, ctx.order = turn, order
         return turn.run_guests_in_place(rows, probs)

@@ -171,7 +171,7 @@ class Dense:
         return [(name, p) for name, p in model.named_parameters() if id(p) not in experts]
 
     def trained_with(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notes an optimizer that trains experts: its other parameters must be equal on all ranks too."""
+        """Records an optimizer that trains experts. Its other parameters must also be equal on all ranks."""
         known = {id(p) for p in self.model.parameters()} if self.model is not None else set()
         known |= {id(p) for p in self._experts.parameters()}
         held = [p for of in optimizer.param_groups for p in of["params"]]

@@ -120,7 +120,7 @@ class GuestRows(torch.autograd.Function):
     and the guest another buffer. `guests` returns the buffers of a turn and accepts gradients.
 
     `first` is called before anything else. Autograd runs nodes in reverse order of creation, so the computation of
-    `first` precedes the guests in the backward pass too.
+    `first` also precedes the guests in the backward pass.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ from .spread import Accumulated, SpreadExperts
 
 
 class PhaseGradients:
-    """Stores the gradients of parameters. finish() restores them with those of the phase added, give_back() restores
+    """Stores the gradients of parameters. finish() restores them and adds the phase's gradients; give_back() restores
     them unchanged."""
 
     def __init__(self, experts: SpreadExperts, dense: Dense) -> None:

@@ -129,7 +129,7 @@ class MicroStep:
         """Runs the forward of one layer. hidden: [tokens, hidden]. ids, gates: [tokens, top_k].
 
         Rows without a route are dropped or computed at homes; under on_mismatch="home" rows of experts that were not
-        recorded are computed at homes too.
+        recorded are also computed at homes.
         """
         self._experts.expect_callable()
         self._note_forward()
@@ -159,7 +159,7 @@ class MicroStep:
 
         out = exchanged(hidden, gates, to, ranks.rows, compute, before=turn.begin_backward, after=turn.end_backward)
         if of.unrouted is not None and of.slots is None:
-            # Autograd runs in reverse order: these exchanges, then those of the plan, on all ranks.
+            # Autograd runs in reverse order: these exchanges first, then the plan's, on all ranks.
             rows = of.unrouted
             of_unrouted, computed_here = self._experts.at_homes(index, hidden[rows], ids[rows], gates[rows])
             self._beside.unplanned[self._number, index, ranks.rank] = computed_here
@@ -171,7 +171,7 @@ class MicroStep:
         return out
 
     def _expect_next(self, index: int, repeats: bool) -> None:
-        """Announces a further forward, which all ranks must run.
+        """Announces a further forward. All ranks must run it.
 
         Raises RuntimeError if a forward begins before the last one has ended, for example if it is retried: other ranks
         would exchange rows of other layers.
@@ -191,7 +191,7 @@ class MicroStep:
         self._next_layer = index + 1
 
     def _reached(self, of: LayerRows, gradient: Tensor) -> None:
-        """Called when a layer's backward begins. gradient: Of its output; not 0 in dropped rows that are read."""
+        """Called when a layer's backward begins. gradient: Its output's; not 0 in dropped rows that are read."""
         if self._is_over:
             name = self._experts.layers[of.turn.layer].name
             raise RuntimeError(

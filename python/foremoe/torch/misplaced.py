@@ -3,7 +3,7 @@
 Each rank records the experts that its routers would have chosen for a sample of rows. When the phase ends, it compares
 them with the recorded experts of these rows, of neighbouring rows, of other micro-steps and of other layers.
 
-Agreement is (a − c) ÷ (u − c). a: number of recorded experts that the router would choose too, summed over rows and
+Agreement is (a − c) ÷ (u − c). a: number of recorded experts that the router would also choose, summed over rows and
 layers. c: mean of a over all permutations of the rows. u: largest a that the experts' counts allow. Routes of other
 rows have an expected agreement of 0. Its standard error s is the standard deviation of a over all permutations ÷ (u −
 c) (Hoeffding's combinatorial statistic). Routes chosen by older weights had 0.33 or more in toy models, after 20 steps

@@ -1,4 +1,4 @@
-"""Guards against code that overwrites this rank's experts, averages them with others, or never trains them."""
+"""Guards against code that overwrites this rank's experts, averages them with other experts, or never trains them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _INSTEAD = (
 
 
 # Replaced parameters of models, by id. Each was replaced by this rank's experts, by all experts (detach()) or by a
-# shard. An optimizer that refers to one would step it and never train the model.
+# shard. An optimizer with such a parameter would never train the model.
 _REPLACED: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 

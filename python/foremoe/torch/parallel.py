@@ -63,8 +63,8 @@ class ExpertParallel:
         threads: Threads for planning.
         copy_group: Second group of the same ranks, for copies. None: creates one.
         replicate_group: Ranks that own the same experts as this rank, one per expert-parallel group that trains the
-            model. Gradients are averaged over them too. None: no other rank owns them. Required unless `group` has all
-            processes.
+            model. Gradients are also averaged over them. None: no other rank owns these experts. Required unless
+            `group` has all processes.
         options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
     Raises:
@@ -150,7 +150,7 @@ class ExpertParallel:
         self._own_experts.expect_no_ddp()
 
     def _announce(self, index: int) -> None:
-        """Announces a forward without a plan, which all ranks must run."""
+        """Announces a forward without a plan. All ranks must run it."""
         if index == 0 and torch._C._current_graph_task_id() < 0:  # not a recomputation
             self.ranks.expect_call("a forward without a plan")
 
@@ -191,9 +191,9 @@ class ExpertParallel:
     ) -> torch.nn.Module:
         """Averages gradients of all parameters except experts over all ranks. Returns the model to train.
 
-        Without wrap(), drain() raises. No wrapper sees the experts, not even one that the trainer creates afterwards,
-        such as DistributedDataParallel or accelerate's; drain() averages experts' gradients over ranks. If FSDP2
-        already shards parameters, it averages their gradients, and wrapper None averages the others.
+        Without wrap(), drain() raises. No wrapper sees the experts, not even a wrapper that the trainer creates
+        afterwards, such as DistributedDataParallel or accelerate's; drain() averages experts' gradients over ranks. If
+        FSDP2 already shards parameters, it averages their gradients, and wrapper None averages the others.
 
         All other parameters except DTensors must be equal on all ranks. Under None and "fsdp2" wrap() compares them
         completely; plan() compares some elements of each.
@@ -241,8 +241,8 @@ class ExpertParallel:
             phase: "recompute" or "policy_update".
             unrouted: Treatment of rows without a route. drop: experts add nothing to them, so only unread rows may lack
                 a route: padding, and the last token of a sequence. home: the router chooses their experts, which serve
-                them at home. Layers of micro-steps in which a rank has such rows exchange them separately, after their
-                counts.
+                them at home. In micro-steps where a rank has such rows, layers exchange these rows separately, after
+                their counts.
             on_mismatch: refuse: replays the routes. The phase ends with an error if a layer runs other experts, or if
                 the routes belong to other rows: they agree with the routers' choices no better than in any other order
                 of rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: accepts

@@ -90,7 +90,7 @@ class Phase:
 
     @property
     def micro_steps(self) -> range:
-        """Micro-steps of all ranks. A rank with fewer batches runs idle() in the last ones."""
+        """Micro-steps of all ranks. A rank with fewer batches runs idle() in the last micro-steps."""
         return range(self._load.num_micro_steps)
 
     def wait_for_plan(self) -> None:
@@ -166,7 +166,7 @@ class Phase:
 
     @contextlib.contextmanager
     def ending_all(self) -> Iterator[None]:
-        """Inside, an error of this rank ends the phase on all ranks, which raise it too."""
+        """Inside, an error of this rank ends the phase on all ranks. All ranks raise an error."""
         try:
             yield
         except BaseException as error:
@@ -213,8 +213,8 @@ class Phase:
         """Inside, forward and backward of this micro-step replay its routes and execute its plan.
 
         Micro-steps run in order, each once, on all ranks. All ranks must also run the same forwards without gradients,
-        such as those of a reference model, before or after the forward with gradients; they replay the routes too.
-        Under residency shared, in a recompute phase, and after the backward, their rows go to homes.
+        such as those of a reference model, before or after the forward with gradients; these forwards also replay the
+        routes. Under residency shared, in a recompute phase, and after the backward, their rows go to homes.
 
         A rank may omit the backward of a batch that does not affect the loss. A backward with zero gradients then runs
         when the next micro-step is entered, or in drain() (figure `skipped`). Under DistributedDataParallel, FSDP2 and

@@ -71,7 +71,7 @@ class ExpertShards:
 
     @functools.cached_property
     def mesh(self) -> DeviceMesh:
-        """Mesh of the expert-parallel group. All DTensors derived from those of state dicts refer to it."""
+        """Mesh of the expert-parallel group. All DTensors derived from those of state dicts refer to this mesh."""
         from torch.distributed.device_mesh import DeviceMesh
 
         mesh = DeviceMesh.from_group(self.group, self._device, mesh_dim_names=("foremoe_experts",))

@@ -34,7 +34,7 @@ def arguments(text: str) -> dict[str, Any]:
 
     Values are numbers, null (None), true and false; anything else is a string.
 
-    Raises InputError for another syntax.
+    Raises InputError for any other syntax.
     """
     found: dict[str, Any] = {"mode": "shadow"}
     for item in filter(None, (part.strip() for part in text.split(","))):
