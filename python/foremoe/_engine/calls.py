@@ -4,8 +4,7 @@ A rank announces each call before its first exchange and waits for the other ann
 call, that call therefore ends with an error that names it, before ranks exchange data of different sizes. On NCCL,
 announcements use a gloo group, so that a rank learns of a failure even if its device waits for the failed rank. On
 gloo, announcements use the group of copies, which otherwise runs only point-to-point operations. A rank announces a
-micro-step in the store, without waiting: its exchanges use the group of rows, which closes when another rank finds the
-mismatch.
+micro-step in the store without waiting: its exchanges use the group of rows, which closes on a mismatch.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ Failures            tells the other ranks, in a phase, that this one failed, and
 A rank that fails writes its reason to the store of the default group and closes its channels to the others. On gloo,
 exchanges of the other ranks end at once, with an error that names no rank, so these ranks look up the reason. A rank
 that dies writes no reason. Then the survivors report that they are alive, and name the ranks that do not report. On
-NCCL, a rank may wait for its device in an exchange that another rank did not join. torch's watchdog ends it after the
-group's timeout.
+NCCL, torch's watchdog ends a rank that waits for its device in an exchange that another rank did not join.
 """
 
 from __future__ import annotations

@@ -133,8 +133,7 @@ class _Flex(MoEFlexTokenDispatcher):
     """Megatron's flex dispatcher, corrected to keep chosen slots whose probability is exactly 0.
 
     DeepEP's and NCCL-EP's managers rebuild the routing map from the largest probabilities, and so may send a row to a
-    slot that was not chosen. In Megatron-LM, this loses a gradient. In a planned step, sizes would differ from the
-    plan.
+    slot that was not chosen. In Megatron-LM, this loses a gradient. Here, sizes would differ from the plan.
     """
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> Any:
