@@ -3,7 +3,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# Public headers: those named in docs/users/library.md, and those that they include. All others are private.
+# Public headers: the headers named in docs/users/library.md, and the headers that they include. All others are private.
 set(public_headers
   cluster/cluster.h cluster/cost_model.h cluster/model_shape.h cluster/topology.h core/array.h core/error.h
   core/ids.h core/option.h core/parallel.h core/safetensors.h core/timeline.h core/units.h evaluate/evaluate.h

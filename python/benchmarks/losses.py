@@ -4,8 +4,8 @@ PYTHONPATH=build/python OMP_NUM_THREADS=1 $(scripts/setup torch) python/benchmar
 
 A tiny Qwen3-MoE learns to count with strides in four CPU processes. Three trainers start from the same weights and use
 the same batches and recorded routes in every step: balanced (ForeMoE, one guest slot), unbalanced (experts at home),
-and unbalanced with its micro-steps in reverse order. The last one is the control: it shows how far two runs diverge
-only because sums are computed in another order.
+and unbalanced with its micro-steps in reverse order. The last trainer is the control: it shows how far two runs diverge
+if only the order of sums differs.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ LayerRange layers_of(const nb::object& layers, const LoadTable& load, const Poli
   return range;
 }
 
-// Arguments of planning besides the load.
+// Arguments of planning other than the load.
 struct Request {
   std::string policy;
   const nb::dict& options;

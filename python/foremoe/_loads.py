@@ -27,8 +27,8 @@ def collect(
 
     Args:
         trace: Routes that a rollout recorded.
-        ranks: Ranks of the expert-parallel group. None: as recorded. A trace recorded for another number is batched
-            again.
+        ranks: Ranks of the expert-parallel group. None: as recorded. A trace recorded for another number of ranks is
+            batched again.
         ranks_per_node: Ranks that share one fast interconnect. None: as recorded; 8 if the trace is batched again.
         tokens_per_rank: Bound on a rank's tokens in one micro-step, if the trace is batched again. A token counts once,
             for any number of experts. None: 8192.

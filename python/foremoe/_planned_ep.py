@@ -25,7 +25,7 @@ _OF: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[PlannedEP]] = weakre
 class PlannedEP(AllToAllEP):
     """Executes the experts by `execute`, or by transformers' own exchange while `execute` is None.
 
-    Raises InputError for tensor parallelism, and if the expert-parallel group lacks some processes.
+    Raises InputError for tensor parallelism, and if the expert-parallel group does not have all processes.
     """
 
     execute: Execute | None = None

@@ -6,7 +6,7 @@ with record(rollout_model) as recorder:
 routes = recorder.routes(out, attention_mask)
 
 From transformers 5.23 on, each rank can load only its own experts, by
-DistributedConfig(fsdp_size=R, ep_size=R, ep_implementation="foremoe"). The rest is the same.
+DistributedConfig(fsdp_size=R, ep_size=R, ep_implementation="foremoe"). All other calls are the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if _has(EXPERT_PARALLELISM_SINCE):
     from . import _planned_ep
 
 
-# By module, so that copies of a model are not attached.
+# Keys are modules, so that copies of a model are not attached.
 _EXECUTE: weakref.WeakKeyDictionary[torch.nn.Module, Execute] = weakref.WeakKeyDictionary()
 
 

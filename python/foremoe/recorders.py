@@ -7,9 +7,9 @@
     recorder.add(1, from_sglang(first) + from_sglang(second, start_len=held))    # or one per turn of a conversation
     load = foremoe.collect(recorder.trace(), ranks=8)
 
-from_vllm() and from_sglang() extract routes, tokens and weight versions from a response. A Recorder checks them, joins
-the segments of a sequence, and counts. Routes are decoded as for foremoe.import_files(). No server
-package is imported.
+from_vllm() and from_sglang() extract routes, tokens and weight versions from a response. A Recorder checks this data,
+joins the segments of a sequence, and counts routes. Routes are decoded as for foremoe.import_files(). No server package
+is imported.
 
 Written from the sources of vLLM 0.33 and SGLang 0.5.23. Neither was run.
 """
@@ -55,7 +55,7 @@ class Recorder:
     """Joins the segments of finished sequences, from any thread, and counts their routes.
 
     Args:
-        num_layers: Layers that the server records; vLLM and SGLang record dense layers too.
+        num_layers: Layers that the server records; vLLM and SGLang also record dense layers.
         num_experts: Experts of a layer.
         top_k: Experts of a token.
         moe_layers: Layers to keep, ascending. None: all. The other layers must have no routes.
@@ -96,7 +96,7 @@ class Recorder:
         self.report = Report()
         self._recorded = {"experts": num_experts, "layers": num_layers, "top_k": top_k}
         self._row_shape = (len(self._kept), top_k)
-        # As in importers: the narrowest unsigned type whose largest value, which marks missing rows, is not an expert.
+        # The narrowest unsigned type whose largest value, which marks missing rows, is not an expert id.
         self._dtype: type[np.unsignedinteger[Any]] = np.uint8 if num_experts <= 0xFF else np.uint16
         self._missing, self._several_versions, self._keep_routes = missing, weight_versions, keep_routes
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class Recorder:
         """Adds a finished sequence: one segment, or several in order, such as the turns of a conversation.
 
         A segment's prompt begins with all tokens of the earlier segments. If several segments have a route of a token,
-        the first is kept, since the next token was sampled under it.
+        the first route is kept, since the next token was sampled with it.
 
         Args:
             sequence: Number of the sequence: 0, 1, ….

@@ -1,4 +1,4 @@
-"""Planning, checks, figures, comparison and simulation. Compares results with the command's output where both exist."""
+"""Planning, checks, figures, comparison and simulation. Compares results with the command's output."""
 
 from __future__ import annotations
 

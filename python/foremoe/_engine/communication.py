@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def start_point_to_point(operations: list[Any]) -> list[Any]:
-    """Starts point-to-point operations together. Returns a handle to wait for, per operation."""
+    """Starts point-to-point operations together. Returns one handle per operation, to wait for it."""
     if not operations:
         return []
     works = dist.batch_isend_irecv(operations)
@@ -19,7 +19,7 @@ def start_point_to_point(operations: list[Any]) -> list[Any]:
 
 
 def gathered_bytes(own: bytes, group: Any) -> list[bytes]:
-    """Returns the bytes of all ranks of a gloo group, of any lengths. Collective."""
+    """Returns the byte strings of all ranks of a gloo group; lengths may differ. Collective."""
     lengths = gathered(torch.tensor([len(own)]), group).flatten().tolist()
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
     padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)

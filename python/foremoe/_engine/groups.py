@@ -1,8 +1,8 @@
 """Additional process groups. All ranks of the default group create them together, as torch requires.
 
-If init_process_group(device_id=…) created the NCCL communicator of the default group, a new group splits it, and all of
-its ranks must take part, including those outside the new group. Ranks also name a new group by the number of groups
-that they have created before.
+If init_process_group(device_id=…) created the NCCL communicator of the default group, a new group splits this
+communicator. All ranks of the default group must take part, including those outside the new group. Ranks also name a
+new group by the number of groups that they have created before.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def groups_made() -> int:
 def _end_after_gloo() -> None:
     """Delays the end of this process until gloo's threads have released the tensors that they sent.
 
-    The threads take the interpreter's lock to release tensors. Taking it while the interpreter ends aborts a process
-    that has finished its work (pytorch/pytorch#179291), unless its groups were destroyed before. Groups of a model
-    that is spread, or wrapped in DistributedDataParallel, are not destroyed, because the model refers to them.
+    The threads take the interpreter's lock to release tensors. Taking this lock while the interpreter ends aborts a
+    process that has finished its work (pytorch/pytorch#179291), unless its groups were destroyed before. Groups of a
+    model that is spread, or wrapped in DistributedDataParallel, are not destroyed, because the model refers to them.
     """
     atexit.register(time.sleep, 0.2)  # sleeps without the lock; the threads need it for microseconds
 

@@ -21,7 +21,7 @@ class Ranks:
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory.
         rows: Channel for rows and all other exchanges inside a phase, so that they end if a rank fails.
         copies: Channel for copies of experts. A second group lets copies overlap with exchanges of rows.
-        replicas: Channel between the ranks that hold the same experts; None if no other rank holds them.
+        replicas: Channel between the ranks that own the same experts; None if no other rank owns them.
         everyone: Channel between all ranks of all replicas.
         grid: Ranks in the default group, [replica][rank].
         agreement: Gloo channel on which ranks agree about copies by the host path; None if no copy takes that path.

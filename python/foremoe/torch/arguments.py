@@ -56,7 +56,7 @@ class ExecutorArguments(arguments.PlanningArguments):
 
     @property
     def replicas(self) -> list[int] | None:
-        """Ranks that hold the same experts, in the default group. None without replicas."""
+        """Ranks that own the same experts, in the default group. None without replicas."""
         if self.replicate_group is None or self.replicate_group is ...:
             return None
         return ranks_of(self.replicate_group, "replicate_group")

@@ -19,7 +19,7 @@ from foremoe._engine.together import Channel, Failures
 def with_channels(
     ranks: Ranks, copy_group: Any, replicate_group: Any, grid: list[list[int]], *, agree: bool
 ) -> tuple[Ranks, list[Channel]]:
-    """Returns ranks with channels, and the channels that end with the ExpertParallel. Collective over all ranks.
+    """Returns ranks with channels, and the channels that the ExpertParallel closes. Collective over all ranks.
 
     Args:
         ranks: Ranks without channels.

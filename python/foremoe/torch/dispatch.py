@@ -19,7 +19,7 @@ ON_MISMATCH = ("refuse", "replay", "home")
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Destinations of rows. Split sizes are on the host, index tensors on the device."""
+    """Destinations of rows. Split sizes are on the host; index tensors are on the device."""
 
     send: list[int]
     recv: list[int]

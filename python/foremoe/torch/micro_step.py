@@ -2,9 +2,9 @@
 
 Sizes and orders of all layers are on the device before the first layer runs, so that no layer waits for the device. A
 layer's forward is a turn, and so is its backward. Guests are in place for one forward and one backward, in the order of
-the plan; any other order is refused. A recomputation by a checkpoint is not a turn and finds the guests in place. So
-does a second forward of the micro-step, such as that of a reference model under torch.no_grad(), unless the guest slots
-already serve other layers. In that case its rows go to their experts' homes.
+the plan; any other order is refused. A recomputation by a checkpoint is not a turn and finds the guests in place. A
+second forward of the micro-step, such as that of a reference model under torch.no_grad(), also finds them, unless the
+guest slots already serve other layers. In that case, its rows go to their experts' homes.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class MicroStep:
         """Runs the forward of one layer. hidden: [tokens, hidden]. ids, gates: [tokens, top_k].
 
         Rows without a route are dropped or computed at homes; under on_mismatch="home" rows of experts that were not
-        recorded are computed at homes too.
+        recorded are also computed at homes.
         """
         self._experts.expect_callable()
         self._note_forward()
@@ -159,7 +159,7 @@ class MicroStep:
 
         out = exchanged(hidden, gates, to, ranks.rows, compute, before=turn.begin_backward, after=turn.end_backward)
         if of.unrouted is not None and of.slots is None:
-            # Autograd runs in reverse order: these exchanges, then those of the plan, on all ranks.
+            # Autograd runs in reverse order: these exchanges first, then the plan's, on all ranks.
             rows = of.unrouted
             of_unrouted, computed_here = self._experts.at_homes(index, hidden[rows], ids[rows], gates[rows])
             self._beside.unplanned[self._number, index, ranks.rank] = computed_here
@@ -171,7 +171,7 @@ class MicroStep:
         return out
 
     def _expect_next(self, index: int, repeats: bool) -> None:
-        """Announces a further forward, which all ranks must run.
+        """Announces a further forward. All ranks must run it.
 
         Raises RuntimeError if a forward begins before the last one has ended, for example if it is retried: other ranks
         would exchange rows of other layers.
@@ -191,7 +191,7 @@ class MicroStep:
         self._next_layer = index + 1
 
     def _reached(self, of: LayerRows, gradient: Tensor) -> None:
-        """Called when a layer's backward begins. gradient: That of its output; not 0 in dropped rows that are read."""
+        """Called when a layer's backward begins. gradient: Its output's; not 0 in dropped rows that are read."""
         if self._is_over:
             name = self._experts.layers[of.turn.layer].name
             raise RuntimeError(
@@ -275,7 +275,7 @@ class MicroStep:
         self._is_over = True
 
     def run_idle(self) -> None:
-        """Runs all layers forward and backward without rows of this rank, which serves the rows of others."""
+        """Runs all layers forward and backward without rows of this rank, which serves the rows of other ranks."""
         self._note_forward = lambda: None  # no wrapper of the model runs
         outputs = []
         for i, layer in enumerate(self._experts.layers):

@@ -1,6 +1,6 @@
 """Experts spread over the ranks of a group.
 
-ExpertParallel leaves each rank its own experts, wraps the other parameters, and plans phases. A phase executes the
+ExpertParallel assigns each rank its own experts, wraps the other parameters, and plans phases. A phase executes the
 layers while it runs. Without a phase every row goes to its expert's home, and ranks exchange counts first.
 """
 
@@ -44,12 +44,12 @@ from .spread import SpreadExperts, expect_no_hooks
 class ExpertParallel:
     """Spreads the experts of a model over the ranks of a group, plans phases, and executes them.
 
-    The constructor is collective over all ranks of the default process group. If several groups create one each, they
-    do so at the same time, and a rank in none of them calls foremoe.torch.stand_by(). All other methods involve the
-    group only.
+    The constructor is collective over all ranks of the default process group. If several groups create an
+    ExpertParallel each, all do so at the same time, and ranks in no group call foremoe.torch.stand_by(). All other
+    methods involve the group only.
 
     Create it before the optimizer: it replaces the experts' parameters by those of this rank, E/R of each layer, in
-    ascending order. Experts that are DTensors are on their ranks already and stay unchanged.
+    ascending order. Experts that are DTensors are already on their ranks and are not changed.
 
     Args:
         layers: MoE layers in the order in which the model runs them, equal on all ranks.
@@ -62,9 +62,9 @@ class ExpertParallel:
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory. None: 8, or all if fewer.
         threads: Threads for planning.
         copy_group: Second group of the same ranks, for copies. None: creates one.
-        replicate_group: Ranks that hold the same experts as this rank, one per expert-parallel group that trains the
-            model. Gradients are averaged over them too. None: no other rank holds them. Required unless `group` has
-            all processes.
+        replicate_group: Ranks that own the same experts as this rank, one per expert-parallel group that trains the
+            model. Gradients are also averaged over them. None: no other rank owns these experts. Required unless
+            `group` has all processes.
         options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
     Raises:
@@ -150,7 +150,7 @@ class ExpertParallel:
         self._own_experts.expect_no_ddp()
 
     def _announce(self, index: int) -> None:
-        """Announces a forward without a plan, which all ranks must run."""
+        """Announces a forward without a plan. All ranks must run it."""
         if index == 0 and torch._C._current_graph_task_id() < 0:  # not a recomputation
             self.ranks.expect_call("a forward without a plan")
 
@@ -191,9 +191,9 @@ class ExpertParallel:
     ) -> torch.nn.Module:
         """Averages gradients of all parameters except experts over all ranks. Returns the model to train.
 
-        Without wrap(), drain() raises. No wrapper sees the experts, including one that the trainer creates afterwards,
-        such as DistributedDataParallel or accelerate's; drain() averages their gradients over ranks. FSDP2 averages
-        the gradients of parameters that it shards already; None averages the others.
+        Without wrap(), drain() raises. No wrapper sees the experts, not even a wrapper that the trainer creates
+        afterwards, such as DistributedDataParallel or accelerate's; drain() averages experts' gradients over ranks. If
+        FSDP2 already shards parameters, it averages their gradients, and wrapper None averages the others.
 
         All other parameters except DTensors must be equal on all ranks. Under None and "fsdp2" wrap() compares them
         completely; plan() compares some elements of each.
@@ -206,8 +206,8 @@ class ExpertParallel:
                 by the trainer, in every backward or after drain(); also for models without other parameters. With
                 "ddp" and "fsdp2", and if the trainer wraps the model in DistributedDataParallel itself, all ranks must
                 have the same number of micro-steps.
-            sharded: Names of parameters, or patterns such as "head.*", that hold a different part on each rank on
-                purpose. Their gradients stay separate. With None and "own" only.
+            sharded: Names of parameters, or patterns such as "head.*", that intentionally differ between ranks. Their
+                gradients stay separate. With None and "own" only.
 
         Raises:
             InputError: for the first parameter that differs between ranks, and for a part of the model whose layers are
@@ -219,7 +219,7 @@ class ExpertParallel:
         return wrapped
 
     def _register_hooks(self, model: torch.nn.Module) -> None:
-        """Registers hooks on a model that contains the experts: it saves and loads all experts, and records loads."""
+        """Registers hooks on a model that contains the experts: they save and load all experts, and record loads."""
         self._shards.add(model)
         self._own_experts.accept_loads_of(model)
 
@@ -241,17 +241,17 @@ class ExpertParallel:
             phase: "recompute" or "policy_update".
             unrouted: Treatment of rows without a route. drop: experts add nothing to them, so only unread rows may lack
                 a route: padding, and the last token of a sequence. home: the router chooses their experts, which serve
-                them at home. Layers of micro-steps in which a rank has such rows exchange them separately, after their
-                counts.
+                them at home. In micro-steps where a rank has such rows, layers exchange these rows separately, after
+                their counts.
             on_mismatch: refuse: replays the routes. The phase ends with an error if a layer runs other experts, or if
                 the routes belong to other rows: they agree with the routers' choices no better than in any other order
                 of rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: accepts
                 any routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
                 experts) whose expert was recorded goes to its planned replica, any other row to its expert's home. Each
                 forward of a layer has one more all-to-all, of counts, for which the host waits.
-            previous: Plan of a former phase. Planning starts from its guests too, which takes about twice as long. No
-                weights are kept: the optimizer changed them, and every guest is copied again. A plan of other layers,
-                ranks or experts is refused when the phase is entered.
+            previous: Plan of a former phase. Planning also starts from this plan's guests, which takes about twice as
+                long. No weights are reused: the optimizer changed them, and every guest is copied again. A plan of
+                other layers, ranks or experts is refused when the phase is entered.
 
         Raises:
             InputError: on all ranks, for arguments that differ between ranks; for a previous plan without effect; for
@@ -292,9 +292,9 @@ class ExpertParallel:
     ) -> dict[str, Any]:
         """Returns the state_dict() of the unspread model. Collective.
 
-        It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are those
-        of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at a
-        time. Entries share no memory with the model.
+        The result has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are
+        those of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at
+        a time. Entries share no memory with the model.
 
         Args:
             model: The model whose experts are spread, or what wrap() returned.
@@ -356,7 +356,7 @@ class ExpertParallel:
     def load_whole_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Loads this rank's part of a whole_optimizer_state(), which may come from another number of ranks.
 
-        Parameter groups may differ if joined groups have the same options. Raises InputError otherwise.
+        Parameter groups may differ if groups that are joined have the same options. Raises InputError otherwise.
         """
         optimizer_state.load_whole_optimizer_state(self._shards, self._trained_model(), optimizer, state)
 
@@ -388,9 +388,9 @@ class ExpertParallel:
     def evaluate(self) -> Iterator[None]:
         """Inside, ranks may run different numbers of forwards without a plan and without gradients, as generate() does.
 
-        Collective: all ranks enter. A rank that leaves serves the rows of the others until all are done. Each layer has
-        one more collective, of an integer per rank. An error on one rank ends all. Outside of evaluate(), all ranks
-        must run the same number of forwards without a plan.
+        Collective: all ranks enter. A rank that exits early serves the rows of the others until all are done. Each
+        layer has one more collective, of an integer per rank. An error on one rank ends all. Outside of evaluate(), all
+        ranks must run the same number of forwards without a plan.
 
         Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.
         """

@@ -217,7 +217,7 @@ def test_rows_without_a_route_that_the_loss_reads_are_counted_and_cause_a_warnin
 
 def draw_samples(seed: int, kept: float) -> Any:
     """Draw Sample.numbers() of two ranks, for 2 micro-steps of 16 rows, 2 layers, top 2 of 8 experts. A fraction `kept`
-    of the routes equals the router's choice; the rest are redrawn by popularity. Equal tokens choose alike."""
+    of the routes equals the router's choice; the rest are redrawn by popularity. Equal tokens choose equal experts."""
     random = np.random.default_rng(seed)
     popularity = random.random((2, 8)) ** 2 + 0.05
     numbers = []

@@ -1,4 +1,4 @@
-"""Shared memory of a node's ranks: which copies readers accept, and its lifetime."""
+"""Shared memory of a node's ranks: the copies that readers accept, and the memory's lifetime."""
 
 from __future__ import annotations
 

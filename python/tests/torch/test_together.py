@@ -1,4 +1,4 @@
-"""If arguments differ between ranks, all ranks raise an error that names the argument within five seconds."""
+"""If arguments differ between ranks, all ranks raise an error within five seconds. It names the argument."""
 
 from __future__ import annotations
 
