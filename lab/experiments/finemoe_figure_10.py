@@ -8,15 +8,15 @@ With DeepEP, FineEP takes more time, due to data format conversion. According to
 adds little exchange time inside a node, or if EP spans many nodes anyway. We do not have the values.
 
 We assume: As in figure 9, there are 32 experts, the width is 4,096, and 8 × 2,048 tokens follow Zipf with s = 1. Every
-expert has two replicas in the group, which needs as many guest slots as a rank has experts. The model has bytes and
-links, but no backend. The preset has one network card per GPU. The paper's nodes have two for 8 GPUs, so the paper's
-exchange between nodes takes four times as long. *EP, half the group* is two separate EP groups, which a FineEP group
-with d = 2 merges; with 8 and with 16 GPUs each is within one node.
+expert has two replicas in the group, which needs as many guest slots as a rank has experts. Our model counts bytes and
+link speeds, and does not distinguish NCCL from DeepEP. The preset has one network card per GPU. The paper's nodes have
+two for 8 GPUs, so the paper's exchange between nodes takes four times as long. *EP, half the group* is two separate EP
+groups, which a FineEP group with d = 2 merges; with 8 and with 16 GPUs each is within one node.
 
-Result: On one node, FineEP's dispatch takes less than half of EP's time, because the busiest rank receives less and
-tokens of a rank's own experts do not travel. Between nodes, FineEP saves 24 to 39 % by row but only 3 to 9 % by token,
-because most tokens go to most nodes whichever replica serves them. One FineEP group of 16 GPUs takes 1.7 times as long
-as two EP groups of 8 by token and six times by row, so the paper keeps FineEP groups inside nodes.
+Result: On one node, FineEP's dispatch takes less than half of EP's time, because more tokens stay on their rank and the
+busiest rank receives fewer. Between nodes, FineEP saves 24 to 39 % by row but only 3 to 9 % by token, because most
+tokens go to most nodes whichever replica serves them. One FineEP group of 16 GPUs takes 1.7 times (by token) and six
+times (by row) the time of two EP groups of 8. So the paper keeps FineEP groups inside nodes.
 """
 
 from kit import Arranged, System, drawn

@@ -3,9 +3,9 @@
 FineMoE, arXiv 2511.16947, figures 14 and 18.
 
 With pipelining, some tokens are not scheduled, and their exchange hides the scheduling of the other tokens. The figure
-gives dispatch times on 8 GPUs with 128 experts, by the scheduled part (1.0: no pipelining). Pipelining shortens
-dispatch, but less so with a larger scheduled part, because the exchange of the other tokens is then too short to hide
-scheduling. We do not have the values.
+gives dispatch times on 8 GPUs with 128 experts, against the scheduled fraction of tokens (1.0: no pipelining).
+Pipelining shortens dispatch. The gain falls with a larger scheduled fraction, because the exchange of the other tokens
+is then too short to hide scheduling. We do not have the values.
 
 We assume: As in figure 17, the width is 2,048, there are 4 sequences of 4,096 random tokens, and scheduling is
 communication-aware with α1 = 0.1 and α2 = 1. On one node α2 has no effect. *Skewed* has Zipf loads, s = 0.8. Every
@@ -14,9 +14,9 @@ finemoe-figure-11`), not by the number of scheduled tokens. The exchange of the 
 the whole dispatch time, and the second exchange adds a latency. *Planning* is the part of scheduling that is not
 hidden; dispatch in the paper includes both.
 
-Result: As in the paper, scheduling and dispatch together take less time with pipelining, and more with a larger
-scheduled part. With skewed loads, balance suffers if less than 0.6 of the tokens are scheduled: experts then lose more
-than the dispatch gains.
+Result: As in the paper, scheduling and dispatch together take less time with pipelining, and more time with a larger
+scheduled fraction. With skewed loads, balance suffers if less than 0.6 of the tokens are scheduled: experts then lose
+more than the dispatch gains.
 """
 
 from kit import System, drawn

@@ -12,9 +12,9 @@ more expert replicas than one group of eight, as many as the other systems have 
 the slower group. All systems except *vanilla* and `foremoe` train in place, as in finemoe-figure-7: replicas retain
 their weights, so nothing is fetched, and moving replicas is not charged. Every system knows the previous step's load
 and starts from that step's final placement. All micro-steps have the same popularity. FineMoE is charged for gathering
-loads and for scheduling (*planning*, 20 and 64 µs). *Overlap* hides this behind sorting rows before dispatch, whose
-time follows from bytes and memory bandwidth. In the paper, dispatch takes 0.4 ms longer than Megatron-LM's even with
-overlap (§7.7), so both rows favour FineMoE. `foremoe` plans ahead, gathers loads once per step and fetches its guests.
+loads and for scheduling (*planning*, 20 and 64 µs). With *overlap*, rows are sorted for dispatch during this time;
+sorting takes bytes ÷ memory bandwidth. In the paper, dispatch takes 0.4 ms longer than Megatron-LM's even with overlap
+(§7.7), so both rows favour FineMoE. `foremoe` plans ahead, gathers loads once per step and fetches its guests.
 
 Result: Experts take most of the time, as published, and FineMoE's experts take 0.63 to 0.67 of vanilla's time. With
 constant popularity, `foremoe` gains next to nothing over FineMoE from knowing the routes.

@@ -12,9 +12,9 @@ review-speedup. *Mixed* is that of figure 8 on 64 ranks with half as many micro-
 of experts, groups and tokens. *Placed* charges planning, measured here. *Paired* compares these steps with ours, draw
 by draw. Each input has both dispatches; *by token* is estimated, since these are loads.
 
-Result: The standard deviation of speedups is below 2 %, and below 4 % by row on 64 ranks; nearly all of it is due to
-the imbalance of the drawn load. With planning included, the steps of ReLibra and UltraEP are 5 to 7 % longer than ours
-on 64 ranks. On 8 ranks, ReLibra's steps are 0.5 to 0.9 % shorter than ours, because ReLibra has almost no planning.
+Result: The standard deviation of speedups is below 2 % (by row on 64 ranks, below 4 %), nearly all due to the imbalance
+of the drawn load. With planning included, the steps of ReLibra and UltraEP are 5 to 7 % longer than ours on 64 ranks.
+On 8 ranks, ReLibra's steps are 0.5 to 0.9 % shorter than ours, because ReLibra has almost no planning.
 """
 
 from kit import System, drawn, paired

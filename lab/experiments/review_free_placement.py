@@ -11,9 +11,9 @@ We assume: Inputs are those of review-speedup and foremoe-seeds. All systems kno
 (`sharded=0`): experts are not sharded, and a rank copies only experts that it lacks, from peers or the host, whichever
 is faster. *laer-oracle* runs LAER-MoE's planner on each micro-step's own load, that is, with foresight. In every row,
 `copies` counts the plan's newcomers, even if experts are sharded and gathered in each pass. *Guests* includes staging
-buffers and buffers for the gradients of all experts away from home, which accumulate there until they are sent home. A
-system that moves ownership with the expert, such as SmartMoE, would not need the gradient buffers. Planning time is not
-charged: LAER-MoE's planner runs in parallel with training.
+buffers, and buffers in which a rank accumulates the gradients of experts that are away from home until it sends them
+home. A system that moves ownership with the expert, such as SmartMoE, would not need the gradient buffers. Planning
+time is not charged: LAER-MoE's planner runs in parallel with training.
 
 Result: Moving weights does not slow these systems down: LAER-MoE hides its gathers behind computation on one node and
 on eight. Without foresight, LAER-MoE leaves ρ at {DAPO-Math | laer | rho_mean | 2} on one node (DAPO-Math) and {mixed,

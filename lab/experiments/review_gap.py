@@ -6,14 +6,14 @@ In the review, ForeMoE reaches 95 % of its oracle. According to the review, the 
 Possible causes are the planner, memory for replicas, exposed copies, or balancing per layer.
 
 We assume: *Ideal* is a step in which every rank computes the mean load, sends and receives the mean rows of the first
-system, and copies nothing. Each further column is the time of one cause on the critical path; all columns add up to the
-last one. *Slots* is the busiest rank's load beyond the mean and beyond whole tokens. It has two causes: too few slots,
-and the planner's tolerance, since ours stops within 0.6 % of the mean. *Exact* has no tolerance, and *8 slots* has four
-times as many slots. *Replicas*: each replica is a separate matrix product, which reads the weights once more and fills
-its last tile only in part. *Whole tokens* is 0 here, because the mean of a drawn load is a whole number. Copies include
-refreshing the arenas and sending gradients home. *Planning* is the planning time of online systems plus placement
-(measured here) that no rollout's tail hides. The first two inputs are those of review-speedup; the third is the mixed
-routing model of figure 8 on 64 ranks of eight nodes.
+system, and copies nothing. Each further column is the time that one cause adds to the critical path. The last column is
+the sum of the others. *Slots* is the busiest rank's load beyond the mean and beyond whole tokens. It has two causes:
+too few slots, and the planner's tolerance, since ours stops within 0.6 % of the mean. *Exact* has no tolerance, and *8
+slots* has four times as many slots. *Replicas*: each replica is a separate matrix product, which reads the weights once
+more and fills its last tile only in part. *Whole tokens* is 0 here, because the mean of a drawn load is a whole number.
+Copies include refreshing the arenas and sending gradients home. *Planning* is the planning time of online systems plus
+placement (measured here) that no rollout's tail hides. The first two inputs are those of review-speedup; the third is
+the mixed routing model of figure 8 on 64 ranks of eight nodes.
 
 Result: Most of our step's time beyond the ideal is exchange, because sources send unevenly even if all ranks receive
 the same. By token it is 3 % of the ideal step in one node and 4 % between eight nodes; by row it is 1.5 and 7 %. Slots

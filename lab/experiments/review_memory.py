@@ -11,7 +11,7 @@ does not grow with the number of layers.
 
 Result: If guests may change inside the step, one guest slot per rank gives nearly all of the speedup. If guests are
 chosen once per step, two slots are needed. `shared` needs memory for only two layers, a thirty-sixth of the memory of
-`resident` in this model, and is at most 1 % slower than `resident` with two slots by token, and 1.5 % by row.
+`resident` in this model. With two slots, it is slower than `resident` by at most 1 % by token and 1.5 % by row.
 """
 
 from kit import System, drawn

@@ -86,7 +86,7 @@ class Measured:
         return float(sum(phase[name] for phase in phases for name in names))
 
     def turn_ms(self, seconds: float) -> float:
-        """Milliseconds per layer and micro-step of a phase, whose time covers all layers of the model."""
+        """Milliseconds per layer and micro-step, from a phase's seconds over all layers of the model."""
         pairs = max(1.0, float(self.figures["layers"]) * self.figures["micro_steps"])
         milliseconds: float = 1e3 * seconds / (pairs * float(self.cost["moe_layers"]) / self.load.num_layers)
         return milliseconds

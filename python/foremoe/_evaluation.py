@@ -57,8 +57,8 @@ def evaluate_plan(
         plan: Plan of all layers for the policy update, or for `phase`. Its policy, with `policy_options`, determines
             the system's online behaviour.
         load: Load that the plan serves.
-        recompute_plan: Plan of recompute, with one micro-step in flight. None uses `plan`, which must then have one
-            micro-step in flight if a cluster is given.
+        recompute_plan: Plan of recompute, with one micro-step in flight. If None, recompute uses `plan`, which must
+            have one micro-step in flight if a cluster is given.
         phase: None simulates a step: recompute, then the policy update. Otherwise simulates only this phase with
             `plan`. `phases` then has one entry, equal to that of a step (under residency free, of a step in which
             `plan` serves both phases). Figures of the whole step (step_seconds, …) are missing. recompute_plan must be

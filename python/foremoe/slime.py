@@ -86,7 +86,8 @@ class Hooks:
         arguments: Arguments of foremoe.megatron.attach(), which runs at the first step. Default mode: "shadow".
 
     Attributes:
-        replicas: Result of attach(); None until it has run. Its metrics() returns the metrics of the last step.
+        replicas: Result of attach(); None until it has run. Its metrics() returns the metrics of the last step that
+            ended or, in shadow mode, was evaluated.
     """
 
     def __init__(self, **arguments: Any) -> None:

@@ -121,9 +121,9 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     Args:
         guest_slots: See ExpertParallel, also for residency, policy, depth, path, host_timeout, ranks_per_node, threads.
-        warm_start: Also plans each phase from the plan of the last policy update, by ExpertParallel.plan(previous=…);
-            algorithm 3 of ForeMoE's review. With drifting expert popularity, warm starts changed almost nothing, but
-            doubled the planning time. Checkpoints do not contain the plan.
+        warm_start: Passes the plan of the last policy update to ExpertParallel.plan() as `previous` (algorithm 3 of
+            ForeMoE's review). With drifting expert popularity, warm starts changed almost nothing, but doubled the
+            planning time. Checkpoints do not contain the plan.
 
     Attributes:
         expert_parallel: The trained model's ExpertParallel.

@@ -194,7 +194,7 @@ class Guests:
         """Sends home the gradients of guests that leave after this turn."""
         self._send_home(turn, layer, self._turns.returning(turn))
         # By now, peers have reached the transfers that began a micro-step ago. Under `shared`, wait earlier: gradients
-        # return in every turn. Waiting later would take as much memory as the sums that `shared` saves.
+        # return in every turn. A later wait would cost all memory that `shared` saves on gradient sums.
         before = turn - (self._turns.depth if self.are_lent else 2 * len(self._layers))
         while self._returns and self._returns[0][0] < before:
             self._take_first_return()

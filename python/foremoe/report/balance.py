@@ -33,7 +33,7 @@ class Quantiles(NamedTuple):
 
 
 def quantiles(values: npt.NDArray[np.float64]) -> Quantiles:
-    """Return the quantiles of at least one value, with linear interpolation."""
+    """Return quantiles of a non-empty array, with linear interpolation, and its mean."""
     return Quantiles(*map(float, (*np.quantile(values, (0, 0.25, 0.5, 0.75, 0.99, 1)), values.mean())))
 
 

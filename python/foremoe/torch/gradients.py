@@ -59,7 +59,7 @@ class PhaseGradients:
 
     @torch.no_grad()
     def give_back(self) -> None:
-        """Restores the stored gradients, so that none is partly applied."""
+        """Restores the stored gradients, so that the phase's gradients are not partly applied."""
         self._release()
         for weight, grad, value in self._before:
             if grad is not None and value is not None and value is not grad:

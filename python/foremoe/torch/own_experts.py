@@ -163,7 +163,7 @@ class ExpertGuards:
 
     @torch.no_grad()
     def _fingerprint(self) -> Tensor:
-        """Returns the beginning of each weight of this rank's first expert, float64 [weights, sample]."""
+        """Returns the first elements of each weight of this rank's first expert, float64 [weights, sample]."""
         return torch.stack([_sample(weight) for weight in self._experts])
 
 
@@ -181,6 +181,6 @@ def _accept_loaded(module: torch.nn.Module, state: Mapping[str, Any], prefix: st
 
 
 def _sample(weight: Tensor) -> Tensor:
-    """Returns the beginning of a weight's first expert on this rank, float64 [sample], padded with zeros."""
+    """Returns the first elements of a weight for this rank's first expert, float64 [sample], padded with zeros."""
     sample = local(weight)[0].reshape(-1)[:_SAMPLE].double()
     return torch.nn.functional.pad(sample, (0, _SAMPLE - len(sample)))

@@ -219,7 +219,11 @@ class ExpertParallel:
         return wrapped
 
     def _register_hooks(self, model: torch.nn.Module) -> None:
-        """Registers hooks on a model that contains the experts: they save and load all experts, and record loads."""
+        """Registers hooks on a model that contains the experts.
+
+        state_dict() returns them as DTensors, load_state_dict() takes this rank's part, save_pretrained() requires all
+        experts, and loaded weights are accepted.
+        """
         self._shards.add(model)
         self._own_experts.accept_loads_of(model)
 
@@ -249,9 +253,9 @@ class ExpertParallel:
                 any routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
                 experts) whose expert was recorded goes to its planned replica, any other row to its expert's home. Each
                 forward of a layer has one more all-to-all, of counts, for which the host waits.
-            previous: Plan of a former phase. Planning also starts from this plan's guests, which takes about twice as
-                long. No weights are reused: the optimizer changed them, and every guest is copied again. A plan of
-                other layers, ranks or experts is refused when the phase is entered.
+            previous: Plan of an earlier phase. Planning runs a second time, from this plan's guests, and takes about
+                twice as long. No weights are reused: the optimizer changed them, and every guest is copied again. A
+                plan of other layers, ranks or experts is refused when the phase is entered.
 
         Raises:
             InputError: on all ranks, for arguments that differ between ranks; for a previous plan without effect; for

@@ -65,7 +65,7 @@ def whole(value: Any) -> Any:
 
 
 def whole_copy(value: Any, cpu_offload: bool) -> Any:
-    """Returns a copy of whole(), on the CPU if cpu_offload."""
+    """Returns a copy of the result of whole(), on the CPU if cpu_offload."""
     found = whole(value)
     if not isinstance(value, Tensor):
         return found
@@ -74,10 +74,10 @@ def whole_copy(value: Any, cpu_offload: bool) -> Any:
 
 
 def whole_entries(shards: ExpertShards, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
-    """Yields names and value of each entry of the unspread model's state_dict(). Tied weights have several names.
+    """Yields the names and the value of each entry of the unspread model's state_dict().
 
-    Collective: all ranks iterate over all entries in this order. Only one entry is whole at a time, unless the caller
-    stores entries.
+    Tied weights have several names. Collective: all ranks iterate over all entries in this order. Only one entry is
+    whole at a time, unless the caller stores entries.
     """
     return ((names, whole(value)) for names, value in _agreed_entries(shards, model))
 

@@ -99,7 +99,8 @@ TEST(CostModel, MemoryBoundExpertsTakeTheTimeOfTheirBytes) {
 }
 
 // At 1 GB/s, a backward pass reads weights (12288 bytes), reads and writes their float32 gradients (2 · 4 · 6144), and
-// reads and writes twice the rows of a forward (2 · 8960): 79360 bytes. The forward runs before. Rows move thrice.
+// reads and writes twice the rows of a forward (2 · 8960): 79360 bytes. The forward runs again, so rows move three
+// times.
 TEST(CostModel, ABackwardBoundByMemoryReadsAndWritesGradients) {
   Cluster cluster = round_cluster();
   cluster.memory_bytes_per_second = 1e9;
@@ -113,8 +114,8 @@ TEST(CostModel, ABackwardHasTwiceTheFlopsOrThriceWithRecomputation) {
               2 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
 }
 
-// FineMoE, appendix C.1: a backward repeats all of experts(), but no other computation or exchange. Rows are kept as
-// received and as returned; gate, up and their product are not.
+// FineMoE, appendix C.1: a backward repeats all of experts(), but no other computation or exchange. Received rows and
+// returned rows are stored; gate, up and their product are not.
 TEST(CostModel, RecomputesOnlyExpertsIfOtherActivationsAreKept) {
   const CostModel kept = small({.recompute_activations = false});
   const CostModel anew = small({.recompute_activations = false, .recompute_experts = true});

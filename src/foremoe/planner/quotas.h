@@ -68,12 +68,12 @@ class Quotas {
   std::int64_t exact(int m, ReplicaGraph& graph, Assignment& assignment);
 
   // Stage T off: splits each expert's tokens equally over its serving replicas; the lowest ranks get the remainder.
-  // `rests[e]` is 1 if the expert was relocated, so that its home does not serve.
+  // `rests[e]` is 1 if the home of expert e does not serve, because the expert was relocated.
   std::int64_t equal(int m, ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment);
 
  private:
   void serve_at_anchors(int m, const ReplicaGraph& graph, Assignment& assignment) const;
-  // Gives each node's tokens to its own replica on the least loaded rank. Nodes without a replica use the anchor.
+  // Assigns each node's tokens to the node's replica on its least loaded rank. Nodes without a replica use the anchor.
   void deal_by_node(int m, const ReplicaGraph& graph, Assignment& assignment) const;
   bool drop_smallest_guest(ReplicaGraph& graph, const Assignment& assignment) const;
 

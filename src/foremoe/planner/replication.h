@@ -31,8 +31,8 @@ class Replication {
     int replaceable;  // replaces a copy only if undoing it leaves excess below its tokens / replaceable; 0: always
   };
 
-  // `graph` holds the guests present before micro-step m, then those after it. Sets `assignment` to the quotas of m,
-  // with the largest load at the target or as close to it as the search gets.
+  // On entry, `graph` has the guests present before micro-step m; on return, the guests that serve m. Sets `assignment`
+  // to the quotas of m. The largest load is at the target or as close to it as the search gets.
   void balance(int m, ReplicaGraph& graph, Assignment& assignment);
 
   // Like balance(), but with a single search. A nonzero `variant` perturbs the scores.

@@ -7,13 +7,13 @@
 // the whole search.
 //
 // Method. Static guests are chosen in parts: growth, then up to three sweeps. Each part lowers the loads by less than
-// the previous one. After each part, a micro-step is skipped if later parts cannot lower its load with static guests
-// below the search's load. In groups of more than kCertainRanks this is an estimate, which no random step refuted.
-// Smaller groups are swept until all targets are met or no sweep remains. balances_with() does not sweep if the search
-// makes fewer copies than there are static guests. Nor does it sweep in large groups if this would save few copies:
-// less than a tenth of the guests with 64 ranks, a limit that grows with the square of the group size. It skips growth
-// if the search makes few more copies than it has initial guests. Stage B weighed these guests against copies, so fewer
-// static guests are unlikely to meet all targets.
+// the previous one. After each part, a micro-step is skipped if the remaining parts cannot bring its load with static
+// guests below the search's load. In groups of more than kCertainRanks, this is an estimate, which was right in all
+// random steps. Smaller groups are swept until all targets are met or no sweep remains. balances_with() does not sweep
+// if the search makes fewer copies than there are static guests. Nor does it sweep in large groups if this would save
+// few copies. With 64 ranks, the limit is a tenth of the guests; it grows with the square of the group size.
+// balances_with() skips growth if the search makes few more copies than it has initial guests. Stage B weighed these
+// guests against copies, so fewer static guests are unlikely to meet all targets.
 
 #include <cstdint>
 
@@ -29,10 +29,10 @@ class StaticReference {
   // Returns whether static guests may bring m below a largest rank load of `level`. `level` is above m's target.
   bool may_beat(int m, std::int64_t level);
 
-  // Returns whether may_beat() is exact. It is in small groups, which are swept to the end.
+  // Returns whether may_beat() is exact: only in small groups, which are swept to the end.
   bool is_certain() const;
 
-  // Like may_beat(), but exact: chooses further guests as needed.
+  // Like may_beat(), but chooses further guests as needed. True is certain, false only if is_certain().
   bool beats(int m, std::int64_t level);
 
   // Returns whether at most `copies` static guests meet the targets of all micro-steps.

@@ -22,7 +22,7 @@ namespace foremoe {
 // Throws InputError if an option is out of range or the homes do not have the load's shape.
 void check_policy_input(const PolicyInput& input);
 
-// Returns the previous step's load or nullptr. Throws InputError for it if its number of layers or experts differs.
+// Returns the previous step's load or nullptr. Throws InputError if its number of layers or experts differs.
 const LoadTable* former_load(const PolicyInput& input);
 
 // Returns the previous plan, or nullptr unless `policy` made it with as many layers, ranks, experts and guest slots.
@@ -34,7 +34,7 @@ Array<ExpertId, 2> last_placement(const StepPlan& plan, LayerId layer);
 // Tokens of one layer, summed over source ranks: [micro_step][expert].
 Array<std::int64_t, 2> layer_load(const LoadTable& load, LayerId layer);
 
-// Sums micro-steps first, …, first + count − 1 (default: all) of [micro_step][expert], tokens. Returns [expert].
+// Returns the tokens per expert, summed over `count` micro-steps from `first` on (default: all micro-steps).
 std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load, std::size_t first,
                                                std::size_t count);
 std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load);

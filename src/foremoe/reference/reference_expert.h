@@ -5,7 +5,7 @@
 // Errors. A variance estimates the mean squared error of a correct float32 computation, in units of (2⁻²⁴)², to first
 //   order. Every rounding contributes the square of its maximum relative error, and squares of independent errors add
 //   (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019). A sum of n terms contributes
-//   n·(sum² + Σ terms²): its n roundings are bounded by the sum's magnitude or by the root sum of squares of its terms.
+//   n·(sum² + Σ terms²): n roundings, where sum² + Σ terms² estimates a partial sum's square.
 
 #include <span>
 #include <vector>

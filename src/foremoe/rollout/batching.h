@@ -38,9 +38,9 @@ struct BatchingOptions {
 Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options);
 
 // Distributes sequences over as few micro-steps as possible, by Karmarkar–Karp on tokens: first over micro-steps, then
-// over ranks. No rank gets more than tokens_per_rank: if a rank would, tries one more micro-step. Micro-steps, and
-// ranks within them, are numbered by their first sequence. num_ranks is required. Throws InputError if a sequence is
-// longer than tokens_per_rank. `name`: source of the lengths, for messages.
+// over ranks. If a rank would get more than tokens_per_rank, tries one more micro-step. Micro-steps, and ranks within
+// each micro-step, are numbered in the order of their first sequences. num_ranks is required. Throws InputError if a
+// sequence is longer than tokens_per_rank. `name`: source of the lengths, for messages.
 Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
                            const std::string& name);
 

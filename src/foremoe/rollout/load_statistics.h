@@ -1,7 +1,7 @@
 #pragma once
 
-// Imbalance statistics of a load. Loads are typically stable but skewed over the step, and vary strongly between
-// micro-steps (ForeMoE, figure 4). All statistics are pure functions of the table; `foremoe inspect` prints them.
+// Imbalance statistics of a load, printed by `foremoe inspect`. All are pure functions of the table. Over a step, loads
+// are typically skewed and similar to the previous step's. They vary strongly between micro-steps (ForeMoE, figure 4).
 
 #include <algorithm>
 #include <array>

@@ -64,7 +64,7 @@ struct RoutingTrace {
 // index.
 void expect_valid(const RoutingTrace& trace);
 
-// Infers ranks and ranks_per_node, if 0, from the ranks of a valid trace with batching.
+// If a valid trace has batching, sets ranks and ranks_per_node where they are 0, and limits ranks_per_node to ranks.
 void infer_ranks(RoutingTrace& trace);
 
 }  // namespace foremoe

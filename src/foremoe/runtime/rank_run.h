@@ -1,8 +1,8 @@
 #pragma once
 
 // Execution of one policy and phase on one rank, and its results. Repeats the phase, with and without overlapped
-// copies, to measure minimum times and to check that all repeats produce the same bits. Finally runs an optimizer step
-// and any further steps.
+// copies, to measure minimum times and to check that all repeats produce the same bits. After a policy update, also
+// runs an optimizer step and any further steps.
 
 #include <functional>
 #include <memory>

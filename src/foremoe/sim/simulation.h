@@ -9,13 +9,13 @@
 //   each as long as its slowest rank. Copies run concurrently, earliest deadline first, over the link capacity that the
 //   exchanges leave (a rank's links to peers, network and host, the switch's uplink, the host's memory). A copy begins
 //   when its slot is free (the schedule's `opens`), or after its layer's router if the policy works online. The time
-//   that experts wait for copies is exposed. If a policy computes own experts first, copies begin after dispatch and
-//   only guests wait. If the policy also plans after dispatch, rows are exchanged with homes, which forward the guests'
-//   rows. The guests' results return to the homes between experts and combine, either fully exposed or in no time
+//   that experts wait for copies is exposed. If a policy computes each rank's own experts first, copies begin after
+//   dispatch and only guests wait. If it also plans after dispatch, rows are exchanged with homes, which forward the
+//   guests' rows. Results of guests return to the homes between experts and combine, either fully exposed or in no time
 //   (OnlineWork::results_return). A guest's gradient is sent home over the same links when the guest leaves its slot;
-//   gradients still in transit at the end of the phase are exposed. Arenas are filled before a phase, and the optimizer
+//   gradients still in transit at the end of the phase are exposed. Arenas are filled before a phase; the optimizer
 //   runs at the end. If the plan has fewer layers than the model, each plan layer counts moe_layers ÷ layers times, in
-//   seconds and in bytes. The parts of the model outside its MoE layers run once per micro-step, with the first layer.
+//   seconds and bytes. The parts of the model outside its MoE layers run once per micro-step, with the first layer.
 // Method. Time advances from part to part. Within a part each link drains its queue at a constant rate, so the work is
 //   O(turns · ranks + copies), independent of the bandwidths.
 // Guarantees. Equal inputs produce equal bytes; the wall clock is never read. Every row sent is received, every byte

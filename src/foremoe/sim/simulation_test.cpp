@@ -83,7 +83,7 @@ TEST(SimulationTest, ACopyLongerThanItsWindowIsExposedByTheExcess) {
   const OneCopy step;
   const SimulationOptions one_ahead{.path = PathChoice::kPeer, .depth = 1};
   CostModel cost = round_cost(1, 2);
-  // No rows are exchanged. The copy may run from the start of micro-step 0 until the experts of micro-step 1.
+  // No rows are exchanged. The copy may run from the start of micro-step 0 to that of micro-step 1's experts.
   const SimulatedPhase hidden = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, one_ahead);
   ASSERT_EQ(hidden.copies, 1);
   EXPECT_EQ(hidden.parts.exposed_copies, 0);

@@ -91,10 +91,10 @@ class RankTurns {
   // micro-steps are in flight and a guest returned to another slot. Call only for slots with rows.
   SlotId slot_of_forward(TurnId t, SlotId slot) const;
 
-  // Gradients that this rank sends or receives after the turn, by (expert, guest): of guests that leave and, under
-  // `shared`, of all guests that served. A guest without planned backward rows has no gradient. If all of a guest's
-  // turns ran at homes instead, the guest sends zeros, since fallbacks are not part of the plan. kAll returns the
-  // gradients of all ranks, for executors with collective returns.
+  // Gradients that this rank sends or receives after the turn, sorted by (expert, guest): those of guests that leave
+  // and, under `shared`, those of all guests that served tokens. A guest without planned backward rows has no gradient.
+  // If all of a guest's turns ran at homes instead, the guest sends zeros, since fallbacks are not part of the plan.
+  // kAll returns the gradients of all ranks, for executors with collective returns.
   enum class Whose : std::uint8_t { kOwn, kAll };
   std::vector<GradientReturn> returning(TurnId t, Whose whose = Whose::kOwn) const;
   // Gradients that no turn returns and that draining the layer sends home.

@@ -8,8 +8,8 @@
 //   slots that they replace, and each rank moves its copies from staging to these slots. Other engines with free
 //   placement use one buffer per slot of one layer. This schedule uses `depth` + 1 sets of buffers, so that copies may
 //   start `depth` turns ahead. A set has one buffer for each copy of a rank at its busiest turn. Turn t uses set t mod
-//   (depth + 1). After the order's last turn, homes return layer by layer, for layer l at turn order.size() + l,
-//   through the same buffers.
+//   (depth + 1). After the last turn of the order, homes return through the same buffers, one layer per turn: layer l
+//   at turn order.size() + l.
 // Sources. Among the ranks with the expert, prefers the rank itself, then a rank on its node, then the rank that sends
 //   the fewest copies of the turn, then the lowest rank. A copy opens once its set of buffers is free, but only after
 //   the turn at which its source got the expert.

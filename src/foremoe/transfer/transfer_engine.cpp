@@ -16,8 +16,8 @@ namespace foremoe {
 
 namespace {
 
-// Limits of the thread's sleep while copies or votes are open and nothing changes. The sleep doubles each time, since
-// there may be more ranks than cores. The idle limit applies while the rank does not wait for the result.
+// Minimum and maximum sleep of the thread while copies or votes are pending and nothing changes. The sleep doubles each
+// time, since there may be more ranks than cores. The idle limit applies while the rank does not wait.
 constexpr std::chrono::microseconds kShortestNap{50};
 constexpr std::chrono::microseconds kLongestNap{200};
 constexpr std::chrono::microseconds kLongestIdleNap{1000};

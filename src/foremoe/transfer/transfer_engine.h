@@ -16,11 +16,11 @@
 // Agreement. Ranks vote at each turn at which copies arrive, and at each turn of a layer with an earlier failure, once
 // their own copies have ended. All ranks get the same outcome. A missing guest is fetched again for the next turn that
 // reads it.
-// Staging. Under `free` from peers, wait(t) moves copies into place once all ranks have theirs. Before a copy reads
-// from a peer, that peer must have moved into place all copies that arrive before the copy opens.
-// Guarantee. No buffer is read between release(t) of its last reader and the next lease, or written before that
-// release. A copy of this rank is missing after `timeout` × attempts (wait() returns false, or throws PhaseFailed if it
-// must arrive). Waits throw PhaseFailed after `ballot_timeout` without the other ranks' votes.
+// Staging. Under `free` from peers, wait(t) moves copies into place once all ranks have theirs. A copy reads from a
+// peer only after that peer has moved into place all copies that arrive before this copy opens. Guarantee. No buffer is
+// read between release(t) of its last reader and the next lease, or written before that release. A copy of this rank is
+// missing after `timeout` × attempts (wait() returns false, or throws PhaseFailed if it must arrive). Waits throw
+// PhaseFailed after `ballot_timeout` without the other ranks' votes.
 
 #include <chrono>
 #include <cstdint>

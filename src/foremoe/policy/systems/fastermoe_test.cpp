@@ -1,4 +1,4 @@
-// Tests FasterMoE's shadows by hand and against literal forms of its rules, and the resulting plans.
+// Tests FasterMoE's plans, and its shadows against hand-computed values and literal implementations of its rules.
 
 #include "foremoe/policy/systems/fastermoe.h"
 

@@ -13,9 +13,9 @@
 // Invariant. No move raises the largest load of a node, so the result is never worse than without moves.
 // Complexity. O(E log(E/R) + moves · ranks per node), with at most `dyn` moves from a rank.
 //
-// We know the paper only from a description, which says "busiest dynamic expert on most-loaded device",
-// "least loaded", "while devices_unbalanced()", "if token_count(expert) > threshold τ", dyn 2, 4 (default) or 8
-// "experts per device eligible for rebalancing", τ = 0, max_num_dyn = 8 buffers per device. Inferred:
+// We know the paper only from a description. For the greedy search it gives "busiest dynamic expert on most-loaded
+// device", "least loaded", "while devices_unbalanced()" and "if token_count(expert) > threshold τ" with τ = 0. dyn is
+// 2, 4 (default) or 8 "experts per device eligible for rebalancing"; max_num_dyn is 8 buffers per device. Inferred:
 //   - which experts are dynamic: the `dyn` busiest in the micro-step. Another reading is a fixed set, because the first
 //     phase of dispatch collects the tokens of dynamic experts (first_experts: the lowest ids);
 //   - when the greedy stops: at the first busiest expert that does not help. Continuing with smaller experts
@@ -27,9 +27,10 @@
 // fraction of the straggler removed at EP8 and the small influence of dyn (lab/policies.md).
 //
 // For a collapsed router, the description says that FEPLB "copies its weights to all other devices" and routes the
-// "remaining tokens across all devices". This contradicts moving whole experts, so we omit it. Not part of a plan: the
-// router predictor that assigns experts to devices at checkpoints, and the order of static before dynamic experts in a
-// layer. The simulator models that order (OnlineWork): planning and copies run while a rank computes its own experts.
+// "remaining tokens across all devices". This contradicts moving whole experts, so we omit it. We also omit the router
+// predictor, which assigns experts to devices at checkpoints. Plans do not record that a layer computes static before
+// dynamic experts. The simulator models this (OnlineWork): planning and copies run while a rank computes its own
+// experts.
 
 #include <cstdint>
 #include <memory>

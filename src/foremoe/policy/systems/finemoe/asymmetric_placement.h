@@ -13,12 +13,12 @@
 // Inferred. An expert gets at most one replica per rank. Ties in step 1 go to the lowest id. Random placements follow
 // the rule of consistent indices (§B.3): all replicas of an expert have the same local index on their ranks. Each
 // expert, most replicas first, takes a random index with room for all of its replicas. If there is none, it takes the
-// index with the most room and loses the replicas that do not fit. Cells left at an index go to that index's expert
-// with the most tokens per replica. Then each index deals the ranks to its experts in random order. Thus no rank holds
-// an expert twice. We chose the number of samples. Sampling ends at a density of ⌈mean⌉, the lower bound.
+// index with the most room and loses the replicas that do not fit. Any cells still free at an index go to the expert at
+// that index with the most tokens per replica. Then each index deals the ranks to its experts in random order. Thus no
+// rank holds an expert twice. We chose the number of samples. Sampling ends at a density of ⌈mean⌉, the lower bound.
 //
-// In a plan of residency `free`, an expert that stays keeps its slot. So the rule determines which placements are
-// possible, but not slot numbers.
+// In a plan of residency `free`, an expert that stays keeps its slot. So the rule restricts placements, but not slot
+// numbers.
 //
 // Complexity. O(samples · (R · slots + an exact assignment)) per layer.
 

@@ -162,7 +162,7 @@ class SymmetricPlacement {
     }
   }
 
-  // Places the best of the tori and of random blocks in every group shape.
+  // Places the torus, or the random blocks on groups of any shape, with the smallest second eigenvalue.
   void place_best(int num_homes) {
     const std::vector<AbelianGroup> groups = abelian_groups(num_ranks_);
     const AbelianGroup* best_group = nullptr;

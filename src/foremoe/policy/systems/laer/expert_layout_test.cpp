@@ -28,8 +28,8 @@ std::vector<int> on_rank(const Array<ExpertId, 2>& layout, int rank) {
 }
 
 // One node of 4 ranks with 2 slots; 160, 80, 48, 32 tokens. The heap adds replicas of e0 (160), e0 (80, tied with e1,
-// lower id), e1 (80), e0 (160/3 > 48): 4, 2, 1, 1 replicas with 40, 40, 48, 32 tokens. By load, e2 goes to rank 0; e0
-// to ranks 1, 2, 3, and 1 again (40 < 48); e1 to ranks 2 and 3; e3 to rank 0. All have 80.
+// lower id), e1 (80), e0 (160/3 > 48): 4, 2, 1, 1 replicas with 40, 40, 48, 32 tokens. In order of load, e2 goes to
+// rank 0; e0 to ranks 1, 2, 3, and 1 again (40 < 48); e1 to ranks 2 and 3; e3 to rank 0. All ranks have 80 tokens.
 TEST(LaerLayout, ReplicatesByTheHeapAndPlacesAsWorkedByHand) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 4}, .slots_per_rank = 2};
   const std::vector<std::int64_t> load = {160, 80, 48, 32};
@@ -41,8 +41,8 @@ TEST(LaerLayout, ReplicatesByTheHeapAndPlacesAsWorkedByHand) {
   EXPECT_THAT(on_rank(layout, 2), ElementsAre(0, 1));
   EXPECT_THAT(on_rank(layout, 3), ElementsAre(0, 1));
 
-  // Each source sends 40 tokens to e0, in parts of 20, 10, 10, and 80 in total. It serves 20 of them itself (rank 0: 12
-  // + 8; rank 1: 20; ranks 2 and 3: 10 + 10), so 4 · 60 tokens go to another rank.
+  // Each source has 80 tokens and sends 40 of them to e0, in parts of 20, 10 and 10. It serves 20 of its tokens itself
+  // (rank 0: 12 + 8; rank 1: 20; ranks 2 and 3: 10 + 10), so 4 · 60 tokens go to another rank.
   const InsideFirstRoutes routed = route_inside_first(from_four_sources(load), layout, shape.topology);
   EXPECT_THAT(routed.served.row(1), ElementsAre(80, 0, 0, 0));
   EXPECT_THAT(routed.served.row(2), ElementsAre(40, 40, 0, 0));

@@ -15,7 +15,7 @@
 // Inferred. We know only "swap-based simulated annealing on compute and communication" for "batch-level cross-node
 // balancing". We chose the cost, its sum over micro-steps (in the other reading, `batch_totals`, loads are summed
 // first), the weight (sending a token costs as much as serving it) and the schedule. Rows are not deduplicated per
-// node, since loads do not record which of them belong to one token.
+// node, because loads do not record which rows belong to the same token.
 //
 // Complexity. O(trials · micro-steps · nodes); trials are evaluated incrementally.
 

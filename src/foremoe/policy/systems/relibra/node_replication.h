@@ -6,7 +6,7 @@
 // replica serves. Minimise the load of the node's most loaded rank. No token leaves the node, so homes fix the node's
 // total load.
 //
-// Method. An incremental greedy on the most loaded rank.
+// Method. An incremental greedy algorithm on the most loaded rank.
 //   1. While the rank is above the node's ⌈mean⌉, pair its experts with ranks below the mean that hold the expert or
 //      have a free slot. Choose the pair that can move the most tokens without moving either rank past the mean. Ties
 //      prefer pairs without a new replica, then the lowest ids.
