@@ -12,7 +12,7 @@ guests. Milliseconds depend on the batch, which is not published; percentages ar
 the guests' weights. FEPLB has one set for all layers; `foremoe` has one set per layer, or two sets under `shared`.
 
 Result: FEPLB removes a larger part of the straggler's time than published at EP 2 and 4, and about the published part
-at EP 8. This agreement confirms nothing, because we chose our reading of the greedy by the published percentages.
+at EP 8. This agreement confirms nothing, because we chose our reading of the search to fit the published percentages.
 `foremoe` removes more. With half as many slots, `foremoe` needs nine times FEPLB's buffer memory, or the same memory
 under `shared`.
 """

@@ -9,14 +9,14 @@ We assume: The routing model is fitted to one unbalanced figure, a waste of 18.6
 − mean) ÷ max of rank loads. 4,096 tokens per rank choose 8 experts each. The straggler before balancing at EP 8 is then
 a fifth above the 6,700 tokens that the published stragglers and percentages imply, so percentages are comparable and
 token counts less so. EP 2 and 4 use the same model. *FEPLB* is our reading in `feplb.h`, chosen by the published
-percentages. The `dyn` busiest experts of a rank may move, and the greedy stops at the first expert that does not help.
+percentages. The `dyn` busiest experts of a rank may move, and the search stops at the first expert that does not help.
 FasterMoE and `foremoe` have four guest slots, because FEPLB's dyn = 4 uses at most four on average. FasterMoE knows the
 exact loads here. Its cost model uses this expert size and NVLink at 450 GB/s. lab/policies.md explains FasterMoE's
 three rules; under *whole ranks*, each rank has as many slots as it could use.
 
-Result: FEPLB's greedy removes a larger part of the straggler than published at EP 2 and 4, and the published part at EP
-8. This agreement confirms nothing, because we chose our reading of the greedy by these percentages. FasterMoE removes 6
-to 12 points more than published; it knows the loads here, whereas the paper's FasterMoE predicts them.
+Result: FEPLB's search removes a larger part of the straggler than published at EP 2 and 4, and the published part at EP
+8. This agreement confirms nothing, because we chose our reading of the search to fit these percentages. FasterMoE
+removes 6 to 12 points more than published; it knows the loads here, whereas the paper's FasterMoE predicts them.
 """
 
 from feplb_inputs import inputs_of

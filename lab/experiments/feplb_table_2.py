@@ -14,8 +14,8 @@ after the slowest rank has computed, before combine, without overlap. With *free
 These two rows are bounds. FasterMoE dispatches by its plan and then broadcasts while a rank computes its own experts.
 `foremoe` plans ahead. Copies of FEPLB and FasterMoE come from peers.
 
-Result: FEPLB gains at most half of what is published: dispatch and combine stay as imbalanced as before, and we know
-neither their share of the paper's layer nor its batch. At EP 2, FEPLB and FasterMoE lengthen the backward by 1 %,
+Result: FEPLB gains at most half of what is published. Dispatch and combine remain imbalanced. We know neither their
+share of the layer's time in the paper nor the paper's batch. At EP 2, FEPLB and FasterMoE lengthen the backward by 1 %,
 because the separate product for guests reads and writes 72 MiB of weights and their gradients for few rows.
 """
 

@@ -15,8 +15,8 @@ groups, which a FineEP group with d = 2 merges; with 8 and with 16 GPUs each is 
 
 Result: On one node, FineEP's dispatch takes less than half of EP's time, because more tokens stay on their rank and the
 busiest rank receives fewer. Between nodes, FineEP saves 24 to 39 % by row but only 3 to 9 % by token, because most
-tokens go to most nodes whichever replica serves them. One FineEP group of 16 GPUs takes 1.7 times (by token) and six
-times (by row) the time of two EP groups of 8. So the paper keeps FineEP groups inside nodes.
+tokens go to most nodes, regardless of which replica serves them. One FineEP group of 16 GPUs takes 1.7 times (by token)
+and six times (by row) the time of two EP groups of 8. So the paper keeps FineEP groups inside nodes.
 """
 
 from kit import Arranged, System, drawn

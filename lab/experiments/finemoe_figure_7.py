@@ -12,17 +12,17 @@ We assume: The paper uses pipeline stages between nodes, so that each node is on
 expert-parallel groups of four. We model one such group, which runs all layers of the model. Pipeline bubbles are
 omitted, because they affect all systems alike. A step is the policy update, forward and backward, with each GPU's
 micro-batches from the global batch of table 2; two layers represent all. GPT's experts have two matrices and ours have
-three, so our experts have two thirds of the width. Table 2 does not give the number of key-value heads: here GPT has as
-many as query heads, Mixtral eight. The paper does not publish loads. *Zipf* has the load of figures 8 and 9, s = 1,
-with the same order of popularity in all micro-batches: the best case for placements by history. *Documents* draws a
-popularity for each sequence, with the spreads of the review's experiments here (0.6, 1.0). All systems know the load of
-the previous step. *vanilla* is Megatron-LM. *padded* is DeepSpeed's padding without its optimizations: every source
-sends every expert as many rows as the largest count of any source and expert, and experts compute all of them (as in
-DeepSpeed's code). Padded rows are not tokens, so *padded* has figures by row alone. SmartMoE, FlexMoE, EPLB and FineMoE
-train in place: replicas have their own weights and optimizer states, and gradients are reduced once per step. Moving
-replicas between steps is not charged (the paper: below 1 %; `lab/run finemoe-figure-12`). SmartMoE and FlexMoE also
-move replicas within the step without charge. EPLB is included as an expert scheduler that, like FlexMoE, places all
-replicas by history. FineMoE is charged for scheduling by the number of slots (`lab/run finemoe-figure-11`), without
+three, so our experts have two thirds of the width. Table 2 does not give the number of key-value heads. We assume that
+GPT has one per query head, and Mixtral eight. The paper does not publish loads. *Zipf* has the load of figures 8 and 9,
+s = 1, with the same order of popularity in all micro-batches: the best case for placements by history. *Documents*
+draws a popularity for each sequence, with the spreads of the review's experiments here (0.6, 1.0). All systems know the
+load of the previous step. *vanilla* is Megatron-LM. *padded* is DeepSpeed's padding without its optimizations: every
+source sends every expert as many rows as the largest count of any source and expert, and experts compute all of them
+(as in DeepSpeed's code). Padded rows are not tokens, so *padded* has figures by row alone. SmartMoE, FlexMoE, EPLB and
+FineMoE train in place: replicas have their own weights and optimizer states, and gradients are reduced once per step.
+Moving replicas between steps is not charged (the paper: below 1 %; `lab/run finemoe-figure-12`). SmartMoE and FlexMoE
+also move replicas within the step without charge. EPLB is included as an expert scheduler that, like FlexMoE, places
+all replicas by history. FineMoE is charged for scheduling by the number of slots (`lab/run finemoe-figure-11`), without
 overlap; the paper overlaps scheduling, but its measured times exceed our charge. In vanilla and the systems that train
 in place, the all-reduce of gradients overlaps with the last backward. `foremoe` fetches its guests and sends gradients
 home during computation; it needs routes ahead of training, which pre-training does not have.

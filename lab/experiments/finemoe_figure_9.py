@@ -8,10 +8,10 @@ in Megatron-LM. We do not have the other values.
 
 We assume: GPT's expert has two matrices of width 4 × 4,096. Our expert has three, so its width is 10,923 for the same
 work. *vanilla* and *smartmoe* are two expert-parallel groups of four GPUs, like the paper's Megatron-LM: they have 32
-more expert replicas than one group of eight, as many as the other systems have guest slots. Their figures are those of
-the slower group. All systems except *vanilla* and `foremoe` train in place, as in finemoe-figure-7: replicas retain
-their weights, so nothing is fetched, and moving replicas is not charged. Every system knows the previous step's load
-and starts from that step's final placement. All micro-steps have the same popularity. FineMoE is charged for gathering
+more expert replicas than one group of eight, and the figures are those of the slower group. The other systems have 32
+guest slots. All systems except *vanilla* and `foremoe` train in place, as in finemoe-figure-7: replicas retain their
+weights, so nothing is fetched, and moving replicas is not charged. Every system knows the previous step's load and
+starts from that step's final placement. All micro-steps have the same popularity. FineMoE is charged for gathering
 loads and for scheduling (*planning*, 20 and 64 µs). With *overlap*, rows are sorted for dispatch during this time;
 sorting takes bytes ÷ memory bandwidth. In the paper, dispatch takes 0.4 ms longer than Megatron-LM's even with overlap
 (§7.7), so both rows favour FineMoE. `foremoe` plans ahead, gathers loads once per step and fetches its guests.

@@ -13,7 +13,7 @@ recorded input is the rollout in the repository: one step of 14 micro-steps with
 
 Result: Drawn loads show the paper's pattern: between micro-steps, three to four times as many tokens change experts as
 between steps. A forecast from the previous step therefore misplaces {math model | vanilla | forecast_error | 0} or
-{mixed model | vanilla | forecast_error | 0} % of a micro-step's tokens. The recorded routes are as skewed as drawn
+{mixed model | vanilla | forecast_error | 0} % of a micro-step's tokens. The recorded routes are skewed like drawn
 loads, but change much less between micro-steps.
 """
 

@@ -18,7 +18,7 @@ the first micro-step, measured here. UltraEP's step includes 72 µs of planning 
 for 64 ranks and 256 experts. This is too much for 8 ranks and 128 experts. *Planned at once* is UltraEP without it.
 
 Result: The gain decreases in proportion to the share of wrong rows: with a fifth of its rows wrong, a plan keeps four
-fifths of its gain. Unrecorded rows cost as much as wrongly recorded ones. With placement included, `foremoe` is level
+fifths of its gain. Unrecorded rows and wrongly recorded rows cost the same. With placement included, `foremoe` is level
 with UltraEP, which plans after the router, if a fifth of the rows go elsewhere.
 """
 

@@ -8,9 +8,9 @@ We assume: Input, policies and cluster are those of review-speedup. Each rank ha
 another number. *CPU path only* and *GPU-direct only* are the review's whole planner with all copies from host memory or
 all from peers. The table also shows each path for our planner.
 
-Result: By token, MDA alone gains about as much as in the review; the other rows disagree with the review. BPO with MDA
-balances worse than MDA alone, because BPO's relocations and replicas fill the slots that MDA needs. Copies from peers
-are faster than the CPU path here, whereas the review favours the CPU path.
+Result: By token, MDA alone has about the gain that the review gives. The other results disagree with the review. BPO
+with MDA balances worse than MDA alone, because BPO's relocations and replicas fill the slots that MDA needs. Copies
+from peers are faster than the CPU path here, whereas the review favours the CPU path.
 """
 
 from kit import Published, System, drawn

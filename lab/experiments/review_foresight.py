@@ -10,19 +10,19 @@ these systems. Foresight therefore affects only where guests are, not how tokens
 the previous step's mean in every micro-step. *Former step's micro-steps* chooses one set of guests from all micro-steps
 of the previous step; *all micro-steps, placed once* (`static`) does the same for the current step. A constant forecast
 gives constant guests, so these systems are `static` too. Only *foremoe* changes guests inside the step. In the *shared*
-systems (residency `shared`), each micro-step is placed separately and fetches its guests. They also have a moving
-average of past micro-steps as a forecast. The average begins with the former step's mean and gives the newest
+systems (residency `shared`), each micro-step is placed separately and fetches its guests. One of them uses a moving
+average of past micro-steps as a forecast. The average begins with the previous step's mean and gives the newest
 micro-step a weight of 0.1. Systems with a forecast gather all ranks' counts between router and dispatch, and are
 charged for this. EPLB's exact split needs these counts too, but is not charged, which favours EPLB. The split itself is
-also on the critical path but not charged, which favours forecasts (LPLB is charged 100 µs). EPLB and LPLB are not our
-planner: they fill every slot by the former step's mean and use the exact split, and EPLB moves homes too. Both steps
-have the same popularity of experts but different groups. This favours forecasts: drifting popularity would make them
-worse. Inputs are those of foremoe-seeds, with half the layers on 64 ranks. Figures are means of five draws.
+also on the critical path but not charged, which favours forecasts (LPLB is charged 100 µs). EPLB and LPLB do not use
+our planner. They fill every slot according to the previous step's mean and use the exact split. EPLB also moves homes.
+Both steps have the same popularity of experts but different groups. This favours forecasts: drifting popularity would
+make them worse. Inputs are those of foremoe-seeds, with half the layers on 64 ranks. Figures are means of five draws.
 
-Result: Without foresight, our planner reaches four fifths of its gain by token on 64 ranks, and half on 8 ranks; by row
-it reaches two thirds and half. The planner needs each micro-step's loads: with the exact mean of the step, it gains
-hardly more than with the mean of the former step. EPLB and LPLB, which fill all slots by the former step's mean, gain
-more than our planner with any mean.
+Result: Without foresight, our planner reaches four fifths (by token) and two thirds (by row) of its gain on 64 ranks,
+and half of it on 8 ranks. The planner needs each micro-step's loads: the step's exact mean gains hardly more than the
+previous step's mean. EPLB and LPLB, which fill all slots according to the previous step's mean, gain more than our
+planner with any mean.
 """
 
 from __future__ import annotations

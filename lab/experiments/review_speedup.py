@@ -6,20 +6,20 @@ This table is from a review of the paper. It compares no balancing, EMA, ForeMoE
 data sets, with Qwen3-30B-A3B on 64 H100. The review's 64 experts, top-2 and width of 7,168 are not those of this model.
 
 We assume: We use the real shape of Qwen3-30B-A3B (128 experts, top-8), expert-parallel over 8 ranks as in the review.
-The review's steps have 8 micro-steps; ours have 32. *EMA* relocates experts once, before the step, by the former step's
-mean (lab/policies.md). *EPLB by moving average* places experts every 8 micro-steps, four times in all. The routing
-model of *DAPO-Math* is fitted to the unbalanced row of the review's bucket table alone (review-buckets). We chose the
-routing model of *CodeForces*; it is slightly less skewed. *foremoe-review* is the planner as the review describes it.
-*Oracle* is our planner with eight slots and no tolerance; all its copies hide. The ideal speedup also assumes the mean
-load and the mean traffic on every rank. The review gives utilisation and peak without a data set, so they are shown
-beside DAPO-Math. Figures are means of ten draws. The review does not define utilisation: ours is the share of the
-policy update in which ranks compute. The review's peak may be that of a micro-step; ours is that of a layer in a
-micro-step, which is larger.
+The review's steps have 8 micro-steps; ours have 32. *EMA* relocates experts once, before the step, according to the
+previous step's mean (lab/policies.md). *EPLB by moving average* places experts every 8 micro-steps, four times in all.
+The routing model of *DAPO-Math* is fitted to the unbalanced row of the review's bucket table alone (review-buckets). We
+chose the routing model of *CodeForces*; it is slightly less skewed. *foremoe-review* is the planner as the review
+describes it. *Oracle* is our planner with eight slots and no tolerance; all its copies hide. The ideal speedup also
+assumes the mean load and the mean traffic on every rank. The review gives utilisation and peak without a data set, so
+they are shown beside DAPO-Math. Figures are means of ten draws. The review does not define utilisation: ours is the
+share of the policy update in which ranks compute. The review's peak may be that of a micro-step; ours is that of a
+layer in a micro-step, which is larger.
 
 Result: By token, `foremoe` gains less than ForeMoE in the review; by row it gains about as much. `foremoe` is as fast
-as the oracle (95 % in the review), and its remaining distance to the ideal is exchange (review-gap). The planner as the
-review describes it gains about two fifths of ours by token, because its base placement fills the slots that its moves
-need (review-ablation).
+as the oracle (95 % in the review), and exchange causes its remaining distance to the ideal (review-gap). The planner as
+the review describes it gains about two fifths of ours by token, because its base placement fills the slots that its
+moves need (review-ablation).
 """
 
 from kit import FIRST, Published, System, drawn, modelled, paired, ratio

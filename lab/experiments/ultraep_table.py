@@ -12,7 +12,7 @@ lognormal. *Permuted*: a Zipf popularity whose order is redrawn in every micro-s
 guests. All aims refer to the *fixed* rows. *Copies, warm* excludes the first micro-step, in which every guest is new.
 UltraEP fetches every guest at every use.
 
-Result: With Zipf popularity, the search reaches the published ρ with about as many replicas as published; with
+Result: With Zipf popularity, the search reaches the published ρ with about the published number of replicas. With
 lognormal popularity of the same ρ, it uses more. The ρ of `foremoe` is below 1.005. Once warm, `foremoe` needs 0.6 to
 2.6 % of the search's copies with fixed popularity, and 20 to 30 % if popularity is permuted in every micro-step.
 """

@@ -114,10 +114,10 @@ def drawn(
 ) -> Input:
     """Makes an input whose load is drawn.
 
-    former_step: systems know the load of a former step with the same popularity of experts and other tokens.
-    drift: share of the last step's tokens that follow another popularity. The share grows linearly from 0.
-    trace: draw every token's route, so that rows by token are counted, not estimated.
-    options: of foremoe.evaluate() (cluster, model, …) and of foremoe.synthesize_load(). `model` gives layers, experts
+    former_step: systems know the load of an earlier step with the same popularity of experts and other tokens. drift:
+    share of the last step's tokens that follow another popularity. The share grows linearly from 0. trace: draw every
+    token's route, so that rows by token are counted, not estimated. options: of foremoe.evaluate() (cluster, model, …)
+    and of foremoe.synthesize_load(). `model` gives layers, experts
         and top_k if these are absent.
     """
     modelled, synthesis, seed = _divided(options)

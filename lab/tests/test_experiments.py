@@ -115,7 +115,7 @@ def test_a_forecasting_system_places_by_expected_loads_and_splits_actual_loads()
     split = foremoe._core._split_anew(placed, case.load)
     assert (split.slot_expert == placed.slot_expert).all()
     assert rho["former step"] == foremoe.figures(split, case.load)["rho"]["mean"]
-    # The average starts at the former step's mean and gives each new micro-step a weight of a tenth.
+    # The average starts at the previous step's mean and gives each new micro-step a weight of 0.1.
     average = systems[5].expected(case).array  # type: ignore[attr-defined]
     assert (average[1] == np.rint(0.9 * mean + 0.1 * case.load.array[0])).all()
 

@@ -101,7 +101,7 @@ def plan_empty_load(
 
 
 def expect_warm_start(arguments: PlanningArguments) -> None:
-    """Raises InputError if planning with these arguments would ignore the plan of a former phase."""
+    """Raises InputError if planning with these arguments would ignore the plan of an earlier phase."""
     options, slots = arguments.options, arguments.guest_slots
     if arguments.policy not in WARM_POLICIES:
         why = f"policy {arguments.policy} does not start from one"

@@ -29,7 +29,7 @@ def with_channels(
         agree: Whether ranks agree about copies by the host path.
     """
     backend = dist.get_backend(ranks.group)
-    # On gloo, rows use a separate group, which closes when a rank fails. On NCCL, such a group would take memory and
+    # On gloo, rows use a separate group, which closes when a rank fails. On NCCL, this group would take memory and
     # could not be closed.
     of_all = sorted(rank for group in grid for rank in group)
     wanted: dict[str, tuple[Any, str]] = {"rows": (ranks.group, backend)} if backend == "gloo" else {}

@@ -32,7 +32,7 @@ _INSTEAD = (
 
 
 # Replaced parameters of models, by id. Each was replaced by this rank's experts, by all experts (detach()) or by a
-# shard. An optimizer with such a parameter would never train the model.
+# shard. An optimizer with these parameters would never train the model.
 _REPLACED: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 

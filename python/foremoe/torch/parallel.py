@@ -244,15 +244,15 @@ class ExpertParallel:
                 have different numbers of micro-steps.
             phase: "recompute" or "policy_update".
             unrouted: Treatment of rows without a route. drop: experts add nothing to them, so only unread rows may lack
-                a route: padding, and the last token of a sequence. home: the router chooses their experts, which serve
-                them at home. In micro-steps where a rank has such rows, layers exchange these rows separately, after
-                their counts.
+                a route, such as padding and a sequence's last token. home: the router chooses their experts, which
+                serve them at home. In micro-steps where a rank has such rows, layers exchange these rows separately,
+                after their counts.
             on_mismatch: refuse: replays the routes. The phase ends with an error if a layer runs other experts, or if
-                the routes belong to other rows: they agree with the routers' choices no better than in any other order
-                of rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: accepts
-                any routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
-                experts) whose expert was recorded goes to its planned replica, any other row to its expert's home. Each
-                forward of a layer has one more all-to-all, of counts, for which the host waits.
+                the routes belong to other rows. They do if they agree with the routers' choices no better than in any
+                other order of rows, or clearly better with neighbouring rows, another micro-step or another layer.
+                replay: accepts any routes. home: routers choose, and the routes are a guess for planning. A row (a
+                token at one of its experts) whose expert was recorded goes to its planned replica, any other row to its
+                expert's home. Each forward of a layer has one more all-to-all, of counts, for which the host waits.
             previous: Plan of an earlier phase. Planning runs a second time, from this plan's guests, and takes about
                 twice as long. No weights are reused: the optimizer changed them, and every guest is copied again. A
                 plan of other layers, ranks or experts is refused when the phase is entered.

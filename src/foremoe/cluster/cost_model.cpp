@@ -227,7 +227,7 @@ Bytes CostModel::activations_per_row() const {
 }
 
 Bytes CostModel::working_memory_per_row(Pass direction) const {
-  // A forward needs the row as received and as returned, gate, up and their product. A backward needs their gradients
+  // A forward needs the received row, the returned row, gate, up and their product. A backward needs their gradients
   // and the activations that were not kept.
   const Bytes all = row() + row() + inside_experts_per_row();
   if (direction == Pass::kForward || !anew(/*of_experts=*/true)) return all;

@@ -26,10 +26,10 @@ namespace foremoe::planner {
 // a positive balance receives that many tokens; one with a negative balance sends them away. Moving quota of e from a
 // receiving to a sending node relieves both links.
 //
-// Method. Tries every such move in slot order. If the destination rank is full, it passes on as many tokens along a
-// shortest path to a rank with room or back to the first rank. Path edges move tokens inside a node, or tokens that the
-// node received. A step lowers the traffic of two links and the total traffic. A path may shift traffic to other links,
-// so the result is kept only if the busiest link has no more traffic. The number of passes is bounded.
+// Method. Tries every move in slot order. If the destination rank is full, it passes the same number of tokens on,
+// along a shortest path to a rank with room or back to the first rank. Path edges move tokens inside a node, or tokens
+// that the node received. A step lowers the traffic of two links and the total traffic. A path may shift traffic to
+// other links, so the result is kept only if the busiest link has no more traffic. The number of passes is bounded.
 class NodeLocality {
  public:
   explicit NodeLocality(const LayerProblem& problem);

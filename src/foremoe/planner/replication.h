@@ -3,7 +3,7 @@
 // Stage P, replication: adds guests at the bottleneck, for one micro-step.
 //
 // Problem. With the present guests, no assignment brings every rank down to the target. Change as few guest slots as
-// possible so that some assignment does.
+// possible so that an assignment does.
 //
 // Method. Evaluate the best candidates of GuestSearch exactly, on a scratch copy, and apply the best. Apply further
 // candidates of the short list while they retain most of their gain. Once the target is reached, undo each copy that
@@ -32,7 +32,7 @@ class Replication {
   };
 
   // On entry, `graph` has the guests present before micro-step m; on return, the guests that serve m. Sets `assignment`
-  // to the quotas of m. The largest load is at the target or as close to it as the search gets.
+  // to the quotas of m. The largest load is at the target, or above it if the search finds no better quotas.
   void balance(int m, ReplicaGraph& graph, Assignment& assignment);
 
   // Like balance(), but with a single search. A nonzero `variant` perturbs the scores.

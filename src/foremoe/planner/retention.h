@@ -8,9 +8,8 @@
 // Method. Each rank is a cache of G slots with known future requests. A guest is copied at the first event that needs
 // it. The copy takes an empty slot if there is one, otherwise the slot whose guest is needed furthest in the future
 // (Belady's rule, which minimizes the copies of each rank). Guests that are no longer needed stay until they are
-// replaced. If an event's budget is exhausted, the copy moves to the latest earlier event that has budget left and
-// comes after the last event that needed the slot's occupant. If there is no such event, the micro-step runs without
-// this guest.
+// replaced. If an event's budget is exhausted, the copy moves to the latest earlier event that has budget left, but
+// only after the last event that needed the slot's occupant. If there is none, the micro-step runs without this guest.
 //
 // Complexity. O(events × ranks × G²), and O(events × G²) per copy to find the next uses.
 

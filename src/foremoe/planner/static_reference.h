@@ -1,6 +1,6 @@
 #pragma once
 
-// Chooses the guests of `static` for one layer, as far as needed to ensure that `resident` is not worse.
+// Chooses guests of `static` for one layer, until it is known whether `resident` is worse.
 //
 // Problem. Every `static` plan is also a `resident` plan. The search for `resident` handles one micro-step at a time,
 // so its loads may exceed those of guests chosen for all micro-steps together. Choosing static guests takes longer than

@@ -6,10 +6,10 @@
 // expert's slots sum to w(e) and the largest rank load is minimal.
 //
 // Method. Start from any assignment and a target: the larger of ⌈mean⌉ and the densest expert's ⌈tokens / holders⌉.
-// While a rank is above the target, search breadth-first from all such ranks. There is an edge from rank a to rank b if
-// an expert with tokens on a has a replica on b. When the search reaches a rank below the target, move tokens along the
-// path to it. If a search moves none, the set S of visited ranks is closed: no expert with tokens in S has a replica
-// outside. Every assignment must serve all these tokens within S, so the target rises to ⌈load(S) / |S|⌉.
+// While any rank is above the target, search breadth-first from all ranks above it. There is an edge from rank a to
+// rank b if an expert with tokens on a has a replica on b. When the search reaches a rank below the target, move tokens
+// along the path to it. If a search moves none, the set S of visited ranks is closed: no expert with tokens in S has a
+// replica outside. Every assignment must serve all these tokens within S, so the target rises to ⌈load(S) / |S|⌉.
 //
 // Guarantee. The result is optimal: the target is always a lower bound, certified by S (the maximum density of an
 // induced subgraph, FineMoE eq. 3), and the final assignment attains it. Moves are whole tokens, so the optimum is
@@ -85,8 +85,9 @@ class AssignmentSearch {
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& assignment);
 
 // Computes the exact optimum from any assignment of the same tokens. `lower_bound` must not exceed the optimum
-// (⌈mean⌉). Returns the largest rank load. `tight_set`, if given, receives ranks that prove optimality: the load is the
-// tokens of experts replicated only on them ÷ their number, rounded up. It stays empty if lower_bound is attained.
+// (⌈mean⌉). Returns the largest rank load. `tight_set`, if given, receives ranks that prove optimality: ⌈tokens of
+// experts with replicas only on these ranks ÷ number of these ranks⌉ is the largest load. It stays empty if lower_bound
+// is attained.
 std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, Assignment& assignment,
                            AssignmentSearch& search, std::vector<int>* tight_set = nullptr);
 

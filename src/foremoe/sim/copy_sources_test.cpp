@@ -138,8 +138,8 @@ TEST(CopySourcesTest, ARingStartsAfterTheHome) {
   EXPECT_EQ(copies[1].source, RankId{2});
 }
 
-// FasterMoE as its code implements it: dispatch by the plan, then the broadcast during own experts, then shadows, which
-// stay for the backward unless the forward is recomputed.
+// FasterMoE as in its code: dispatch by the plan, then own experts during the broadcast, then shadows. Shadows stay for
+// the backward unless the forward is recomputed.
 TEST(CopySourcesTest, FasterMoeKeepsShadowsIfItKeepsActivations) {
   CostOptions keeping = round_options();
   keeping.recompute_activations = false;

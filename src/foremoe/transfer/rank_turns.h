@@ -1,8 +1,8 @@
 #pragma once
 
-// Everything that one rank needs to execute a plan. For each turn (pass, micro-step, layer): the destinations of its
-// rows and the layout of incoming rows; the copies to start, to wait for and to serve; and the gradients to return
-// afterwards. All executors get this from RankTurns. Computing it needs no messages between ranks.
+// Everything that one rank needs to execute a plan. Each turn (pass, micro-step, layer) has destinations of rows, the
+// layout of incoming rows, copies to start, to wait for and to serve, and gradients to return afterwards. All executors
+// use RankTurns. It needs no messages between ranks.
 //
 //   const RankTurns turns(plan, load, {.rank = RankId{3}, .schedule = {.phase = Phase::kPolicyUpdate}});
 //   const TurnId t = turns.turn(Pass::kForward, MicroStepId{0}, LayerId{5});

@@ -16,9 +16,9 @@
 //   when they open.
 // Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
 //   directly from the expert's home, whose slot is pinned during the step. Under `free`, homes are not pinned and all
-//   copies take the same path: by default `host`, with every overwritten home in the arena; on request `peer`, from any
-//   rank with the expert. Otherwise, an arena entry can pay off if its node fetches the expert at least twice. Peers
-//   serve all other copies, and some arena copies to balance bytes ÷ bandwidth (copy_paths.h).
+//   copies take one path. The default is `host`, with every overwritten home in the arena. On request it is `peer`,
+//   from any rank with the expert. Otherwise, an arena entry can pay off if its node fetches the expert at least twice.
+//   Peers serve all other copies, and some arena copies to balance bytes ÷ bandwidth (copy_paths.h).
 // Complexity. O(turns · ranks · slots). Guarantee. The same plan produces the same schedule on every rank.
 
 #include <optional>
@@ -54,8 +54,8 @@ struct ScheduledCopy {
   TurnId closes;   // last turn that reads it
   Path path = Path::kHost;
   RankId source;  // kPeer: rank that is read; kHost: the expert's home, which fills the arena
-  // `free` from peers: the buffer of `rank` that stores the expert until all copies of the same turn have arrived, and
-  // the buffer of `source` (possibly the same rank) that is read. −1: none.
+  // Only for `free` from peers, else −1. staging: buffer of `rank` that stores the expert until all copies of the turn
+  // have arrived. source_buffer: buffer of `source` (possibly the same rank) that is read.
   int staging = -1;
   int source_buffer = -1;
 

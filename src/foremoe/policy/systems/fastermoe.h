@@ -3,8 +3,8 @@
 // FasterMoE (He et al., PPoPP 2022, https://doi.org/10.1145/3503221.3508418): *shadows* experts of busy ranks, i.e.
 // broadcasts them to all ranks. Each rank serves its own tokens of a shadowed expert.
 //
-// Model, from the paper's artifact (https://github.com/thu-pacman/FasterMoE, fmoe/transformer.py). The expected time of
-// a layer, forward and backward, whose busiest rank has B tokens is
+// Model, from the paper's artifact (https://github.com/thu-pacman/FasterMoE, fmoe/transformer.py). If the busiest rank
+// has B tokens, the expected time of a layer (forward and backward) is
 //   B·(3·compute + 4·send)              without shadows: three products (forward, and two backward) and four messages
 //                                       (dispatch and combine, forward and backward) per token;
 //   B·3·compute + 2·shadows·broadcast   with shadows: B counts a rank's unshadowed home experts and its own tokens of
@@ -26,8 +26,8 @@
 // two slots, `worker` has the lowest mean ρ of the three rules on all load tables, so comparisons use `worker`.
 //
 // Slots. A shadow uses a guest slot on every rank except its home, so there are at most guest_slots shadows. The
-// authors have no such limit. If `whole` finds fewer slots than the rank has experts, its most loaded experts take the
-// free slots and the search ends. With few slots, a rule that shadows only whole ranks would never shadow an expert.
+// authors have no limit. If `whole` finds fewer slots than the rank has experts, its most loaded experts take the free
+// slots and the search ends. With few slots, a rule that shadows only whole ranks would never shadow an expert.
 //
 // We do not reproduce two bugs of the artifact. It multiplies the time of products by the bytes of a value. When it
 // shadows a rank, it drops that rank's tokens of earlier shadows.

@@ -102,10 +102,10 @@ TEST(FasterMoe, AssumesNvlinkIfTheGroupIsOneNode) {
 }
 
 // Ranks {e0, e1} and {e2, e3} have 1000 and 200 tokens, half of each expert from either rank. A token takes 3 s, a
-// shadow 2·25 s. The layer takes 3004 s; with e0, 700 and 500 tokens take 2150 s; with e0 and e1, 2200 s.
+// shadow 2·25 s. The layer takes 3004 s; with shadow e0, 2150 s (700 and 500 tokens); with e0 and e1, 2200 s.
 TEST(FasterMoe, ShadowsTheMostLoadedExpertOfTheMostLoadedRank) {
   EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0));
-  // With 350 tokens of e1: 950 tokens, then 650 and 500, then 475 and 675, which take 2050 and 2125 s.
+  // With 350 tokens of e1: 950 tokens; with shadow e0, 650 and 500 (2050 s); with e0 and e1, 475 and 675 (2125 s).
   EXPECT_THAT(shadows(2, {600, 350, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0));
 }
 

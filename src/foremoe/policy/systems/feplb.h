@@ -18,7 +18,7 @@
 // 2, 4 (default) or 8 "experts per device eligible for rebalancing"; max_num_dyn is 8 buffers per device. Inferred:
 //   - which experts are dynamic: the `dyn` busiest in the micro-step. Another reading is a fixed set, because the first
 //     phase of dispatch collects the tokens of dynamic experts (first_experts: the lowest ids);
-//   - when the greedy stops: at the first busiest expert that does not help. Continuing with smaller experts
+//   - when the search stops: at the first busiest expert that does not help. Continuing with smaller experts
 //     (try_smaller) would balance better;
 //   - an expert moves once, from its home; a rank without a free buffer receives none;
 //   - how results return before combine, which the description calls unchanged. With charge_return, results return to

@@ -210,7 +210,7 @@ TEST_F(FeplbStraggler, ShrinksMoreThanPublishedWithTwoRanks) {
   EXPECT_GT(1 - straggler({}, table) / straggler({.dyn = 0}, table), 0.60);
 }
 
-// Tests the other readings of the greedy and of dynamic experts, which do not match the published results.
+// Tests the other readings of the search and of dynamic experts, which do not match the published results.
 TEST_F(FeplbStraggler, DiffersFromThePublishedResultsUnderOtherReadings) {
   const LoadTable table = load(8);
   const double before = straggler({.dyn = 0}, table);

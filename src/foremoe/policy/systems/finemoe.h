@@ -17,8 +17,8 @@
 //
 // As a plan. The paper's d copies of the model's experts, one per data-parallel group, become one home and d − 1 guests
 // per expert. As for our EPLB, expected loads are the previous step's (`previous_load`), else this step's mean, known
-// from recorded routes. The step starts with the placement of a previous `finemoe` plan of the same shape, if any,
-// otherwise with the symmetric placement, if defined. The plan routes tokens by route_tokens, i.e. algorithm 1 with
+// from recorded routes. The step starts with the placement of a previous `finemoe` plan of the same shape. Without one,
+// it starts with the symmetric placement, if defined. The plan routes tokens by route_tokens, i.e. algorithm 1 with
 // locality in nodes.
 //
 // Not part of a plan: the groups that reduce gradients of one expert and the order of their reductions (§B.3, see the

@@ -1,7 +1,7 @@
 #pragma once
 
-// FlexMoE (Nie et al., SIGMOD 2023, https://doi.org/10.1145/3588964): adapts replicas to the loads by a few moves at a
-// time; replicas serve equal parts. Its code is not public. We follow the reimplementation in Hetu-Galvatron
+// FlexMoE (Nie et al., SIGMOD 2023, https://doi.org/10.1145/3588964): adapts replicas to the loads with a few moves at
+// a time. Replicas serve equal parts. Its code is not public. We follow the reimplementation in Hetu-Galvatron
 // (https://github.com/PKU-DAIR/Hetu-Galvatron, galvatron/core/runtime/moe/prefetch/solver.py, flexmoe_method).
 //
 // Method. All slots are always full. A micro-step makes up to ten rounds, starting from the previous placement. In a
@@ -16,8 +16,8 @@
 //
 // Loads. As in the artifact of LAER-MoE, which compares with FlexMoE (https://github.com/Fizzmy/LAER-MoE-AE), the load
 // is the sum of the five micro-steps before the planned one. `previous_load` provides the micro-steps before the start
-// of the step. Without it, the first micro-step uses the sum of this step, known from recorded routes. `history` = 0
-// plans each micro-step by its own load.
+// of the step. Without it, the first micro-step uses the sum of this step, known from recorded routes. With `history` =
+// 0, each micro-step is planned from its own load.
 //
 // Routing. Node-first, as in the artifact (policy/inside_first.h). With `inside_first` off, all replicas of an expert
 // serve equal parts. Both settings evaluate rounds with equal parts over all ranks, so node-first routing can raise the
@@ -25,7 +25,7 @@
 //
 // Inferred. The step starts with the placement of a previous `flexmoe` plan of the same shape, if any. Otherwise a
 // rank's guest slots hold the home experts of the next ranks, rank by rank. As in Galvatron's default placement,
-// replica counts are as equal as possible.
+// replica counts differ by at most one.
 //
 // Difference: Galvatron keeps a replica of every expert on each node and plans node by node, which needs E slots
 // per node. Here all ranks form one group, as for EPLB.

@@ -13,8 +13,8 @@
 // Weights. LAER-MoE shards every expert over all ranks (FSEP) and restores the experts of the layout, so a changed
 // layout costs no more than an unchanged one. A plan cannot express this; the simulator charges its cost
 // (OnlineWork::shards_experts). With `sharded` off, experts are not sharded and each new replica is a copy, as when
-// `run` executes such a plan. The plan decides which replica serves which source (route_tokens), and keeps the same
-// tokens on their node as LAER-MoE.
+// `run` executes the plan. The plan decides which replica serves which source (route_tokens), and keeps the same tokens
+// on their node as LAER-MoE.
 
 #include <cstdint>
 #include <span>

@@ -1,7 +1,7 @@
 #pragma once
 
 // UltraEP (Wei et al., arXiv 2606.04101; https://github.com/Dots-Infra/UltraEP): after the router in every layer and
-// micro-step, searches for the quotas of replicas directly and copies experts as the quotas require.
+// micro-step, searches directly for the replicas' quotas, and copies the experts that the quotas require.
 //
 // Problem. Homes are fixed; each rank has G guest slots. Choose guests and their tokens to minimise the largest rank
 // load with few guests.
@@ -17,10 +17,10 @@
 // Complexity. An attempt costs O(E + exports·R), with at most R·G exports. Without retries there are at most 3 +
 // log₂(largest load) attempts. Guarantee. No rank load exceeds T or the largest load without guests.
 //
-// Some rules follow the public code, not the paper's description: a home keeps one token of every expert that has any
-// (allow_zero_master_quota is off by default), and ranks are visited by initial load. If 1.01 fails, the public code
-// raises the target at most twice by 1 % of the largest load before it searches, to save time on a GPU
-// (retries_before_search). Our default, 0, produces better plans. It tests five targets at once; we bisect.
+// Two rules follow the public code, not the paper. A home keeps one token of every expert that has any
+// (allow_zero_master_quota is off by default). Ranks are visited by initial load. If 1.01 fails, the public code raises
+// the target at most twice by 1 % of the largest load before it searches, to save time on a GPU
+// (retries_before_search). Our default, 0, produces better plans. That code tests five targets at once; we bisect.
 //
 // As a plan. route_tokens routes tokens to replicas, not in the proportions of UltraEP's reroute kernel. The whole
 // group is one scale-up domain, as in its EP64 on one rack-scale node; inside_nodes searches each node separately, as
@@ -48,8 +48,8 @@ struct UltraEpOptions {
 
 // UltraEP's default weight_sync (csrc/kernels/task_build.cu). If an expert has n ≥ 6 copies, its home sends only
 // min(⌊√n⌋, 8), to the ranks that send least so far. Experts are visited in order of home. These ranks relay the other
-// copies: one each, then always the relay that sends least. A relay forwards chunks as they arrive. With fewer copies,
-// and for gradients, every transfer crosses the home's link.
+// copies: first one each, then always the rank that sends least. A relay forwards chunks as they arrive. With fewer
+// copies, and for gradients, every transfer crosses the home's link.
 void send_by_relays(const CopiesOfExpert& copies, std::span<int> sent);
 
 // Named `ultraep` without a minimum, else `ultraep-minimum`.

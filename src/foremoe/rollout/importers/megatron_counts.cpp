@@ -5,8 +5,8 @@
 // Megatron counts at the experts' first projection, after dispatch: rank N counts the tokens that its own experts
 // *received* (E/R numbers). Source ranks are not recorded. The importer assumes uniform sources, which makes loads per
 // rank exact but traffic approximate. Other tools log counts at the *source* under the same keys, over all E experts.
-// num_experts distinguishes the two. Without num_experts, the sums do: source counts have equal sums per rank in all
-// layers of a micro-step; received counts have different sums per rank, but equal totals over ranks.
+// num_experts distinguishes the two. Without num_experts, the importer compares the layers of a micro-step. With source
+// counts, each rank's sum is equal in all layers. With received counts, only the total over ranks is.
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-// Tests ReLibra's greedy by hand and against the MILP that it approximates, solved by enumerating all placements.
+// Tests ReLibra's greedy search against hand-computed results and against all placements of the MILP that it solves.
 
 #include "foremoe/policy/systems/relibra/node_replication.h"
 
