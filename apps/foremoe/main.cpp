@@ -1,5 +1,5 @@
-// foremoe: plans expert placement for reinforcement-learning training of Mixture-of-Experts models, and executes plans.
-// apps/ only parses arguments, calls the library and prints results; the algorithms are in src/foremoe.
+// The program foremoe: plans expert placement for reinforcement-learning training of Mixture-of-Experts models, and
+// executes plans. apps/ only parses arguments, calls the library and prints results. The algorithms are in src/foremoe.
 
 #include <fcntl.h>
 #include <unistd.h>

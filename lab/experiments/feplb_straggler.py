@@ -6,13 +6,13 @@ The paper runs GLM-5 with 18 layers, 128 experts and no auxiliary loss on up to 
 tokens the busiest device exceeds the mean, before and after balancing within the node.
 
 We assume: The routing model is fitted to one unbalanced figure, a waste of 18.6 % at EP 8, defined as the mean of (max
-− mean) ÷ max of rank loads. 4,096 tokens per rank choose 8 experts each. The straggler before balancing at EP 8 is then
-a fifth above the 6,700 tokens that the published stragglers and percentages imply, so percentages are comparable and
-token counts less so. EP 2 and 4 use the same model. *FEPLB* is our reading in `feplb.h`, chosen by the published
-percentages. The `dyn` busiest experts of a rank may move, and the search stops at the first expert that does not help.
-FasterMoE and `foremoe` have four guest slots, because FEPLB's dyn = 4 uses at most four on average. FasterMoE knows the
-exact loads here. Its cost model uses this expert size and NVLink at 450 GB/s. lab/policies.md explains FasterMoE's
-three rules; under *whole ranks*, each rank has as many slots as it could use.
+− mean) ÷ max of rank loads. 4,096 tokens per rank choose 8 experts each. At EP 8, the straggler before balancing is
+then a fifth above the 6,700 tokens that the published stragglers and percentages imply. So percentages are better
+comparable than token counts. EP 2 and 4 use the same model. *FEPLB* is our reading in `feplb.h`, chosen by the
+published percentages. The `dyn` busiest experts of a rank may move, and the search stops at the first expert that does
+not help. FasterMoE and `foremoe` have four guest slots, because FEPLB's dyn = 4 uses at most four on average. FasterMoE
+knows the exact loads here. Its cost model uses this expert size and NVLink at 450 GB/s. lab/policies.md explains
+FasterMoE's three rules; under *whole ranks*, each rank has as many slots as it could use.
 
 Result: FEPLB's search removes a larger part of the straggler than published at EP 2 and 4, and the published part at EP
 8. This agreement confirms nothing, because we chose our reading of the search to fit these percentages. FasterMoE

@@ -9,8 +9,8 @@ is then too short to hide scheduling. We do not have the values.
 
 We assume: As in figure 17, the width is 2,048, there are 4 sequences of 4,096 random tokens, and scheduling is
 communication-aware with α1 = 0.1 and α2 = 1. On one node α2 has no effect. *Skewed* has Zipf loads, s = 0.8. Every
-expert has two replicas, which needs 16 guest slots. Scheduling is charged by the number of slots (`lab/run
-finemoe-figure-11`), not by the number of scheduled tokens. The exchange of the unscheduled tokens takes their share of
+expert has two replicas, which needs 16 guest slots. The charge for scheduling depends on the number of slots (`lab/run
+finemoe-figure-11`), not on the number of scheduled tokens. The exchange of the unscheduled tokens takes their share of
 the whole dispatch time, and the second exchange adds a latency. *Planning* is the part of scheduling that is not
 hidden; dispatch in the paper includes both.
 

@@ -16,16 +16,16 @@ three, so our experts have two thirds of the width. Table 2 does not give the nu
 GPT has one per query head, and Mixtral eight. The paper does not publish loads. *Zipf* has the load of figures 8 and 9,
 s = 1, with the same order of popularity in all micro-batches: the best case for placements by history. *Documents*
 draws a popularity for each sequence, with the spreads of the review's experiments here (0.6, 1.0). All systems know the
-load of the previous step. *vanilla* is Megatron-LM. *padded* is DeepSpeed's padding without its optimizations: every
-source sends every expert as many rows as the largest count of any source and expert, and experts compute all of them
-(as in DeepSpeed's code). Padded rows are not tokens, so *padded* has figures by row alone. SmartMoE, FlexMoE, EPLB and
-FineMoE train in place: replicas have their own weights and optimizer states, and gradients are reduced once per step.
-Moving replicas between steps is not charged (the paper: below 1 %; `lab/run finemoe-figure-12`). SmartMoE and FlexMoE
-also move replicas within the step without charge. EPLB is included as an expert scheduler that, like FlexMoE, places
-all replicas by history. FineMoE is charged for scheduling by the number of slots (`lab/run finemoe-figure-11`), without
-overlap; the paper overlaps scheduling, but its measured times exceed our charge. In vanilla and the systems that train
-in place, the all-reduce of gradients overlaps with the last backward. `foremoe` fetches its guests and sends gradients
-home during computation; it needs routes ahead of training, which pre-training does not have.
+load of the previous step. *vanilla* is Megatron-LM. *padded* is DeepSpeed's padding without its optimizations. As in
+DeepSpeed's code, every source pads its rows for each expert to the largest count of any, and experts compute all rows.
+Padded rows are not tokens, so *padded* has figures by row alone. SmartMoE, FlexMoE, EPLB and FineMoE train in place:
+replicas have their own weights and optimizer states, and gradients are reduced once per step. Moving replicas between
+steps is not charged. In the paper, it takes less than 1 % (`lab/run finemoe-figure-12`). SmartMoE and FlexMoE also move
+replicas within the step without charge. EPLB is included as an expert scheduler that, like FlexMoE, places all replicas
+by history. FineMoE is charged for scheduling by the number of slots (`lab/run finemoe-figure-11`), without overlap; the
+paper overlaps scheduling, but its measured times exceed our charge. In vanilla and the systems that train in place, the
+all-reduce of gradients overlaps with the last backward. `foremoe` fetches its guests and sends gradients home during
+computation; it needs routes ahead of training, which pre-training does not have.
 
 Result: FineMoE's published mean gain is between its mean gains on our two loads. Unlike in the paper, SmartMoE is never
 slower than vanilla here, and padding costs more than a third of the throughput even with 8 experts. `foremoe`, which

@@ -2,7 +2,7 @@
 
 FineMoE, arXiv 2511.16947, section 7.5.
 
-Section 7.5 says that FineEP makes the group d times as large as EP's. The overhead is called minimal inside a node, and
+According to section 7.5, FineEP's group is d times as large as EP's. The overhead is called minimal inside a node, and
 negligible if EP is very large (64, as for DeepSeek-V3), since nearly all communication is between nodes anyway. Figures
 10 and 16 compare FineEP with EP of the same size; no figure shows this claim.
 

@@ -5,12 +5,12 @@ ForeMoE, arXiv 2606.11867, figure 10.
 The paper plots the distribution of the imbalance ratio and of the maximum traffic of a link between machines over ten
 steps, without and with ForeMoE. We do not have the values.
 
-We assume: Each of the ten steps has 16 micro-steps of the first configuration of figure 8 and is planned separately: no
-copy outlives the optimizer step, and the next step fetches its guests again. Each input appears three times in the
-table: with the smallest, the median and the largest of the ten steps' figures, column by column. Relative columns
-compare each step with the same step of vanilla. *Links* trades the last percent of balance for less traffic (`--prefer
-links`). Traffic between machines counts token-expert assignments of the busiest node in one direction, as in dispatch
-by row. *GiB* gives the bytes of each dispatch.
+We assume: Each of the ten steps has 16 micro-steps of the first configuration of figure 8. Steps are planned
+separately, because guests are copied again after each optimizer step. Each input appears three times in the table: with
+the smallest, the median and the largest of the ten steps' figures, column by column. Relative columns compare each step
+with the same step of vanilla. *Links* trades the last percent of balance for less traffic (`--prefer links`). Traffic
+between machines counts token-expert assignments of the busiest node in one direction, as in dispatch by row. *GiB*
+gives the bytes of each dispatch.
 
 Result: `foremoe` reduces the mean ρ of a step from at least {mixed, least | vanilla | rho_mean | 2} to at most {mixed,
 largest | foremoe | rho_mean}, and the maximum number of rows that the busiest node exchanges with others to at most

@@ -5,8 +5,8 @@ ForeMoE, arXiv 2606.11867, figure 11.
 The paper compares ForeMoE's steps with ForeMoE-opt, which plans and transfers offline. We do not have the values.
 
 We assume: Quotas are planned while earlier micro-steps run. Placement of all layers needs the routes of all micro-steps
-and ends before the first micro-step begins, so only the tail of the rollout can hide it. *Of opt* assumes a tail as
-long as placement; *of opt, placed* assumes no tail. Placement is the CPU time of the slowest rank plus the gather,
+and ends before the first micro-step begins, so only the tail of the rollout can hide it. *Of opt* assumes that the tail
+hides placement; *of opt, placed* assumes no tail. Placement is the CPU time of the slowest rank plus the gather,
 measured here; each of four layers represents a quarter of the model's layers. *opt* omits placement, the refresh of the
 host's arena and every wait for a copy or a gradient. Configurations are those of figure 8. We also test one guest slot,
 because fewer slots need more copies.

@@ -3,7 +3,7 @@
 ForeMoE, arXiv 2606.11867, figure 9.
 
 The paper enables the stages of its planner one after the other (B base placement, L relocation, P replication, T token
-assignment), then its two transfer paths, and gives speedups over veRL. We do not have the values.
+assignment), then its two transfer paths. It gives speedups over veRL. We do not have the values.
 
 We assume: Our planner's stages have the same names, but other algorithms than the paper's. Without T, an expert's
 tokens are split equally over the replicas that serve it. With one path alone, all copies come from host memory, or all

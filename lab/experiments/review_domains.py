@@ -10,8 +10,8 @@ by chance alone. Groups of 16 sequences share a micro-step; four layers represen
 figure 8's *mixed* routing and varies the number of tokens per rank and micro-step.
 
 Result: Balancing pays if experts or groups differ in popularity. Without any preference in routing, balancing gains 1 %
-by token and loses 0.2 % by row. From 2,048 tokens per rank and micro-step on, the number of tokens hardly matters; with
-fewer tokens, copies are exposed and the gain falls.
+by token and loses 0.2 % by row. With 2,048 or more tokens per rank and micro-step, their number hardly matters. With
+fewer, copies are exposed and the gain falls.
 """
 
 from kit import System, drawn

@@ -3,8 +3,8 @@
 review of ForeMoE, section 6.5.
 
 According to the review, the paper's planner takes 50 ms once per step for the base placement and 5 ms per micro-step
-for the moves, each 5 % of the time that hides it. Copying an expert from the host takes 0.4 ms. In the worst case, 8 %
-of a step is not hidden.
+for the moves, each being 5 % of the time that hides it. Copying an expert from the host takes 0.4 ms. In the worst
+case, 8 % of a step is not hidden.
 
 We assume: The inputs are those of review-speedup with the review's 8 micro-steps. Planning is the CPU time of all 48
 layers, measured here, and includes writing the plan. Compare *BPO only* per step, and *MDA only* per micro-step. Times

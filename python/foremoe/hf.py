@@ -227,8 +227,8 @@ def _refuse_adapters(name: str) -> NoReturn:
 def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
     """Returns the MoE layers of a transformers model in the order in which they run.
 
-    Raises InputError if there are none, for experts or routers of unknown shape, for routers whose choice cannot be
-    replayed, and for experts with adapters, under torch.compile, or sharded by anything except "foremoe".
+    Raises InputError if there are none, for experts or routers of unknown shape, for routers that cannot replay a
+    choice, and for experts that have adapters, are compiled, or are sharded by anything except "foremoe".
     """
     layers = []
     for name, block in _experts_of(model):

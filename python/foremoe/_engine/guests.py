@@ -112,9 +112,9 @@ class Guests:
     def begin_ahead(self, turn: int) -> None:
         """Starts the peer-path copies that this turn reads, but no other copies of earlier turns.
 
-        Needed when one activation checkpoint spans several MoE layers and the guests of a backward pass differ from
-        those of its forward: recomputation reads guests of a later turn of the same event. The buffers are free, since
-        they change only between events.
+        Needed if one activation checkpoint spans several MoE layers, and the guests of a backward pass differ from
+        those of its forward. Recomputation then reads guests of a later turn of the same event. The buffers are free,
+        since they change only between events.
         """
         if turn in self._ahead:
             return

@@ -206,7 +206,7 @@ def reference(
 
     weights: type to which weights are first rounded. state: the weights; None for those of make_model().
     chosen: int64 [micro_steps, layers, experts], incremented by choices of rows without a route and by choices that
-    differ from the recorded ones. mismatched: int64 [micro_steps, layers], incremented by the latter.
+    differ from the recorded ones. mismatched: int64 [micro_steps, layers], incremented by the differing choices.
     Results are cached if state, chosen and mismatched are None, since this takes a large part of a test's time.
     """
     key = repr(

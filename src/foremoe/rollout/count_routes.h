@@ -1,7 +1,7 @@
 #pragma once
 
-// Counts recorded routes and validates them, in one sweep over memory: how often each expert of each layer was chosen,
-// and whether every row is valid (all sentinel, or distinct experts in range).
+// Counts how often each expert of each layer was chosen in recorded routes, and checks that every row is valid (all
+// sentinel, or distinct experts in range). One sweep over memory does both.
 //
 // Only this sweep validates routes. Reading a trace checks everything else, so a file of many gigabytes is read only
 // once. To validate routes without counting, call check_routes.

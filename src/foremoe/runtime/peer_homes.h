@@ -3,7 +3,7 @@
 // Addresses and versions of all home weights, as seen from this rank. Fills the node's arena from these weights.
 //
 // Homes. Ranks exchange addresses once, at bind; a home that is not mapped here has no address. If peers read each
-//   other's slots (residency `free` with copies from peers), ranks also exchange the addresses of slots, and each
+//   other's slots (residency `free` with copies from peers), ranks also exchange the addresses of slots. Each rank
 //   publishes its progress in moving arrived experts from staging buffers to slots.
 // Arena. Once per phase, when home weights are final, every node's arena receives the experts that its ranks will
 //   fetch. Owners on the node write their own experts. The node's ranks divide the other experts among themselves. A

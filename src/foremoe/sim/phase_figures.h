@@ -5,9 +5,8 @@
 // Memory. The peak of the rank with the highest peak. With K micro-steps in flight, the activations of K micro-steps
 //   are stored from forward to backward; the cost model computes their size per layer from tokens and rows. Phases
 //   without backward store one layer's tokens. Working memory contains the rows of the running layer in the largest
-//   micro-step. If the plan ever fills a guest slot, the guest slots of all layers count; under `shared`, those of
-//   `depth` turns (one turn if the policy learns only at the router which experts to copy) and the gradients of one
-//   turn.
+//   micro-step. If the plan ever fills a guest slot, the guest slots of all layers count. Under `shared`, the slots of
+//   `depth` turns count (of one turn if the policy copies only after the router), and the gradients of one turn.
 
 #include <cmath>
 #include <vector>

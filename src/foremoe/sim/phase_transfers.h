@@ -10,7 +10,7 @@
 //   plans of residency `free` forward only. In a simulated policy update, their leases last until the backward of their
 //   micro-steps, and homes are not copied back, since the optimizer writes them. Moves from staging buffers into slots
 //   are not charged: they stay within one device.
-// Gradients. A guest that has served a backward turn sends its gradient after the last turn of its lease: home, or to
+// Gradients. After the last turn of its lease, a guest that has served a backward turn sends its gradient home, or to
 //   the source of its weights if gradients are accumulated on the way (copy_sources.h). The transfer must end before
 //   another guest accumulates in the same buffer, or at the end of the phase. Under `shared` all layers use the same
 //   buffers.

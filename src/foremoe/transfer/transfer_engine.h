@@ -54,7 +54,8 @@ class ExpertDirectory {
   virtual std::span<const std::byte* const> source(const ScheduledCopy& copy) const = 0;
   virtual std::uint64_t published(RankId owner) const = 0;  // version of the owner's homes (acquire)
   // put_in_place() announces that all staged copies arriving before this turn are in place (release). in_place()
-  // returns whether a rank has (acquire), or true if its memory is not mapped: that rank refuses early requests.
+  // returns whether a rank has announced it (acquire); true if its memory is not mapped, since it refuses early
+  // requests.
   virtual void put_in_place(TurnId before) = 0;
   virtual bool in_place(RankId owner, TurnId before) const = 0;
 };

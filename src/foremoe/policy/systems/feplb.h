@@ -1,7 +1,7 @@
 #pragma once
 
-// FEPLB (arXiv 2604.19654): after ordinary dispatch in every layer and micro-step, copy engines move whole experts
-// (weights and tokens) from the busiest to the least loaded rank of a node while the other experts compute.
+// FEPLB (arXiv 2604.19654): dispatches rows to homes. Then copy engines move whole experts (weights and tokens) from
+// the busiest to the least loaded rank of a node while other experts compute, in every layer and micro-step.
 //
 // Problem. Homes are fixed. `dyn` experts per rank are dynamic: another rank of the node may serve all tokens of a
 // dynamic expert from one of its buffers. Minimise the largest rank load of each node.

@@ -1,8 +1,8 @@
 #pragma once
 
 // LLEP, Least-Loaded Expert Parallelism (arXiv 2601.17111, ICML 2026,
-// https://github.com/SalesforceAIResearch/LeastLoadedEP): in every micro-step, after the router, tokens above the
-// capacity of an expert's home spill to the least loaded ranks, which receive a copy of the expert. Residency `shared`.
+// https://github.com/SalesforceAIResearch/LeastLoadedEP): after each router, an expert's tokens above the capacity of
+// its home spill to the least loaded ranks, which receive a copy of the expert. Residency `shared`.
 //
 // If the imbalance of the homes is at most λ, no tokens spill. Otherwise experts are visited by load, largest first. A
 // rank's effective load is its assigned tokens plus those of its own experts not visited so far; its capacity is

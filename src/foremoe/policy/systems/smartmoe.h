@@ -2,7 +2,7 @@
 
 // SmartMoE (Zhai et al., "SmartMoE: Efficiently Training Sparsely-Activated Models through Combining Offline and Online
 // Parallelization", USENIX ATC 2023; https://github.com/thu-pacman/SmartMoE-AE): permutes experts over ranks, without
-// replicas. Offline, it builds a pool of candidates; online, it periodically chooses the one that fits recent loads.
+// replicas. Offline, it builds a pool of candidates. Online, it periodically chooses the one that fits recent loads.
 //
 // Placement (smartmoe/mapping.py, greedy_gen_mapping_from_history). Assigns experts, largest load first, to the least
 // loaded rank with room. An expert stays on its current rank if no other is less loaded.
@@ -11,8 +11,8 @@
 //
 // Our reading. The paper's pool contains whole strategies (data, pipeline, expert parallelism), from which the user of
 // its artifact chooses. A plan fixes all but the placement, so our pool contains placements: the homes, the greedy
-// placement by the long-term load, and one greedy placement for each of pool_parts parts of that load, which differ if
-// the load drifts. The step begins with the placement that fits the long-term load best. Later choices are among the
+// placement for the long-term load, and the greedy placements for each of its pool_parts parts. These differ if the
+// load drifts. The step begins with the placement that fits the long-term load best. Later choices are among the
 // current placement, the pool and the new greedy placement; ties go to the first in this order. The long-term load is
 // the previous step's (`previous_load`), else this step's, known from recorded routes. The artifact's period is an
 // option without a default (--dynamic-freq), its window is the two previous iterations. Both count micro-steps here,

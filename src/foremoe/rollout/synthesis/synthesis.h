@@ -68,7 +68,7 @@ struct DirichletRouting {
 };
 
 // Popularity ∝ exp(step_spread·N per layer and expert + group_spread·N per group + 0.3·group_spread·N per sequence):
-// skewed and stable over the step, with strong variation between micro-steps if a group runs in one micro-step.
+// skewed over the step, and very different between micro-steps if each group runs in one micro-step.
 struct GrpoRouting {
   double step_spread = 0.7;
   double group_spread = 0.5;

@@ -1,7 +1,7 @@
 #pragma once
 
-// BPO, the base placement optimizer of ForeMoE as described in its review (§3.3, algorithm 1): once per step, from mean
-// loads, chooses the rank that hosts each expert and the experts that get a replica besides the host.
+// BPO, the base placement optimizer of ForeMoE as described in its review (§3.3, algorithm 1): once per step, chooses
+// from mean loads the rank that hosts each expert, and the experts that get a second replica.
 //
 // Relocation. Experts are visited by the distance of their host's load from ideal, farthest first. An expert moves to
 // the least loaded other rank with room if that rank's new load is below the host's old load.
