@@ -5,9 +5,10 @@
 // Prints balance and copies as `foremoe plan --json` does: {"rho": {"mean": …, "max": …}, "copies_per_layer_event": …}.
 //
 // Both planners start from homes and split tokens exactly (planner/token_assignment.h). If the busiest rank is above
-// the target level, the tight ranks prove that no split over these replicas helps (FineMoE, equation 3). Only a copy of
-// an expert with replicas on tight ranks alone can help, and only on another rank. Such a pair (expert, rank) moves at
-// most the minimum of the expert's tokens, the tight ranks' tokens above the level, and the other rank's room below it.
+// the target level, the tight ranks prove that no split over these replicas helps (FineMoE, equation 3). A copy can
+// help only if it brings an expert with replicas on tight ranks alone to another rank. This pair (expert, rank) moves
+// at most the minimum of the expert's tokens, the tight ranks' tokens above the level, and the other rank's room below
+// it.
 //
 //   static   Chooses guests once per step. The level is the mean. Every micro-step votes for its pairs: the tokens that
 //            a pair moves × the busiest rank's tokens above the mean. The pair with most votes becomes a guest, and all

@@ -11,8 +11,8 @@ has the same optimum. All three use the symmetric placement with two replicas of
 and round to whole tokens. *foremoe* is our planner on the same slots, which also chooses replicas. *Stable* micro-steps
 differ by sampling alone, the best case for a warm start; *new orders* draws a new popularity in each micro-step. The
 table also shows the time that the simulator charges for FineMoE: a time per slot of the group (a variable of LP 1), set
-between the two kinds of load. It is 1 µs for LP 1 by CLP, 4 µs for LP 4, 0.06 µs for our assignment. The all-gather of
-loads is not charged.
+between the two kinds of load. It is 1 µs for LP 1 by CLP, 4 µs for LP 4 and 0.06 µs for our assignment. The all-gather
+of loads is not charged.
 
 Result: Like the paper's HiGHS, CLP solves LP 1 in less than 1 ms, except with 64 GPUs and new orders; LP 4 takes 2 to
 32 times as long. Our assignment reaches the optimum of LP 1 in at most a sixth of CLP's time. Our planner, which also

@@ -4,15 +4,15 @@ review of ForeMoE, section 6.3.
 
 A table of the review shows the share of micro-steps in each range of ρ.
 
-We assume: The routing model has two parameters, the skew of a step and how much GRPO groups differ. Both were fitted to
-the unbalanced row alone; no other parameter was fitted. Each pair of layer and micro-step counts once. This is stricter
-than counting micro-steps, where layers average out. The model, the batch and the 32 micro-steps are those of
-review-speedup. *FEPLB, smaller too* represents another planner that moves only whole experts, with equal slots.
+We assume: The routing model has two parameters, the skew of a step and how much GRPO groups differ. We fitted both to
+the unbalanced row alone, and no other parameter. Each pair of layer and micro-step counts once. This is stricter than
+counting micro-steps, where layers average out. The model, the batch and the 32 micro-steps are those of review-speedup.
+*FEPLB, smaller too* represents another planner that moves only whole experts, with equal slots.
 
 Result: With ForeMoE and two guest slots, every pair has a ρ below 1.1. Neither the review's planner as described nor
-EMA reaches its published share: the planner's base placement fills the slots that its moves need, and EMA knows only
-averages. The routing model matches only the mean of the unbalanced row: it gives fewer balanced and fewer extreme
-micro-steps than the review.
+EMA reaches its published share. The planner's base placement fills the slots that its moves need, and EMA knows only
+averages. The routing model matches the mean of the unbalanced row, but has fewer balanced and fewer extreme micro-steps
+than the review.
 """
 
 from kit import Aim, Column, Published, System, drawn

@@ -8,12 +8,12 @@ Possible causes are the planner, memory for replicas, exposed copies, or balanci
 We assume: *Ideal* is a step in which every rank computes the mean load, sends and receives the mean rows of the first
 system, and copies nothing. Each further column is the time that one cause adds to the critical path. The last column is
 the sum of the others. *Slots* is the busiest rank's load beyond the mean and beyond whole tokens. It has two causes:
-too few slots, and the planner's tolerance, since ours stops within 0.6 % of the mean. *Exact* has no tolerance, and *8
-slots* has four times as many slots. *Replicas*: each replica is a separate matrix product, which reads the weights once
-more and fills its last tile only in part. *Whole tokens* is 0 here, because the mean of a drawn load is a whole number.
-Copies include refreshing the arenas and sending gradients home. *Planning* is the planning time of online systems plus
-placement (measured here) that no rollout's tail hides. The first two inputs are those of review-speedup; the third is
-the mixed routing model of figure 8 on 64 ranks of eight nodes.
+too few slots, and our planner's tolerance of 0.6 % of the mean. *Exact* has no tolerance, and *8 slots* has four times
+as many slots. *Replicas*: each replica is a separate matrix product, which reads the weights once more and fills its
+last tile only in part. *Whole tokens* is 0 here, because the mean of a drawn load is a whole number. Copies include
+refreshing the arenas and sending gradients home. *Planning* is the planning time of online systems plus placement
+(measured here) that no rollout's tail hides. The first two inputs are those of review-speedup; the third is the mixed
+routing model of figure 8 on 64 ranks of eight nodes.
 
 Result: Most of our step's time beyond the ideal is exchange, because sources send unevenly even if all ranks receive
 the same. By token it is 3 % of the ideal step in one node and 4 % between eight nodes; by row it is 1.5 and 7 %. Slots
@@ -37,8 +37,8 @@ class Gap:
 
     ideal: every rank computes, sends and receives what the mean rank of the first system does, and copies nothing.
     whole_tokens: rounding the mean up to whole tokens. slots: further tokens that the plan leaves on the busiest rank.
-    Both are charged at the mean rank's time per token; slots at most what the slowest rank takes beyond the mean.
-    replicas: the remaining time of the slowest rank's experts, since each replica is a separate product, reads its
+    Both are charged at the mean rank's time per token; slots at most with the slowest rank's time beyond the mean.
+    replicas: the remaining time of the slowest rank's experts: each replica is a separate product, which reads its
     weights and partly fills its last tile. copies: exposed copies of weights, gradients and homes, and filling of
     arenas. exchange: time beyond the ideal; negative if less is sent. planning: planning on the critical path, plus
     placement that no rollout hides.

@@ -26,8 +26,8 @@ DEFINED = {
 class Arranged(System):
     """groups: number of expert-parallel groups of consecutive ranks; each has all experts and is planned separately.
     in_place: replicas retain their weights and optimizer state, see InPlace. padded: in each layer and micro-step,
-    every source sends every expert as many rows as the largest (source, expert) cell of the group. Only with dispatch
-    by row, since padding is not tokens.
+    every source pads its rows for each expert to the largest (source, expert) cell of the group. Needs dispatch by row,
+    since padding is not tokens.
     """
 
     def __init__(

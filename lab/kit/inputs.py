@@ -168,7 +168,7 @@ def recorded(
         trace = foremoe.read_trace(ROOT / file)
         if shuffled:
             trace = _in_order(trace, np.random.default_rng(seed).permutation(trace.num_sequences))
-        # Not collect(): it would log that it batches again, as the experiment requests.
+        # collect() would log that it batches again, which the experiment requests.
         return Drawn(_core._collect(trace, dict(batching or {}), 0))
 
     return Input(label, draw, modelled, estimated=not is_trace, **options)

@@ -1,4 +1,4 @@
-"""slime: training steps under plans, or in shadow mode, by slime's own hook flags. slime is not patched.
+"""Runs slime's training steps under plans, or in shadow mode. Uses slime's own hook flags, without patches.
 
     --custom-megatron-before-train-step-hook-path foremoe.slime.before_train_step
 

@@ -7,7 +7,7 @@ losses, expert bias and statistics are unchanged. The flex dispatcher was tested
 DeepEP, HybridEP and NCCL-EP on CPU, never on a GPU.
 
 The first node of the layer's backward pass fetches guests, and the last sends their gradients home. Both must happen
-inside backward: DistributedDataParallel with overlap_grad_reduce reduces a bucket as soon as its gradients are ready,
+inside backward, because DistributedDataParallel with overlap_grad_reduce reduces a bucket once its gradients are ready,
 and silently loses gradients added later. The last node is the identity on the layer's input, with the home weights as
 further inputs, so autograd delivers their gradients, and runs DistributedDataParallel's hooks, only after this node.
 

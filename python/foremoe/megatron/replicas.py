@@ -343,7 +343,7 @@ class Replicas:
         return dict(self._shadow.metrics() if self._shadow is not None else self._metrics)
 
     def detach(self) -> None:
-        """Restores the model to its state before attach(). Not allowed inside a step."""
+        """Restores the model to its state before attach(). Raises RuntimeError inside a step."""
         if self._detached:
             return
         if self._running:

@@ -156,7 +156,7 @@ class Dense:
             forget_ddp(self.model)
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Returns the trained parameters by name; under "fsdp2" this rank's shards. Not during forward or backward."""
+        """Returns trained parameters by name; under "fsdp2" this rank's shards. Invalid in forward and backward."""
         return {name: p for name, p in self._all() if p.requires_grad}
 
     def _all(self) -> list[tuple[str, torch.nn.Parameter]]:

@@ -331,8 +331,8 @@ class ExpertParallel:
 
         Args:
             model: The model whose experts are spread, or what wrap() returned.
-            folder: Where from_pretrained() will find the model.
-            options: Of the model's own save_pretrained(), such as max_shard_size.
+            folder: Folder for the files, as from_pretrained() expects them.
+            options: Options of the model's own save_pretrained(), such as max_shard_size.
         """
         self.ranks.expect_call("save_pretrained()")
         saving.save_pretrained(self._shards, model, folder, **options)
@@ -347,7 +347,7 @@ class ExpertParallel:
 
         Args:
             optimizer: Optimizer of the spread model. Its state must be scalars and tensors of the parameters' shapes.
-            cpu_offload: Moves each tensor to the CPU when it is whole.
+            cpu_offload: Moves each tensor to the CPU once it is gathered.
             rank0_only: Returns the state on the first rank of all replicas; the other ranks get an empty dict.
 
         Raises InputError, on all ranks, for other state, and for scalars that differ between ranks.

@@ -80,7 +80,7 @@ double CostModel::seconds(const Product& product, Pass direction) const {
   const double weights = product.parameters * options_.bytes_per_parameter;
   const double forward = roofline(product.flops, weights + product.row_bytes);
   if (direction == Pass::kForward) return forward;
-  // Computing either gradient reads and writes rows. That of rows reads the weights; that of weights is accumulated.
+  // Computing either gradient reads and writes rows. The rows' gradient reads the weights; the weights' is accumulated.
   const double gradients = product.parameters * 2 * options_.bytes_per_gradient;
   const double backward = roofline(product.backward_flops * product.flops, weights + gradients + 2 * product.row_bytes);
   return backward + (anew(product.of_experts) ? forward : 0);

@@ -49,7 +49,7 @@ std::int64_t busiest_link(const std::vector<std::vector<std::int64_t>>& crossing
   return busiest;
 }
 
-// deliveries() fills replicas on a source's own rank and node first, so as many tokens as possible stay on their node.
+// deliveries() fills replicas on a source's own rank and node first, which maximises tokens that stay on their node.
 std::int64_t link_tokens(const Subject& subject, EventId t, LayerId l, int num_nodes) {
   std::vector<std::vector<std::int64_t>> crossing(num_nodes, std::vector<std::int64_t>(num_nodes));
   for (const std::vector<Delivery>& of_expert : deliveries(subject, t, l)) {

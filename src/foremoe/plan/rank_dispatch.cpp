@@ -37,7 +37,7 @@ void lay_out_sent(std::span<const Shipment> shipments, std::size_t num_ranks, Ra
   }
 }
 
-// Orders received rows by source, then expert (shipments are sorted by expert), and computed rows by slot, then source.
+// Sorts received rows by (source, expert), since shipments are sorted by expert, and computed rows by (slot, source).
 void lay_out_received(std::span<const Shipment> shipments, std::size_t num_ranks, std::size_t num_slots,
                       RankDispatchWorkspace& ws, RankDispatch& rows) {
   rows.recv.assign(num_ranks, 0);

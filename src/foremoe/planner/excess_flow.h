@@ -22,8 +22,8 @@ namespace foremoe::planner {
 
 class ExcessFlow {
  public:
-  // Moves tokens until as few as possible are above `target`; returns their number. Afterwards, every rank that these
-  // tokens can reach is at or above the target. Reuses its memory between calls.
+  // Minimises the number of tokens above `target`, and returns it. Afterwards, every rank that these tokens can reach
+  // is at or above the target. Reuses its memory between calls.
   std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
  private:

@@ -351,7 +351,7 @@ ReplicaGraph LayerPlanner::replicas_of(int m, const StepPlan& plan) const {
   return graph;
 }
 
-// Returns [expert]: the slot where its tokens start. It is the home slot or, without a replica there, the lowest.
+// Returns [expert], the slot where its tokens start: the home slot or, without a replica there, the lowest slot.
 std::vector<int> LayerPlanner::anchors_in(const ReplicaGraph& graph, const StepPlan& plan) const {
   if (options_.residency != Residency::kFree) return problem_.home_slot;
   std::vector<int> anchor(problem_.num_experts, -1);

@@ -1,4 +1,4 @@
-// Tests that stage P reaches the target of one micro-step with as few guests as possible.
+// Tests that stage P reaches the target of one micro-step with the fewest guests.
 
 #include "foremoe/planner/replication.h"
 

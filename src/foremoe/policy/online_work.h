@@ -23,8 +23,8 @@ using ChooseSources = void (*)(const CopiesOfExpert& copies, std::span<int> sent
 struct OnlineWork {
   // Copies begin when the router of their layer and micro-step has run. A host-path arena must contain all experts.
   bool copies_after_router = false;
-  // Under `shared`, copies for a backward pass begin as early as in systems that plan ahead, because the forward pass
-  // has determined its plan. The system then needs as many sets of guest slots as they do.
+  // Under `shared`, copies for a backward pass begin at the same time as in systems that plan ahead, because the
+  // forward pass has determined its plan. The system then needs the same number of sets of guest slots.
   bool prefetches_in_backward = false;
   // Before planning, ranks gather all ranks' counts of the layer and micro-step. Charged as planning.
   bool gathers_loads = false;

@@ -27,8 +27,8 @@ class RolloutFollower {
   explicit RolloutFollower(std::string folder, std::int64_t num_sequences = 0);
 
   // Counts every new file *.safetensors whose name does not begin with a dot. Returns whether the rollout has ended.
-  // Throws InputError if a file is not a trace, differs from the first in layers or experts, or has a malformed row, if
-  // there are too many sequences, or if `done` appears too early. After a throw, the follower is unusable.
+  // Throws InputError if a file is not a trace, differs from the first in layers or experts, or has a malformed row.
+  // Also throws for too many sequences, and if `done` appears too early. After a throw, the follower is unusable.
   bool poll(ThreadPool& pool);
 
   struct File {

@@ -16,8 +16,8 @@ using EngineClock = std::chrono::steady_clock;
 //
 // Method. An attempt first waits until its source has the phase's version, and is then submitted to its link. An
 //   attempt succeeds if the link reports completion, the source still has this version and, on the host path, checksums
-//   match. An attempt fails if the link reports failure, if one of these checks fails, if the source has a later
-//   version, or on timeout. After a failure, the link has dropped the copy and no longer writes to its buffer.
+//   match. An attempt fails if the link reports failure, a check fails, the source has a later version, or it times
+//   out. After a failure, the link has dropped the copy and no longer writes to its buffer.
 // Complexity. step() is linear in the number of attempts in progress, at most kMaxCopiesUnderWay.
 class CopyAttempts {
  public:

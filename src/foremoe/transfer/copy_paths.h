@@ -6,8 +6,8 @@
 //   memory and is written before the phase, when nothing else runs. This can pay off if the node fetches the expert at
 //   least twice. Links differ in bandwidth. The cost of a schedule is the time of its busiest link, bytes ÷ bandwidth.
 // Method. An expert that a node fetches only once comes from a peer. All other copies, in order of deadline, take the
-//   path whose busiest link finishes first; ties go to peers. The host path also pays the copy's share of writing the
-//   arena. All copies use peers if filling the arenas plus the busiest link is not faster than peers alone.
+//   path that finishes first on its busiest link. Ties go to peers. The host path also pays the copy's share of writing
+//   the arena. All copies use peers if filling the arenas plus the busiest link is not faster than peers alone.
 // Guarantee. Filling the arenas plus the busiest link never takes longer than peers alone. The method ignores overlap
 //   with computation. The simulator models overlap and also tries each path alone.
 // Arenas. Each expert of an arena is written by its home, over the network if the home is on another node. The network

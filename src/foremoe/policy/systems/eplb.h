@@ -15,10 +15,10 @@
 // Moving average (review of ForeMoE, §1.5; the review's baseline EMA LB is ema.h). After every micro-step, â ← α·c + (1
 // − α)·â for each expert. Before every period-th micro-step, experts are placed by â. If the previous step's load is
 // given, â starts as the mean of its micro-steps and determines the first placement. Otherwise â starts as the first
-// micro-step's load, and only homes serve in the first period. Of the five policies, only `eplb-ema` never looks ahead.
-// Inferred: the review (like FlexMoE, LAER-MoE and others) averages over steps of pre-training, places experts every T
-// steps (50, for example) and gives no α. A plan covers one step, so we average over micro-steps. Our period of 8 is
-// the review's number of micro-steps per step.
+// micro-step's load, and only homes serve in the first period. Among these five policies, only `eplb-ema` never looks
+// ahead. Inferred: the review (like FlexMoE, LAER-MoE and others) averages over steps of pre-training, places experts
+// every T steps (50, for example) and gives no α. A plan covers one step, so we average over micro-steps. Our period of
+// 8 is the review's number of micro-steps per step.
 //
 // A rank has E/R + G slots, so there are E + R·G replicas. As in the reference, placement is hierarchical (groups to
 // nodes, replicas inside nodes) if the number of router expert groups is a multiple of the number of nodes, else

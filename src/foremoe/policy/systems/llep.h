@@ -4,11 +4,11 @@
 // https://github.com/SalesforceAIResearch/LeastLoadedEP): after each router, an expert's tokens above the capacity of
 // its home spill to the least loaded ranks, which receive a copy of the expert. Residency `shared`.
 //
-// If the imbalance of the homes is at most λ, no tokens spill. Otherwise experts are visited by load, largest first. A
-// rank's effective load is its assigned tokens plus those of its own experts not visited so far; its capacity is
-// α·mean. The home serves tokens up to its capacity. The rest goes in chunks to the rank with the least effective load
-// that has capacity. A rank with room for less than the minimum chunk is skipped unless it can take the whole rest. If
-// no rank qualifies, the rest goes to the least loaded rank.
+// If the imbalance of the homes is at most λ, no tokens spill. Otherwise experts are visited in descending order of
+// load. A rank's effective load is its assigned tokens plus those of its own experts not visited so far; its capacity
+// is α·mean. The home serves tokens up to its capacity. The rest goes in chunks to the rank with the least effective
+// load that has capacity. A rank with room for less than the minimum chunk is skipped unless it can take the whole
+// rest. If no rank qualifies, the rest goes to the least loaded rank.
 //
 // The defaults are those of the public command: α = 1, at least 1,024 tokens per chunk, λ = 1.3. `llep` uses them
 // unchanged, since a rank in the shared tables has 16,000 tokens or more on average. With less than a few thousand

@@ -15,8 +15,8 @@
 // Inferred. We had only the paper's abstract and secondary descriptions. They specify counts proportional to the
 // previous iteration, static optimizer shards and even shares. We chose the rounding, the order of slots and the
 // meaning of an iteration. In the paper, an iteration is one batch and one update. In post-training, one update covers
-// many micro-steps, each with a placement, so here each micro-step is an iteration. SYMI then reacts as fast as
-// possible. But without an update in between, every change of placement needs copies, which the original avoids. An
+// many micro-steps, each with a placement, so here each micro-step is an iteration. SYMI then reacts after every
+// micro-step. But without an update in between, every change of placement needs copies, which the original avoids. An
 // option sets more micro-steps per iteration. The first iteration uses the end of the previous step (`previous_load`),
 // else equal loads.
 //

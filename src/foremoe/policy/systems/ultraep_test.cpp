@@ -69,7 +69,7 @@ TEST(UltraEp, ExportsTheLargestExpertsOfOverloadedRanksToTheRankWithMostRoom) {
 }
 
 // Rank 0 has all 90 tokens in three equal experts; rank 1 has one slot. Only 29 tokens of one expert can leave, so the
-// least feasible target is 61; the first, 46 = ⌈1.01 · 45⌉, fails. If a home may be empty, 30 can leave.
+// least feasible target is 61. The first target, 46 = ⌈1.01 · 45⌉, fails. If a home may be empty, 30 can leave.
 TEST(UltraEp, SearchesForTheLeastTargetIfOnePercentAboveTheMeanFails) {
   const LoadTable load = test::load_of(2, {{30, 30, 30, 0, 0, 0}});
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 1)), ElementsAre(Guest{0, 1, 29}));

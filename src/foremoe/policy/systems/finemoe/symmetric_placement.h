@@ -58,10 +58,10 @@ Array<RankId, 3> symmetric_placement(const SymmetricShape& shape);
 // The paper shuffles all copies of the model's experts. Here homes are pinned and form one copy; we shuffle the d − 1
 // others. Inferred: no rank holds an expert twice, since the second replica would have no effect.
 //
-// Method. Shuffle all, then exchange each replica that its rank already holds with a replica of another rank, such that
-// no rank holds either expert twice afterwards. The search starts at a random slot. If no exchange is possible, shuffle
-// again. After kShuffles attempts, which small groups with d near R can need, give replica i of a rank's experts to the
-// i-th next rank.
+// Method. Shuffle all. Then exchange each replica that its rank already holds with a replica of another rank, so that
+// neither rank holds an expert twice. The search starts at a random slot. If no exchange is possible, shuffle again.
+// After kShuffles attempts, which small groups with d near R can need, give replica i of a rank's experts to the i-th
+// next rank.
 
 // Takes the same shapes, and returns the same format, as symmetric_placement().
 Array<RankId, 3> random_placement(const SymmetricShape& shape, Random& random);
