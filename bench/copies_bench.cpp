@@ -1,6 +1,6 @@
 // Overhead of the engine's paths over a plain memcpy, from submit() to the end of wait(). Copies uncached experts of
-// 9.4 MB (three float32 matrices of 2048 × 384) by the host path (arena, checksums verified) and by the peer path. The
-// argument is the number of experts fetched per turn. With 16, the benchmark measures a path's rate; with 1, it
+// 9.4 MB (three float32 matrices of 2048 × 384) over the host path (arena, checksums verified) and over the peer path.
+// The argument is the number of experts fetched per turn. With 16, the benchmark measures a path's rate; with 1, it
 // includes the wake-up time of two threads.
 //
 // Estimator: Plain copies and copies through the engine alternate turn by turn on the same buffers, so that other load

@@ -13,7 +13,7 @@ the guests' weights. FEPLB has one set for all layers; `foremoe` has one set per
 
 Result: FEPLB removes a larger part of the straggler's time than published at EP 2 and 4, and about the published part
 at EP 8. This agreement confirms nothing, because we chose our reading of the search to fit the published percentages.
-`foremoe` removes more. With half as many slots, `foremoe` needs nine times FEPLB's buffer memory, or the same memory
+`foremoe` removes more. With half of FEPLB's slots, `foremoe` needs nine times its buffer memory, or the same memory
 under `shared`.
 """
 

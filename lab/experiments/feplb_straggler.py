@@ -12,7 +12,7 @@ comparable than token counts. EP 2 and 4 use the same model. *FEPLB* is our read
 published percentages. The `dyn` busiest experts of a rank may move, and the search stops at the first expert that does
 not help. FasterMoE and `foremoe` have four guest slots, because FEPLB's dyn = 4 uses at most four on average. FasterMoE
 knows the exact loads here. Its cost model uses this expert size and NVLink at 450 GB/s. lab/policies.md explains
-FasterMoE's three rules; under *whole ranks*, each rank has as many slots as it could use.
+FasterMoE's three rules; under *whole ranks*, each rank has all slots that it could use.
 
 Result: FEPLB's search removes a larger part of the straggler than published at EP 2 and 4, and the published part at EP
 8. This agreement confirms nothing, because we chose our reading of the search to fit these percentages. FasterMoE

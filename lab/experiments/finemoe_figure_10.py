@@ -8,9 +8,9 @@ With DeepEP, FineEP takes more time, due to data format conversion. According to
 adds little exchange time inside a node, or if EP spans many nodes anyway. We do not have the values.
 
 We assume: As in figure 9, there are 32 experts, the width is 4,096, and 8 × 2,048 tokens follow Zipf with s = 1. Every
-expert has two replicas in the group, which needs as many guest slots as a rank has experts. Our model counts bytes and
-link speeds, and does not distinguish NCCL from DeepEP. The preset has one network card per GPU. The paper's nodes have
-two for 8 GPUs, so the paper's exchange between nodes takes four times as long. *EP, half the group* is two separate EP
+expert has two replicas in the group, so a rank has one guest slot per home expert. Our model counts bytes and link
+speeds, and does not distinguish NCCL from DeepEP. The preset has one network card per GPU. The paper's nodes have two
+for 8 GPUs, so the paper's exchange between nodes takes four times as long. *EP, half the group* is two separate EP
 groups, which a FineEP group with d = 2 merges; with 8 and with 16 GPUs each is within one node.
 
 Result: On one node, FineEP's dispatch takes less than half of EP's time, because more tokens stay on their rank and the

@@ -7,13 +7,13 @@ negligible if EP is very large (64, as for DeepSeek-V3), since nearly all commun
 10 and 16 compare FineEP with EP of the same size; no figure shows this claim.
 
 We assume: The model shape is DeepSeek-V3 on 64 to 256 GPUs, eight to a node. Every expert has two replicas in the
-group, which needs as many guest slots as a rank has experts: four, two, one; `foremoe` has the same number. *EP, half
-the group* is the two separate EP groups that a FineEP group with d = 2 merges. In them, each rank has twice as many
-experts and optimizer states. *Two cards* is the network of the paper's nodes: a quarter of the preset's for each GPU.
-Popularity follows Zipf with s = 0.5. With the paper's s = 1 (figure 9), 256 experts and top-8, nearly every token would
-choose the most popular expert. A token's experts are in four of eight groups. The model counts bytes and link speeds,
-and knows no communication library. One layer and four micro-steps, with one sequence of 4,096 tokens per rank,
-represent all. There is one draw.
+group, so a rank has one guest slot per home expert: four, two or one. `foremoe` has the same number. *EP, half the
+group* is the two separate EP groups that a FineEP group with d = 2 merges. There, each rank has twice the experts and
+optimizer states. *Two cards* is the network of the paper's nodes: a quarter of the preset's for each GPU. Popularity
+follows Zipf with s = 0.5. With the paper's s = 1 (figure 9), 256 experts and top-8, nearly every token would choose the
+most popular expert. A token's experts are in four of eight groups. The model counts bytes and link speeds, and knows no
+communication library. One layer and four micro-steps, with one sequence of 4,096 tokens per rank, represent all. There
+is one draw.
 
 Result: By token, the claim does not hold: FineEP's dispatch takes longer than that of EP in groups of half the size,
 because a larger group has more nodes to which a token must go. By row, the claim holds up to 256 GPUs, because the

@@ -8,9 +8,9 @@ unless an experiment states otherwise.
 We assume: Three inputs are drawn with consecutive seeds; figures are means over the draws ± standard deviation.
 *Bursty* is the example of docs/users/command_line.md, with the same systems and optimizer shards: eight ranks, one
 sequence of 4,096 tokens per rank and micro-step, GRPO groups of eight that differ. *DAPO-Math* is the input of
-review-speedup. *Mixed* is that of figure 8 on 64 ranks with half as many micro-steps. Each seed draws new popularities
-of experts, groups and tokens. *Placed* charges planning, measured here. *Paired* compares these steps with ours, draw
-by draw. Each input has both dispatches; *by token* is estimated, since these are loads.
+review-speedup. *Mixed* is that of figure 8 on 64 ranks with half the micro-steps. Each seed draws new popularities of
+experts, groups and tokens. *Placed* charges planning, measured here. *Paired* compares these steps with ours, draw by
+draw. Each input has both dispatches; *by token* is estimated, since these are loads.
 
 Result: The standard deviation of speedups is below 2 % (by row on 64 ranks, below 4 %), nearly all due to the imbalance
 of the drawn load. With planning included, the steps of ReLibra and UltraEP are 5 to 7 % longer than ours on 64 ranks.

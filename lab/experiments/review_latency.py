@@ -12,8 +12,8 @@ per step include our work that is done once per step; times per micro-step exclu
 exposed copies and arenas ÷ the step with them. The review's 8 % corresponds to 92.6.
 
 Result: The review's planner takes at most a fifth of the published time for the base placement and at most two fifths
-for the moves. Our planner takes up to twice as long per micro-step and about ten times as long per step, nearly all of
-it for placement. All copies hide here, whereas the review has up to 8 % of overhead.
+for the moves. Our planner takes up to twice as long per micro-step and about ten times as long per step. Nearly all of
+this time is placement. All copies hide here, whereas the review has up to 8 % of overhead.
 """
 
 from kit import Published, System, drawn, measured_here, modelled

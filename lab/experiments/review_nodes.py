@@ -11,8 +11,7 @@ model is figure 8's *mixed* one, with groups of 16; four layers represent all. F
 
 Result: By token, balancing gains most on one or two nodes, because exchange takes more of the step on more nodes. By
 row it gains more on eight nodes than on two or four. Copies are exposed at 2,048 tokens and fewer, but balancing still
-gains at 128 tokens. Preferring links loses from 512 tokens down, because it needs two and a half to six times as many
-copies.
+gains at 128 tokens. With 512 tokens or fewer, preferring links loses, because it needs 2.5 to 6 times the copies.
 """
 
 from kit import System, drawn, paired

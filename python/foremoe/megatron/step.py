@@ -130,7 +130,7 @@ class MicroBatchRows:
         if layer == 0:
             step.backward_ran(turn.micro_step)
         if engine.guests.are_lent and step.has_main_grads:
-            # If stored until each layer's next backward, these gradients would take as much memory as all layers' sums.
+            # If stored until each layer's next backward, these gradients would take the memory of all layers' sums.
             for other, moe in enumerate(step.moes):
                 for (home, name), gradient in engine.guests.take_home(other).items():
                     _add(moe.own[name][home], gradient)

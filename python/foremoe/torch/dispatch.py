@@ -1,4 +1,4 @@
-"""Destinations of the rows of one layer, by the plan or by the router's choice.
+"""Destinations of the rows of one layer, from the plan or the router's choice.
 
 Planned sizes are known before the layer runs. If the router may choose other experts than recorded, ranks exchange
 counts. A recorded row (a token at one of its experts) goes to its planned replica, any other row to its expert's home.

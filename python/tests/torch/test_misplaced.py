@@ -238,7 +238,7 @@ def draw_samples(seed: int, kept: float) -> Any:
 
 
 def test_samples_of_matching_routes_are_rarely_rejected_and_most_others_are() -> None:
-    """Each sample has 16 rows per micro-step, as few as in other tests."""
+    """Each sample has 16 rows per micro-step, like the other tests."""
     samples = 300
     assert sum(bool(judge(draw_samples(seed, 0.4))) for seed in range(samples)) <= 0.01 * samples
     assert sum(bool(judge(draw_samples(seed, 0.0))) for seed in range(samples)) >= 0.7 * samples

@@ -84,7 +84,7 @@ class Driver:
 
 
 def test_phases_share_memory_until_one_needs_more(rank: int) -> None:
-    """The second phase needs as much memory as the first, and the last needs more."""
+    """The first two phases need the same memory, and the last needs more."""
     ep, model, trained = begin(path="host", ranks_per_node=2)
     held = []
     for seed, micro_steps in ((5, 1), (5, 1), (6, 1), (7, 4)):

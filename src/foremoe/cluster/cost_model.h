@@ -90,8 +90,8 @@ class CostModel {
 
   // Numbers of copies that one rank can receive over the host path and from peers during one layer's forward. The
   // micro-step is balanced and has this number of tokens (not assignments) per rank. All ranks receive at the same time
-  // and share the node's resources. Exchanges of rows are assumed to use other links. A rank can send as many copies to
-  // peers as it receives, since links are equally fast in both directions.
+  // and share the node's resources. Exchanges of rows are assumed to use other links. A rank can send one copy to peers
+  // for each that it receives, since links are equally fast in both directions.
   struct HiddenCopies {
     int from_host = 0;
     int from_peers = 0;

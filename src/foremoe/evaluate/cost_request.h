@@ -22,8 +22,7 @@ struct CostRequest {
 
 std::vector<Option> options_of(CostRequest& request);
 
-// Options that describe a model without a preset. Until kv_heads is set, attention has as many key heads as query
-// heads.
+// Options that describe a model without a preset. Until kv_heads is set, attention has one key head per query head.
 std::vector<Option> options_of(ModelShape& shape);
 
 // All functions below throw InputError, with field `cluster` or `model`.

@@ -14,9 +14,9 @@
 //                  (row_choice.h). Remainders of the shares are carried from expert to expert, in ascending order.
 // Invariant. After a sweep, if a source has rows left, no replica in the sweep's scope (own rank, own node, all ranks)
 //   has quota left for it.
-// Guarantee. All rows are placed and all quotas are met. For these quotas, as many rows as possible stay on their rank,
-//   and as many as possible on their node. With Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per
-//   expert. With Rows::kToken a source keeps the floor or the ceiling of its share of each expert on its node.
+// Guarantee. All rows are placed and all quotas are met. For these quotas, the largest possible numbers of rows stay on
+//   their rank and on their node. With Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per expert. With
+//   Rows::kToken a source keeps the floor or the ceiling of its share of each expert on its node.
 // Complexity. O(ranks · experts + slots + shipments).
 //
 // Ranks compute two results without exchanging counts. assign_shipments computes the replica that serves each row; no

@@ -6,10 +6,10 @@
 //   Dispatch by token sends a token once to each other node that serves any of its rows. Assign rows to shipments such
 //   that the number of (token, other node) pairs is small.
 // Method. Start in row order. Given the assignment of all other experts, a node is free for a row if it is the source's
-//   own or already serves another row of the same token. For one expert, assign as many rows as possible to free nodes,
-//   with the shipments as capacities. Rows with the same free nodes form one type. This transportation problem is a
-//   maximum flow from types to nodes, solved by augmenting paths. Sweep over the experts, in ascending order, until a
-//   sweep does not reduce the number of pairs or kMostSweeps is reached.
+//   own or already serves another row of the same token. For one expert, maximise the rows assigned to free nodes, with
+//   the shipments as capacities. Rows with the same free nodes form one type. This transportation problem is a maximum
+//   flow from types to nodes, solved by augmenting paths. Sweep over the experts, in ascending order, until a sweep
+//   does not reduce the number of pairs or kMostSweeps is reached.
 // Guarantees. No shipment's number of rows changes. A step never increases the number of pairs and is optimal for its
 //   expert if the other experts' rows are fixed. Unless sweeps reach their limit, the result is a local optimum. It
 //   depends only on the source's own routes and shipments.

@@ -215,7 +215,7 @@ bool BaseGuests::grow(ReplicaGraph& graph) {
   return !added.empty();
 }
 
-// Replaces the guest in a slot by the best expert, or by none. Returns whether the placement changed.
+// Replaces a slot's guest by the best expert, or empties the slot if none helps. Returns whether the slot changed.
 bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
   const int old = graph.expert_in(slot);
   const int rank = graph.rank_of(slot);

@@ -54,8 +54,8 @@ void put_random_guests(const LayerProblem& p, Random& random, ReplicaGraph& grap
 
 constexpr BaseGoal kGoals[] = {BaseGoal::kFinal, BaseGoal::kReplaceable};
 
-// A load with a mean of `rows` rows per rank: twice as many in the first micro-step, `rows` in the second, and none in
-// the third.
+// A load with a mean of `rows` rows per rank: 2·`rows` in the first micro-step, `rows` in the second, and none in the
+// third.
 LayerProblem problem_with(int ranks, std::int64_t rows, int guest_slots) {
   std::vector<std::vector<std::int64_t>> of_experts(3, std::vector<std::int64_t>(ranks, 0));
   std::ranges::fill(of_experts[0], 2 * rows);

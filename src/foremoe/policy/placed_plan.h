@@ -25,7 +25,7 @@ void check_policy_input(const PolicyInput& input);
 // Returns the previous step's load or nullptr. Throws InputError if its number of layers or experts differs.
 const LoadTable* former_load(const PolicyInput& input);
 
-// Returns the previous plan, or nullptr unless `policy` made it with as many layers, ranks, experts and guest slots.
+// Returns the previous plan if `policy` made it for the same layers, ranks, experts and guest slots; else nullptr.
 const StepPlan* former_plan(const PolicyInput& input, std::string_view policy);
 
 // Returns the placement at the plan's last event: [rank][slot]. Requires an event, which former_plan() checks.

@@ -37,9 +37,9 @@ struct BatchingOptions {
 // Throws InputError like balanced_batching(), and also if neither trace nor options specify a rank count.
 Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options);
 
-// Distributes sequences over as few micro-steps as possible, by Karmarkar–Karp on tokens: first over micro-steps, then
-// over ranks. If a rank would get more than tokens_per_rank, tries one more micro-step. Micro-steps, and ranks within
-// each micro-step, are numbered in the order of their first sequences. num_ranks is required. Throws InputError if a
+// Distributes sequences first over micro-steps, then over ranks, using Karmarkar–Karp on tokens. Uses the fewest
+// micro-steps: if a rank would get more than tokens_per_rank, tries one more. Micro-steps, and ranks within each
+// micro-step, are numbered in the order of their first sequences. num_ranks is required. Throws InputError if a
 // sequence is longer than tokens_per_rank. `name`: source of the lengths, for messages.
 Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
                            const std::string& name);

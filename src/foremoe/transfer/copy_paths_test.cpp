@@ -25,7 +25,7 @@ struct Guest {
   int event, rank, expert;
 };
 
-// A plan with as many experts as ranks and one guest slot. Expert e is at home on rank e.
+// A plan with one home expert and one guest slot per rank. Expert e is at home on rank e.
 StepPlan plan_with(const std::vector<Guest>& guests, int ranks, int ranks_per_node) {
   int events = 1;
   for (const Guest& g : guests) events = std::max(events, g.event + 1);

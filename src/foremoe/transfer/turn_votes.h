@@ -3,8 +3,8 @@
 // Ranks vote on each turn whether all experts for the turn's layer have arrived on all ranks.
 //
 // Method. All ranks process turns in the same order. A turn needs no vote if no copy arrives at it on any rank and its
-//   layer is whole, since all experts are then still present. Otherwise a rank votes as soon as its copies have ended,
-//   often before the turn begins; votes of several layers may be open at once. Turns after the last of the order, which
+//   layer is whole, since all experts are then still present. Otherwise a rank votes once its copies have ended, often
+//   before the turn begins. Votes of several layers may be open at once. Turns after the last of the order, which
 //   restore homes, always need a vote. A negative outcome marks the layer as broken, a positive one as whole. Missing
 //   copies are requested again for the layer's next turn.
 // Invariant. The schedule and earlier outcomes determine which turns need a vote. Schedule and outcomes are the same on

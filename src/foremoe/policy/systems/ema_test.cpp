@@ -45,7 +45,7 @@ TEST(GreedyRelocation, KeepsHomesThatNoExchangeImproves) {
   EXPECT_THAT(relocated({0, 0, 0, 0}, in_blocks(4, 2), 2), ElementsAre(0, 0, 1, 1));
 }
 
-// In the result, no exchange of an expert of the busiest rank helps, and ranks hold as many experts as before.
+// In the result, no exchange of an expert of the busiest rank helps. Each rank's number of experts is unchanged.
 TEST(GreedyRelocation, EndsWhenNoExchangeHelps) {
   Random random(7);
   for (int run = 0; run < 200; ++run) {

@@ -58,7 +58,7 @@ class Shadowing {
     return shadows_;
   }
 
-  // Shadows the most loaded remaining experts of the rank, at most `count` and at most as many as there are free slots.
+  // Shadows the most loaded remaining experts of the rank: at most `count`, and at most one per free slot.
   void shadow_next(int rank, std::size_t count) {
     const auto free_slots = static_cast<std::size_t>(load_.guest_slots) - shadows_.size();
     std::vector<ExpertId>& experts = left_on_[rank];

@@ -16,11 +16,11 @@
 //
 // Inferred. Guest slots limit spilling: a rank without a slot for the expert is skipped. The home is a candidate for
 // tokens that no other rank has capacity for. The public code has memory for any number of copies and excludes the
-// home. Without slot_limit, the plan has as many slots as any rank needs in any layer and micro-step, regardless of the
-// requested guest slots. The plan records this number, and memory figures count all slots. The rest then never goes to
-// the home: while tokens remain, the home is at capacity and another rank is below capacity. The capacity is ⌈α·mean⌉;
-// the public code rounds down, so it copies an expert for up to R − 1 remaining tokens. We sort ranks after every
-// chunk; the public code does so in one of two branches.
+// home. Without slot_limit, the plan has the largest number of slots that any rank needs in any layer and micro-step,
+// regardless of the requested guest slots. The plan records this number, and memory figures count all slots. The rest
+// then never goes to the home: while tokens remain, the home is at capacity and another rank is below capacity. The
+// capacity is ⌈α·mean⌉; the public code rounds down, so it copies an expert for up to R − 1 remaining tokens. We sort
+// ranks after every chunk; the public code does so in one of two branches.
 //
 // Online. Copies begin after the router. The planning time is unpublished; we assume 0, which favours LLEP.
 // Cost. O(E·log E), and O(R) per chunk.

@@ -9,9 +9,9 @@
 // a receiver has one home and at most E/R guests, and after at most R − 1 pairs all balances are 0. Then every home
 // repeatedly assigns tokens of the largest remaining expert to its receiver with the largest deficit.
 //
-// Our reading. MoonEP reserves E/R slots on every rank, which makes ρ 1. With fewer guest slots, a receiver serves as
-// many of the largest parts as it has slots, and the rest stays home. MoonEP's first version did the same for its B
-// slots, but read further experts remotely.
+// Our reading. MoonEP reserves E/R slots on every rank, which makes ρ 1. With fewer guest slots, a receiver serves one
+// of the largest parts per slot, and the rest stays home. MoonEP's first version did the same for its B slots, but read
+// further experts remotely.
 //
 // Options. `bound` stops pairing once every balance is at most bound·⌊total / R⌋. Issue 30 asks for this ("balanced
 // within a bound") to reduce weight traffic. The maintainers call exact balance deliberate, so the default is 0.

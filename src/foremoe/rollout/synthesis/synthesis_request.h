@@ -1,7 +1,7 @@
 #pragma once
 
-// A synthesis as specified by a user: a model's shape by name, numbers that override the shape, and a routing model by
-// name with its parameters.
+// A user's specification of a synthesis: the name of a model's shape, numbers that override the shape, and the name and
+// parameters of a routing model.
 
 #include <functional>
 #include <optional>

@@ -54,9 +54,9 @@ Array<ExpertId, 2> asymmetric_placement(std::span<const std::int64_t> expert_loa
 
 // FineMoE's adaptive replacement (§6.4): computes a new placement if the current one no longer balances expected loads.
 //
-// Rule. At every `interval`, predict the coming loads by a moving average of past loads, and evaluate the current
-// placement on the prediction by eq. 3. If its minimum largest rank load exceeds `threshold` times the mean, compute a
-// new asymmetric placement for the prediction.
+// Rule. At every `interval`, predict the coming loads with a moving average of past loads, and evaluate the current
+// placement on the prediction with eq. 3. If its minimum largest rank load exceeds `threshold` times the mean, compute
+// a new asymmetric placement for the prediction.
 //
 // As a plan. The paper counts iterations of many micro-batches, but a plan covers one step. Here, interval and window
 // count micro-steps, so a long step may replace its placement. Before the first micro-step, the caller provides the

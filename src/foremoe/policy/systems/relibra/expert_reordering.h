@@ -3,7 +3,7 @@
 // ReLibra between batches: chooses the node that owns each expert of a layer, so that nodes are evenly loaded and
 // exchange few tokens.
 //
-// Problem. Every node owns as many experts as before. Minimise, summed over the micro-steps of the batch,
+// Problem. Each node's number of experts is fixed. Minimise, summed over the micro-steps of the batch,
 //   max over nodes of  tokens of its experts ÷ its ranks
 //   + communication_weight · max over nodes of  max(tokens sent to, received from other nodes) ÷ its ranks.
 // The first term is the slowest node's compute if replication balances its ranks. The second is the busiest link.
