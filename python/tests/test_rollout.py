@@ -67,9 +67,9 @@ def draw_rollout() -> foremoe.Trace:
 
 def test_pack_gives_the_batching_of_the_command(tmp_path: pathlib.Path) -> None:
     rollout = draw_rollout()
-    packed = foremoe.pack(rollout, 8, 128, mini_batches=2, effort=3)
+    packed = foremoe.pack(rollout, 8, 200, mini_batches=2, effort=3)
     rollout.save(tmp_path / "in")
-    options = ["--ranks", "8", "--tokens-per-rank", "128", "--mini-batches", "2", "--effort", "3"]
+    options = ["--ranks", "8", "--tokens-per-rank", "200", "--mini-batches", "2", "--effort", "3"]
     given, out, ours = (tmp_path / name for name in ("in", "out", "ours"))
     assert commands.run("pack", str(given), *options, "--out", str(out)) == 0
     packed.save(ours)
