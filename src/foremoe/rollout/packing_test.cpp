@@ -237,6 +237,17 @@ TEST(Packing, MixesTopicsAndBalancesAttention) {
   EXPECT_NE(packing.batching.micro_step[2], packing.batching.micro_step[3]);
 }
 
+TEST(Packing, LeavesARankItsLastSequence) {
+  // Sequences 1, 2 and 3 together use both experts equally, as sequence 0 does, and the rank of 2 has room for 3. But 3
+  // is the only sequence of its rank.
+  RoutingTrace shape{.name = "last", .num_layers = 1, .top_k = 1, .num_experts = 2, .cu_seqlens = {0, 6, 12, 17, 18}};
+  const RoutingTrace trace = test::trace_of({0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 0}, shape);
+  ThreadPool pool(1);
+  const Packing packing = pack(trace, {.num_ranks = 2, .tokens_per_rank = 6}, pool);
+  EXPECT_EQ(packing.batching.num_micro_steps, 2);
+  EXPECT_GT(std::ranges::min(tokens_of(trace, packing.batching)), 0);
+}
+
 TEST(Packing, DoesNotDependOnTheThreads) {
   Random random(5);
   const RoutingTrace trace = uneven_trace(5, random_lengths(random, 60, 40));
