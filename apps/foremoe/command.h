@@ -51,6 +51,7 @@ struct Command {
 Command synth_command();
 Command import_command();
 Command collect_command();
+Command pack_command();
 Command inspect_command();
 Command plan_command();
 Command verify_command();

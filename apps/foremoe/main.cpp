@@ -34,10 +34,11 @@ void occupy_closed_streams() {
   }
 }
 
-constexpr std::array<CommandEntry, 12> kCommands{{
+constexpr std::array<CommandEntry, 13> kCommands{{
     {"synth", synth_command},
     {"import", import_command},
     {"collect", collect_command},
+    {"pack", pack_command},
     {"inspect", inspect_command},
     {"plan", plan_command},
     {"verify", verify_command},

@@ -33,7 +33,7 @@ from ._core import (
 from ._errors import InputError, PolicySkipped
 from ._evaluation import compare, evaluate, evaluate_plan, simulate
 from ._files import Violation, check, figures, read_load, read_plan, read_trace
-from ._loads import collect, import_files, synthesize_load, synthesize_trace
+from ._loads import collect, import_files, pack, synthesize_load, synthesize_trace
 from ._planning import plan, start_plan
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "figures",
     "import_files",
     "models",
+    "pack",
     "plan",
     "policies",
     "read_load",

@@ -15,5 +15,6 @@
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/rollout/packing.h"
 #include "foremoe/rollout/trace_file.h"
 #include "foremoe/transfer/transfer_schedule.h"

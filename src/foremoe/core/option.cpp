@@ -73,7 +73,7 @@ Option bound(Option option, Variable& variable, Range range) {
 }
 
 Option with_default(Option option, const std::string& value) {
-  if (option.initial.empty()) option.initial = value;
+  if (option.initial.empty() && !option.required) option.initial = value;
   return option;
 }
 

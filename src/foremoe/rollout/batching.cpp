@@ -181,8 +181,7 @@ Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options
   return balanced_batching(lengths, options, trace.name);
 }
 
-Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
-                           const std::string& name) {
+void expect_fit(std::span<const std::int64_t> lengths, const BatchingOptions& options, const std::string& name) {
   check(options);
   if (options.num_ranks == 0) {
     throw InputError({.file = name}, "no batching was recorded: give the number of `ranks`");
@@ -195,6 +194,11 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
                       lengths[s], options.tokens_per_rank));
     }
   }
+}
+
+Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
+                           const std::string& name) {
+  expect_fit(lengths, options, name);
   const std::int64_t bins = least_bins({lengths.begin(), lengths.end()}, options.tokens_per_rank);
   int micro_steps = static_cast<int>(std::max<std::int64_t>(1, ceil_div(bins, options.num_ranks)));
   // Terminates at the latest with one micro-step per sequence, which always fits.
@@ -205,6 +209,15 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
   batching->ranks_per_node = options.ranks_per_node != 0 ? options.ranks_per_node : kDefaultRanksPerNode;
   batching->ranks_per_node = std::min(batching->ranks_per_node, options.num_ranks);
   return *batching;
+}
+
+void record_batching(const Batching& batching, RoutingTrace& trace) {
+  trace.ranks = batching.num_ranks;
+  trace.ranks_per_node = batching.ranks_per_node;
+  trace.micro_step.clear();
+  trace.rank.clear();
+  for (const MicroStepId m : batching.micro_step) trace.micro_step.push_back(m.value);
+  for (const RankId r : batching.rank) trace.rank.push_back(r.value);
 }
 
 }  // namespace foremoe

@@ -44,6 +44,12 @@ Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options
 Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
                            const std::string& name);
 
+// Throws InputError for invalid options, no rank count, or the first sequence longer than tokens_per_rank.
+void expect_fit(std::span<const std::int64_t> lengths, const BatchingOptions& options, const std::string& name);
+
+// Makes this the recorded batching of the trace.
+void record_batching(const Batching& batching, RoutingTrace& trace);
+
 // Partitions numbers into k parts with nearly equal sums.
 //
 // Method: the largest differencing method for k parts (Karmarkar and Karp 1982). Every number starts as a tuple of k
