@@ -126,7 +126,7 @@ class _ToSlots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, received: Tensor, to: TokenDispatch, top_k: int) -> tuple[Tensor, Tensor]:
         ctx.of = to, top_k
-        hidden, gates = received.split([received.shape[1] - top_k, top_k], 1)
+        hidden, gates = received.tensor_split([-top_k], 1)
         return to.to_slots.copied(hidden), gates.reshape(-1)[to.entries]
 
     @staticmethod

@@ -289,10 +289,12 @@ class ExpertParallel:
         if previous is not None:
             expect_warm_start(self.arguments)
         running = self._shares.start_plan(load, **self.arguments.planning(), previous=previous)
-        by_token = self._relays is not None and on_mismatch != "home"
+        tokens = None
+        if self._relays is not None and on_mismatch != "home":
+            tokens = self._relays.start(running, load, gathered)
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
-            phase=phase, memory=self._memory, tokens=self._relays.start(running, load, gathered) if by_token else None,
+            phase=phase, memory=self._memory, tokens=tokens,
         )  # fmt: skip
 
     def expect_warm_starts(self) -> None:

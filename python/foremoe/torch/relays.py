@@ -8,6 +8,7 @@ micro-step, a few micro-steps ahead of the phase.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from foremoe._engine.ranks import Ranks
 from .by_token import Fan, Hop, TokenDispatch
 from .routes import Routes
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, Any]
 _AHEAD = 2  # micro-steps whose tables are made before the phase reaches them; limits host memory
 
 
@@ -96,40 +97,38 @@ class GatheredTokens:
         turns = [self._turns["forward", micro_step, layer] for layer in range(self._load.num_layers)]
         own = self._routes.own[micro_step].numpy()
         num_slots = self._running.begin().num_slots
-        sent = [_Sent(turn, own[:, turn.layer], num_slots, self._ranks) for turn in turns]
+        sent = [Sent(turn, np.ascontiguousarray(own[:, turn.layer]), num_slots, self._ranks) for turn in turns]
         assert self._ranks.relays is not None
-        parts = [_packed(sent, target, self._ranks) for target in range(self._ranks.num_ranks)]
+        parts = [packed(sent, target, self._ranks) for target in range(self._ranks.num_ranks)]
         received = exchanged_bytes(parts, self._ranks.relays.group)
-        found = [_unpacked(part, turns, source, self._ranks) for source, part in enumerate(received)]
-        return [_joined(*of, self._ranks) for of in zip(turns, sent, zip(*found, strict=True), strict=True)]
+        found = [unpacked(part, turns, source, self._ranks) for source, part in enumerate(received)]
+        return [joined(*of, self._ranks) for of in zip(turns, sent, zip(*found, strict=True), strict=True)]
 
 
-class _Sent:
+class Sent:
     """What this rank sends in one layer."""
 
     def __init__(self, turn: foremoe.RankTurn, routes: Array, num_slots: int, ranks: Ranks) -> None:
         """routes: int32 [tokens, top_k]."""
-        routes = np.ascontiguousarray(routes)
-        tokens, self.top_k = routes.shape
+        self.tokens, self.top_k = routes.shape
         order = turn.row_order(routes)
         token, entry = np.divmod(order, self.top_k)
         target = turn.slots(routes).reshape(-1)[order] // num_slots
-        goes = np.zeros((tokens, ranks.num_ranks), bool)
-        goes[token, target] = True
-        by_node = goes.reshape(tokens, ranks.num_nodes, ranks.ranks_per_node)
-        self.to_nodes = by_node.any(2)
-        self.masks = [by_node[self.to_nodes[:, n], n] for n in range(ranks.num_nodes)]  # [node], bool [tokens, ranks]
-        number = goes.cumsum(0, dtype=np.int32) - 1  # of a token among those that a rank serves
-        entries = number[token, target] * self.top_k + entry
-        self.entries = np.split(entries, np.cumsum(turn.send)[:-1])  # [rank]
+        goes = np.zeros((ranks.num_ranks, self.tokens), bool)
+        goes[target, token] = True
+        by_node = goes.reshape(ranks.num_nodes, ranks.ranks_per_node, self.tokens)
+        self.to_nodes: Array = np.logical_or.reduce(by_node, 1)  # [nodes, tokens]
+        self.masks = [of[:, to] for of, to in zip(by_node, self.to_nodes, strict=True)]  # [node], [ranks, tokens sent]
+        number = goes.cumsum(1, dtype=np.int32)[target, token] - 1  # of a token among those that a rank serves
+        self.entries = np.split(number * self.top_k + entry, np.cumsum(turn.send)[:-1])  # [rank]
 
 
 @dataclass(frozen=True)
-class _Received:
-    """What one source tells this rank about one layer.
+class Received:
+    """What one source sends to this rank in one layer.
 
-    masks: bool [tokens, ranks of a node], which ranks of this node serve the tokens; none unless this rank relays them.
-    entries: int64 [rows], entry in [tokens that the source sends to this rank, top_k] of each row.
+    masks: bool [ranks of a node, tokens], which ranks of this node serve the tokens that this rank relays.
+    entries: int64 [rows], entry of each row in [tokens that the source sends to this rank, top_k].
     """
 
     masks: Array
@@ -140,69 +139,68 @@ def _is_relay(source: int, target: int, ranks: Ranks) -> bool:
     return source % ranks.ranks_per_node == target % ranks.ranks_per_node
 
 
-def _packed(sent: list[_Sent], target: int, ranks: Ranks) -> bytes:
-    """Returns what another rank needs, all layers after each other: sizes and masks for a relay, then entries."""
+def packed(sent: list[Sent], target: int, ranks: Ranks) -> bytes:
+    """Returns what another rank needs of all layers: sizes and masks for a relay, then entries."""
     parts: list[Array] = []
     if _is_relay(ranks.rank, target, ranks):
         masks = [of.masks[target // ranks.ranks_per_node] for of in sent]
-        parts += [np.array([len(of) for of in masks], np.int32), *(np.packbits(of, 1) for of in masks)]
-    largest = max(of.to_nodes.shape[0] * of.top_k for of in sent)
-    kind = np.uint16 if largest <= 1 << 16 else np.int32
+        parts += [np.array([of.shape[1] for of in masks], np.int32), np.packbits(np.concatenate(masks, 1), 0)]
+    kind = np.uint16 if max(of.tokens * of.top_k for of in sent) <= 1 << 16 else np.int32
     return b"".join(of.tobytes() for of in [*parts, *(of.entries[target].astype(kind) for of in sent)])
 
 
-def _unpacked(part: bytes, turns: list[foremoe.RankTurn], source: int, ranks: Ranks) -> list[_Received]:
-    """Returns what a source tells this rank, by layer."""
-    width, layers = ranks.ranks_per_node, len(turns)
-    masks = [np.zeros((0, width), bool)] * layers
+def unpacked(part: bytes, turns: list[foremoe.RankTurn], source: int, ranks: Ranks) -> list[Received]:
+    """Returns what a source sends to this rank, by layer."""
+    sizes, masks = np.zeros(len(turns), np.int32), b""
     if _is_relay(source, ranks.rank, ranks):
-        sizes, part = np.frombuffer(part[: 4 * layers], np.int32), part[4 * layers :]
-        end = int(sizes.sum()) * -(-width // 8)
-        bits = np.frombuffer(part[:end], np.uint8).reshape(-1, -(-width // 8))
-        masks = np.split(np.unpackbits(bits, 1, width).astype(bool), np.cumsum(sizes)[:-1])
-        part = part[end:]
+        sizes, part = np.frombuffer(part[: sizes.nbytes], np.int32), part[sizes.nbytes :]
+        end = int(sizes.sum()) * -(-ranks.ranks_per_node // 8)
+        masks, part = part[:end], part[end:]
+    bits = np.frombuffer(masks, np.uint8).reshape(-(-ranks.ranks_per_node // 8), -1)
+    of_layers = np.split(np.unpackbits(bits, 0, ranks.ranks_per_node).view(bool), np.cumsum(sizes)[:-1], 1)
     rows = [int(turn.recv[source]) for turn in turns]
     kind = np.uint16 if len(part) <= 2 * sum(rows) else np.int32
     entries = np.split(np.frombuffer(part, kind).astype(np.int64), np.cumsum(rows)[:-1])
-    return [_Received(*of) for of in zip(masks, entries, strict=True)]
+    return [Received(*of) for of in zip(of_layers, entries, strict=True)]
 
 
-def _joined(turn: foremoe.RankTurn, sent: _Sent, received: tuple[_Received, ...], ranks: Ranks) -> TokenRows:
+def joined(turn: foremoe.RankTurn, sent: Sent, received: Sequence[Received], ranks: Ranks) -> TokenRows:
     """Returns the destinations of one layer's tokens. received: By source."""
     nodes, width, top_k = ranks.num_nodes, ranks.ranks_per_node, sent.top_k
     relayed = [of.masks for of in received[ranks.rank % width :: width]]
-    to_ranks = np.concatenate(relayed)
-    # A relay forwards the tokens of the sources at its position, node by node; relays are in ascending order.
+    to_ranks = np.concatenate(relayed, 1)
+    tokens = np.array([int(of.entries.max(initial=-1)) // top_k + 1 for of in received])
+    # Tokens arrive relay by relay, each with those of the sources at its position, node by node.
     by_relay = np.arange(nodes * width).reshape(nodes, width).T
-    tokens = np.array([int(of.entries.max()) // top_k + 1 if len(of.entries) else 0 for of in received])
     first = np.zeros(nodes * width, np.int64)
-    first[by_relay.reshape(-1)] = np.cumsum(tokens[by_relay]) - tokens[by_relay].reshape(-1)
+    first[by_relay.reshape(-1)] = _begins(tokens[by_relay].reshape(-1))[:-1]
     arrived = np.concatenate([of.entries + begin * top_k for of, begin in zip(received, first, strict=True)])
     entries = arrived[turn.to_slots]
-    place = np.full((int(tokens.sum()), top_k), -1, np.int32)
-    place.reshape(-1)[entries] = np.arange(len(entries))
-    slots = {
-        "row": entries // top_k,
-        "order": place[place >= 0],
-        "first": _begins((place >= 0).sum(1)),
+    tables = {
+        "entries": entries,
+        **_fan("relay", _rows_of(sent.to_nodes), sent.tokens),
+        **_fan("rank", _rows_of(to_ranks), to_ranks.shape[1]),
+        **_fan("slot", entries // top_k, int(tokens.sum())),
     }
-    fans = {"relay": _fan(sent.to_nodes), "rank": _fan(to_ranks), "slot": slots}
     return TokenRows(
-        across=(sent.to_nodes.sum(0).tolist(), [len(of) for of in relayed]),
-        within=(to_ranks.sum(0).tolist(), tokens[by_relay].sum(1).tolist()),
-        tables={
-            f"{name}_{of}": torch.from_numpy(table.astype(np.int32)) for name, fan in fans.items()
-            for of, table in fan.items()
-        }
-        | {"entries": torch.from_numpy(entries)},
-    )  # fmt: skip
+        across=(sent.to_nodes.sum(1).tolist(), [of.shape[1] for of in relayed]),
+        within=(to_ranks.sum(1).tolist(), tokens[by_relay].sum(1).tolist()),
+        tables={name: torch.from_numpy(table) for name, table in tables.items()},
+    )
 
 
-def _fan(goes: Array) -> dict[str, Array]:
-    """Returns the tables of a Fan, whose copies lie by (target, row). goes: bool [rows, targets]."""
-    number = goes.T.cumsum(dtype=np.int32).reshape(goes.shape[::-1]).T - 1
-    return {"row": goes.T.nonzero()[1], "order": number[goes], "first": _begins(goes.sum(1))}
+def _rows_of(goes: Array) -> Array:
+    """Returns the row of each copy, by (target, row). goes: bool [targets, rows]."""
+    rows: Array = np.flatnonzero(goes) % max(1, goes.shape[1])
+    return rows
+
+
+def _fan(name: str, row: Array, num_rows: int) -> dict[str, Array]:
+    """Returns the tables of a Fan, by the names that TokenRows.on() reads. row: The row of each copy."""
+    tables = {"row": row, "order": row.argsort(kind="stable"), "first": _begins(np.bincount(row, minlength=num_rows))}
+    return {f"{name}_{of}": table.astype(np.int32) for of, table in tables.items()}
 
 
 def _begins(sizes: Array) -> Array:
-    return np.concatenate([[0], sizes.cumsum()])
+    begins: Array = np.concatenate([[0], sizes.cumsum()])
+    return begins
