@@ -87,9 +87,10 @@ def exchanged_by_token(
     tokens = torch.cat([hidden, gates.to(hidden.dtype)], 1)
     received = to.to_ranks.there(to.to_relays.there(tokens, ranks.across, after), ranks.within)
     rows, gates_of_rows = _ToSlots.apply(received, to, gates.shape[1])
-    weighted = compute(rows) * gates_of_rows[:, None]
+    computed = compute(rows)
+    weighted = computed * gates_of_rows[:, None].to(computed.dtype)
     returned = to.to_ranks.back(_Summed.apply(weighted, to.to_slots), ranks.within)
-    return to.to_relays.back(returned, ranks.across, before)
+    return to.to_relays.back(returned, ranks.across, before).to(hidden.dtype)
 
 
 class _Copied(torch.autograd.Function):

@@ -65,7 +65,7 @@ class Relays:
 
     def close(self, failed: bool = False) -> None:
         """Ends the thread. failed: At once, since other ranks may be gone."""
-        self._pool.shutdown(wait=not failed, cancel_futures=True)
+        self._pool.shutdown(wait=not failed, cancel_futures=failed)
 
 
 class GatheredTokens:

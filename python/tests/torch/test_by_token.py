@@ -23,6 +23,8 @@ from training import (
     begin,
     draw_batches,
     draw_routes,
+    expected_gradients,
+    gradient_error,
     loss_of,
     make_model,
     recompute,
@@ -209,3 +211,12 @@ def test_as_many_rows_cross_nodes_as_the_simulator_counts(rank: int, residency: 
 ])  # fmt: skip
 def test_invalid_arguments_are_rejected_by_name(rank: int, options: dict[str, Any], words: str) -> None:
     assert input_error(lambda: spread(make_model(F32), **options)).startswith(words)
+
+
+def test_a_plan_that_is_never_entered_delays_nothing(rank: int) -> None:
+    ep, model, trained = begin(dispatch="token", ranks_per_node=2)
+    ep.plan(draw_routes(rank, 4, 3))
+    run_phase(ep, trained, 9)
+    assert gradient_error(ep, model, expected_gradients(9)) < 1e-12
+    ep.plan(draw_routes(rank, 4, 3))
+    ep.detach()
