@@ -279,7 +279,7 @@ class MicroStep:
                     "this one; where a batch counts for nothing, leave out its backward alone"
                 )
         if not self._planned.lacks_backward(self._number):
-            self._is_over = True
+            self._end()
             return
         ends = [of.end for of in self.layers if of.end is not None]
         if needs_all_ranks or len(ends) < len(self.layers):
@@ -297,7 +297,12 @@ class MicroStep:
         torch.autograd.backward(
             [edge for edge, *_ in ends], [torch.zeros(shape, dtype=dtype, device=device) for _, shape, dtype in ends]
         )
+        self._end()
+
+    def _end(self) -> None:
         self._is_over = True
+        for of in self.layers:
+            of.end = None  # its graph refers to this object by a hook that the garbage collector does not see
 
     def run_idle(self) -> None:
         """Runs all layers forward and backward without rows of this rank, which serves the rows of others."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -220,3 +222,13 @@ def test_a_plan_that_is_never_entered_delays_nothing(rank: int) -> None:
     assert gradient_error(ep, model, expected_gradients(9)) < 1e-12
     ep.plan(draw_routes(rank, 4, 3))
     ep.detach()
+
+
+def test_a_phase_is_freed_when_it_has_ended(rank: int) -> None:
+    for dispatch in ("row", "token"):
+        ep, _, trained = begin(dispatch=dispatch, ranks_per_node=2)
+        kept = weakref.ref(run_phase(ep, trained, 9).planned)
+        ep.detach()
+        del ep, trained
+        gc.collect()
+        assert kept() is None, dispatch
