@@ -44,7 +44,7 @@ class LayerRows:
     sampled: Tensor | None  # int64 [rows], rows whose routes are compared with the router's choice
     dropped: Tensor | None  # int64 [rows], this rank's rows without a route that are not computed; None if none
     end: Any = None  # (gradient edge, shape, type) of the output of the forward that has gradients
-    at_homes: Dispatch | None = None  # of a second forward that finds no guests
+    at_homes: Dispatch | TokenDispatch | None = None  # of a second forward that finds no guests
 
 
 class MicroStep:
@@ -118,9 +118,7 @@ class MicroStep:
                 if rows.all()
                 else "a checkpoint or a second forward needs rows of every rank in every micro-step, and one is idle",
             ),
-            planned=self._dispatch_of(turn, tables)
-            if tokens is None
-            else tokens.on(tables, **self._slots(turn, tables)),
+            planned=self._dispatch_of(turn, tables, tokens),
             recorded=tables["recorded"],
             slots=tables.get("slots"),
             unrouted=tables.get("unrouted"),
@@ -128,22 +126,23 @@ class MicroStep:
             dropped=tables.get("dropped"),
         )
 
-    def _dispatch_of(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> Dispatch:
+    def _dispatch_of(
+        self, turn: foremoe.RankTurn, tables: dict[str, Tensor], tokens: TokenRows | None = None
+    ) -> Dispatch | TokenDispatch:
+        slots: dict[str, Any] = {
+            "home_rows": int(turn.slot_offsets[self._experts.ranks.homes]),
+            "home_ends": tables["home_ends"],
+            "guest_ends": tables["guest_ends"],
+        }
+        if tokens is not None:
+            return tokens.on(tables, **slots)
         return Dispatch(
-            **self._slots(turn, tables),
+            **slots,
             send=turn.send.tolist(),
             recv=turn.recv.tolist(),
             order=tables["order"],
             to_slots=tables["to_slots"],
         )
-
-    def _slots(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> dict[str, Any]:
-        """Returns the attributes of SlotRows."""
-        return {
-            "home_rows": int(turn.slot_offsets[self._experts.ranks.homes]),
-            "home_ends": tables["home_ends"],
-            "guest_ends": tables["guest_ends"],
-        }
 
     def execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         """Runs the forward of one layer. hidden: [tokens, hidden]. ids, gates: [tokens, top_k].
