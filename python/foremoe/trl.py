@@ -120,7 +120,8 @@ class GRPOTrainer(trl.GRPOTrainer):
     over micro-steps and layers.
 
     Args:
-        guest_slots: See ExpertParallel, also for residency, policy, depth, path, host_timeout, ranks_per_node, threads.
+        guest_slots: See ExpertParallel, also for residency, policy, depth, path, dispatch, host_timeout, ranks_per_node
+            and threads.
         warm_start: Passes the plan of the last policy update to ExpertParallel.plan() as `previous` (algorithm 3 of
             ForeMoE's review). With drifting expert popularity, warm starts changed almost nothing, but doubled the
             planning time. Checkpoints do not contain the plan.
@@ -144,6 +145,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         policy: str = "foremoe",
         depth: int = 2,
         path: str = "peer",
+        dispatch: str = "row",
         host_timeout: float = 30.0,
         ranks_per_node: int | None = None,
         threads: int = 1,
@@ -172,6 +174,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             policy=policy,
             depth=depth,
             path=path,
+            dispatch=dispatch,
             host_timeout=host_timeout,
             ranks_per_node=ranks_per_node,
             threads=threads,

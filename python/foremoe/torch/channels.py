@@ -17,7 +17,7 @@ from foremoe._engine.together import Channel, Failures
 
 
 def with_channels(
-    ranks: Ranks, copy_group: Any, replicate_group: Any, grid: list[list[int]], *, agree: bool
+    ranks: Ranks, copy_group: Any, replicate_group: Any, grid: list[list[int]], *, agree: bool, by_token: bool
 ) -> tuple[Ranks, list[Channel]]:
     """Returns ranks with channels, and the channels that the ExpertParallel closes. Collective over all ranks.
 
@@ -27,6 +27,7 @@ def with_channels(
         replicate_group: The user's group, or None.
         grid: See Ranks.
         agree: Whether ranks agree about copies by the host path.
+        by_token: Whether tokens are dispatched between and within nodes.
     """
     backend = dist.get_backend(ranks.group)
     # On gloo, rows use a separate group, which closes when a rank fails. On NCCL, this group would take memory and
@@ -41,6 +42,11 @@ def with_channels(
         wanted["plans"] = ranks.group, "gloo"
         if backend != "gloo":
             wanted["calls"] = ranks.group, "gloo"
+    if by_token:
+        of_group, node = dist.get_process_group_ranks(ranks.group), ranks.ranks_per_node
+        wanted["across"] = of_group[ranks.rank % node :: node], backend
+        wanted["within"] = of_group[ranks.node * node :][:node], backend
+        wanted["relays"] = ranks.group, "gloo"
     if replicate_group is not None and backend == "gloo":
         wanted["replicas"] = replicate_group, backend
     if replicate_group is not None and (backend == "gloo" or len(of_all) < dist.get_world_size()):
@@ -64,6 +70,9 @@ def with_channels(
         grid=grid,
         agreement=channels.get("agreement"),
         plans=channels.get("plans"),
+        across=channels.get("across"),
+        within=channels.get("within"),
+        relays=channels.get("relays"),
         failures=failures,
     )
     return joined, list(channels.values())

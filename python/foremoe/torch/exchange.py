@@ -15,7 +15,7 @@ from foremoe._engine.lent import KeptWeights
 from foremoe._engine.sharded import local_weights
 from foremoe._engine.together import Channel
 
-from .dispatch import Dispatch
+from .dispatch import Dispatch, SlotRows
 
 
 class AllToAll(torch.autograd.Function):
@@ -87,7 +87,7 @@ def exchanged(
     return out
 
 
-def computed_in_slots(rows: Tensor, to: Dispatch, layer: ExpertLayer, guests: Any) -> Tensor:
+def computed_in_slots(rows: Tensor, to: SlotRows, layer: ExpertLayer, guests: Any) -> Tensor:
     """Computes this rank's experts, then its guests, also in the backward pass: copies of guests overlap with experts.
 
     rows: [rows, hidden], in the order of `to`. guests: See GuestRows. Returns [rows, hidden].

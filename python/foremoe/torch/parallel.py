@@ -36,6 +36,7 @@ from .evaluation import Evaluation
 from .gradients import clip
 from .own_experts import ExpertGuards, refuse_optimizers_of
 from .phase import Phase
+from .relays import Relays
 from .routes import Counts, RoutesOfMicroStep, gather_routes
 from .shards import ExpertShards
 from .spread import SpreadExperts, expect_no_hooks
@@ -58,6 +59,10 @@ class ExpertParallel:
         depth: Number of turns (passes of a layer) that copies start ahead.
         path: Source of copies. peer: the rank that owns the expert. host: an arena in shared memory per node, filled
             when a phase begins. auto: the less loaded of both, for each copy.
+        dispatch: How planned rows travel. row: each directly to its replica. token: a token once to each other node
+            that serves it, and from there once to each rank of the node that serves it. Layers that run without their
+            guests, rows without a route, and all rows under on_mismatch="home" are dispatched by row, and so is
+            everything on a single node.
         host_timeout: Seconds that a phase waits for experts in its node's arena. After that, layers run at homes.
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory. None: 8, or all if fewer.
         threads: Threads for planning.
@@ -83,6 +88,7 @@ class ExpertParallel:
         policy: str = "foremoe",
         depth: int = 2,
         path: str = "peer",
+        dispatch: str = "row",
         host_timeout: float = 30.0,
         ranks_per_node: int | None = None,
         threads: int = 1,
@@ -92,7 +98,7 @@ class ExpertParallel:
     ) -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.arguments = ExecutorArguments(
-            guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path,
+            guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path, dispatch=dispatch,
             host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, group=self.group,
             copy_group=copy_group, replicate_group=replicate_group, options=options,
         )  # fmt: skip
@@ -118,12 +124,22 @@ class ExpertParallel:
             nothing = self._load(np.zeros((1, 1, self.num_ranks, num_experts), np.int64))
             if plan_empty_load(nothing, self.arguments, path=path).residency == "shared":
                 try_lending_layers(self.layers)
+            by_token = dispatch == "token" and self.ranks.num_nodes > 1
+            if by_token and self.num_ranks % self.ranks.ranks_per_node:
+                raise foremoe.InputError(
+                    f"dispatch: token needs equally many ranks on all nodes; ranks_per_node "
+                    f"{self.ranks.ranks_per_node} does not divide {self.num_ranks} ranks",
+                    field="dispatch",
+                )
         self._nothing = nothing
         grid = replicas_of(ranks_of(self.group, "group"), given.of_all)
         replicated = None if len(grid) == 1 else replicate_group
-        self.ranks, self._channels = with_channels(self.ranks, copy_group, replicated, grid, agree=path != "peer")
+        self.ranks, self._channels = with_channels(
+            self.ranks, copy_group, replicated, grid, agree=path != "peer", by_token=by_token
+        )
         self._memory = NodeMemory(self.ranks)
         self._shares = Shares(self.ranks.plans, self.arguments.planning())
+        self._relays = Relays(self.ranks) if by_token else None
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
         self._own_experts = ExpertGuards(self.experts.parameters(), self.ranks)
@@ -277,9 +293,12 @@ class ExpertParallel:
         if previous is not None:
             expect_warm_start(self.arguments)
         running = self._shares.start_plan(load, **self.arguments.planning(), previous=previous)
+        tokens = None
+        if self._relays is not None and on_mismatch != "home":
+            tokens = self._relays.start(running, load, gathered)
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
-            phase=phase, memory=self._memory,
+            phase=phase, memory=self._memory, tokens=tokens,
         )  # fmt: skip
 
     def expect_warm_starts(self) -> None:
@@ -381,6 +400,8 @@ class ExpertParallel:
         self._dense.unwrap()
         self._memory.release()
         self._shares.close(self.experts.failed)
+        if self._relays is not None:
+            self._relays.close(self.experts.failed)
         for channel in self._channels:
             if not self.experts.failed:  # otherwise transfers may be in progress
                 channel.close()

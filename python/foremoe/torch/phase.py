@@ -27,6 +27,7 @@ from .dense import Dense
 from .figures import PlanDeviations, figures_of
 from .gradients import PhaseGradients
 from .micro_step import MicroStep
+from .relays import GatheredTokens
 from .routes import Routes
 from .spread import SpreadExperts, expect_no_hooks
 from .unchanged import Unchanged
@@ -55,8 +56,9 @@ class Phase:
         *,
         phase: str,
         memory: NodeMemory,
+        tokens: GatheredTokens | None,
     ):
-        """memory: Node memory of the host path."""
+        """memory: Node memory of the host path. tokens: Destinations of tokens; None if rows are dispatched by row."""
         self.routes = routes
         self.phase = phase
         self.beside = PlanDeviations(routes, experts)
@@ -66,6 +68,7 @@ class Phase:
         self._load = load
         self._running = running
         self._memory = memory
+        self._tokens = tokens
         self._inside = contextlib.ExitStack()
         self._planned: PlannedPhase | None = None
         self._left: MicroStep | None = None  # the last one, while its backward may still run
@@ -275,9 +278,11 @@ class Phase:
 
     def _prepare(self, micro_step: int, at_homes: set[int]) -> MicroStep:
         self.planned.wait_for(micro_step)
+        tokens = None if self._tokens is None else self._tokens.take(micro_step)
         return MicroStep(
-            self.planned, self._experts, self.routes, self.beside, micro_step, at_homes, self._dense.note_forward
-        )
+            self.planned, self._experts, self.routes, self.beside, micro_step, at_homes, tokens,
+            self._dense.note_forward,
+        )  # fmt: skip
 
     def drain(self) -> None:
         """Sends the gradients of all guests home, and averages all gradients over ranks. Collective, once per phase.

@@ -60,6 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], None]]]] = {
     "inside": ({}, {"inside": break_here}),
     "inside, shared": ({"residency": "shared", "depth": 3}, {"inside": break_here}),
     "inside, host path": ({"path": "host", "ranks_per_node": 2}, {"inside": break_here}),
+    "inside, by token": ({"dispatch": "token", "ranks_per_node": 2}, {"inside": break_here}),
     "between": ({}, {"between": break_here}),
     "before the drain": ({}, {"drain": break_here}),
 }

@@ -26,6 +26,7 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "policy": ("static", "foremoe"),
     "depth": (3, 2),
     "path": ("auto", "peer"),
+    "dispatch": ("token", "row"),
     "host_timeout": (31.0, 30.0),
     "ranks_per_node": (2, None),
     "prefer": ("links", "balance"),
