@@ -27,7 +27,7 @@ constexpr std::string_view kPackMeaning =
 packing keeps the experts of every micro-step close to the step's, and balances the sum of length², which attention
 costs, over ranks. It starts from the batching by tokens of collect, with as many micro-steps, and moves and exchanges
 sequences while that improves both together. The output has the sequences of the input, in the same order, with other
-micro-steps and ranks.
+micro-steps and ranks. A mini-batch of n sequences needs 8 · n² bytes of memory.
 
   ρ          imbalance with experts at their contiguous homes, without replicas: busiest rank ÷ mean rank; mean and
              max over all layers and micro-steps with load. Replicas remove the imbalance that the step's skew leaves

@@ -292,6 +292,9 @@ TEST(Packing, RejectsInvalidInput) {
             "uneven: 12 experts cannot be divided evenly among 5 ranks (`ranks`)");
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 60, .num_mini_batches = 4}),
             "mini_batches: 4; must be from 1 to the number of sequences, 3");
+  EXPECT_EQ(complaint_of(make_random_trace({.lengths = std::vector<std::int64_t>(32'769, 0)}).first,
+                         {.num_ranks = 2, .tokens_per_rank = 1}),
+            "mini_batches: a mini-batch has 32769 sequences; at most 32768 are possible");
   auto [broken, storage] = make_random_trace({.lengths = {5, 6}});
   (*storage)[3] = (*storage)[2];  // token 0, layer 1
   EXPECT_EQ(complaint_of(broken, {.num_ranks = 2, .tokens_per_rank = 60}).substr(0, 33),
