@@ -11,7 +11,7 @@ from ._files import expect
 from .options import (
     CompareOptions,
     EvaluateOptions,
-    Homes,
+    AnyHomes,
     SimulateOptions,
     SimulationOptions,
     expect_options,
@@ -47,7 +47,7 @@ def evaluate_plan(
     cluster: str | None = None,
     path: Literal["auto", "host", "peer"] = "auto",
     policy_options: Mapping[str, float | str] | None = None,
-    homes: Homes = None,
+    homes: AnyHomes = None,
     threads: int = 0,
     **options: Unpack[SimulationOptions],
 ) -> Evaluation:
