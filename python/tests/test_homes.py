@@ -18,9 +18,7 @@ def draw_trace(seed: int) -> foremoe.Trace:
     )
 
 
-def test_python_chooses_the_homes_of_the_command(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_chooses_the_homes_of_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(tmp_path / f"{seed}.safetensors") for seed in (1, 2, 3)]
     traces = [draw_trace(seed) for seed in (1, 2, 3)]
     for trace, path in zip(traces, paths, strict=True):
