@@ -9,9 +9,9 @@ from . import _core
 from ._core import Evaluation, Load, Plan
 from ._files import expect
 from .options import (
+    AnyHomes,
     CompareOptions,
     EvaluateOptions,
-    AnyHomes,
     SimulateOptions,
     SimulationOptions,
     expect_options,

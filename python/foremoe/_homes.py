@@ -48,7 +48,8 @@ def choose_homes(
         threads: Number of threads; 0 for one per processor. The result does not depend on it.
 
     Returns:
-        The homes, for the argument `homes` of plan() and others, and the report of `foremoe homes --json` without `out`.
+        The homes, for the argument `homes` of plan() and others, and the report of `foremoe homes --json` without
+        `out`.
 
     Raises:
         InputError: for an invalid value, with the option's name in `.field`, and for invalid routes.
