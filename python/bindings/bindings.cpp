@@ -202,10 +202,10 @@ Array<RankId, 2> homes_of(const nb::object& homes, const Load& of) {
   if (nb::isinstance<Homes>(homes)) {
     const Homes& chosen = nb::cast<const Homes&>(homes);
     if (chosen.home.shape() == std::array{layers, experts} && chosen.num_ranks == load.num_ranks()) return chosen.home;
-    throw InputError({.field = "homes"},
-                     fmt::format("are of {} layers, {} ranks and {} experts, the load has {}, {} and {}",
-                                 chosen.home.extent(0), chosen.num_ranks, chosen.home.extent(1), layers,
-                                 load.num_ranks(), experts));
+    throw InputError(
+        {.field = "homes"},
+        fmt::format("are of {} layers, {} ranks and {} experts, the load has {}, {} and {}", chosen.home.extent(0),
+                    chosen.num_ranks, chosen.home.extent(1), layers, load.num_ranks(), experts));
   }
   AnyArray array;
   if (!nb::try_cast(homes, array)) throw InputError({.field = "homes"}, "expected None, Homes, a Plan or an array");
