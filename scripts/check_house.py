@@ -20,6 +20,7 @@ SEES = {
     "rollout": {"core", "cluster"},
     "plan": {"core", "cluster", "rollout"},
     "planner": {"core", "cluster", "rollout", "plan"},
+    "homes": {"core", "cluster", "rollout", "plan", "planner"},
     "policy": {"core", "cluster", "rollout", "plan", "planner"},
     "transfer": {"core", "cluster", "rollout", "plan"},
     "runtime": {"core", "cluster", "rollout", "plan", "transfer"},

@@ -55,6 +55,7 @@ Command pack_command();
 Command inspect_command();
 Command plan_command();
 Command verify_command();
+Command homes_command();
 Command compare_command();
 Command run_command();
 Command simulate_command();

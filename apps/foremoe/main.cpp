@@ -34,12 +34,13 @@ void occupy_closed_streams() {
   }
 }
 
-constexpr std::array<CommandEntry, 13> kCommands{{
+constexpr std::array<CommandEntry, 14> kCommands{{
     {"synth", synth_command},
     {"import", import_command},
     {"collect", collect_command},
     {"pack", pack_command},
     {"inspect", inspect_command},
+    {"homes", homes_command},
     {"plan", plan_command},
     {"verify", verify_command},
     {"compare", compare_command},

@@ -69,6 +69,9 @@ struct Plan {
 
 Load load_of(LoadTable table);
 
+// Adds Homes and choose_homes() to the module.
+void bind_homes(nb::module_& m);
+
 // Waits until the whole plan is final.
 const StepPlan& finished(const Plan& plan);
 // Returns the number of micro-steps whose quotas are final.

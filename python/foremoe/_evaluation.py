@@ -9,9 +9,9 @@ from . import _core
 from ._core import Evaluation, Load, Plan
 from ._files import expect
 from .options import (
+    AnyHomes,
     CompareOptions,
     EvaluateOptions,
-    Homes,
     SimulateOptions,
     SimulationOptions,
     expect_options,
@@ -47,7 +47,7 @@ def evaluate_plan(
     cluster: str | None = None,
     path: Literal["auto", "host", "peer"] = "auto",
     policy_options: Mapping[str, float | str] | None = None,
-    homes: Homes = None,
+    homes: AnyHomes = None,
     threads: int = 0,
     **options: Unpack[SimulationOptions],
 ) -> Evaluation:

@@ -11,6 +11,7 @@
 #include "foremoe/evaluate/evaluate_plan.h"
 #include "foremoe/evaluate/measured_plan.h"
 #include "foremoe/evaluate/memory_budget.h"
+#include "foremoe/planner/planner.h"
 #include "foremoe/rollout/load_statistics.h"
 #include "foremoe/sim/simulation.h"
 
@@ -311,10 +312,19 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
     throw std::logic_error("the plan of vanilla, the baseline of all comparisons, is wrong: " +
                            vanilla.check.violations.front().message);
   }
+  std::optional<double> homes_speedup;
+  if (vanilla.step && !recorded_digest(workload.homes, workload.load.num_ranks()).empty()) {
+    Workload contiguous = workload;
+    contiguous.homes =
+        contiguous_homes(workload.load.num_layers(), workload.load.num_experts(), workload.load.num_ranks());
+    const Evaluation before = evaluate(*baseline, contiguous, options, quiet);
+    homes_speedup = speedup(before.step->step_seconds, vanilla.step->step_seconds);
+  }
   std::vector<Evaluation> evaluations;
   for (const Policy* const policy : policies) {
     evaluations.push_back(policy == baseline ? vanilla : evaluate(*policy, workload, options, quiet));
     compare_with(vanilla, evaluations.back());
+    evaluations.back().homes_speedup = homes_speedup;
   }
   for (std::size_t i = evaluations.size(); context.timeline != nullptr && i-- > 0;) {
     if (!evaluations[i].step) continue;

@@ -83,6 +83,9 @@ struct Evaluation {
 
   std::optional<SimulatedStep> step;  // set with a cost model if the plans are valid
   double speedup_over_vanilla = 1;
+  // Of vanilla over vanilla with contiguous homes, equal for all policies: the part of the gain that is due to homes.
+  // Set by evaluate_all() with a simulated step and homes that are not contiguous.
+  std::optional<double> homes_speedup;
   double placed_speedup = 1;                         // with placement included; vanilla has none
   double rl_step_speedup = 1;                        // with rollout included
   std::optional<Tokens> largest_micro_batch_tokens;  // mean per rank; set with a memory budget

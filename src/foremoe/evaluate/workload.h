@@ -28,7 +28,7 @@ struct InputOptions {
   std::int64_t tokens_per_rank = BatchingOptions{}.tokens_per_rank;
   int layers = 0;                  // use the first N layers; 0: all
   int micro_steps = 0;             // use the first N micro-steps; 0: all
-  std::string homes{kContiguous};  // or a plan file, whose homes are used
+  std::string homes{kContiguous};  // or a plan or homes file
   std::string previous;            // plan of the previous step; empty: none
   std::string previous_load;       // trace or load of the previous step; empty: none
 };
@@ -70,8 +70,11 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool);
 // Batches a trace as recorded. If no batching is recorded for these ranks, batches by tokens and adds to `remarks`.
 Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vector<std::string>& remarks);
 
-// [layer][expert]: contiguous, or the final homes of a plan file.
+// [layer][expert]: contiguous, those of a homes file, or the final homes of a plan file.
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load);
+
+// Digest of homes as plans record it: empty if they are contiguous.
+std::string recorded_digest(ArrayView<const RankId, 2> home, int num_ranks);
 
 // Adds the input options to the plan's options, so that a reader can rebuild the load and check which homes changed.
 void record_input_options(const Workload& workload, StepPlan& plan);

@@ -11,6 +11,7 @@
 
 #include "foremoe/core/long_text.h"
 #include "foremoe/plan/check_rules.h"
+#include "foremoe/plan/homes_file.h"
 
 namespace foremoe {
 
@@ -60,6 +61,12 @@ void digest(const Subject& subject, Findings& findings) {
   if (subject.plan.load_digest != expected) {
     findings.add({.kind = ViolationKind::kDigest,
                   .message = fmt::format("made for the load {}, this one is {}", subject.plan.load_digest, expected)});
+  }
+  const auto& initial = subject.options.initial_home;
+  if (initial.data() == nullptr || subject.plan.homes_digest.empty()) return;
+  if (const std::string given = homes_digest(initial); subject.plan.homes_digest != given) {
+    findings.add({.kind = ViolationKind::kDigest,
+                  .message = fmt::format("made from the homes {}, these are {}", subject.plan.homes_digest, given)});
   }
 }
 

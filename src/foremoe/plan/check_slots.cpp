@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foremoe/plan/check_rules.h"
+#include "foremoe/plan/homes_file.h"
 
 namespace foremoe::check {
 
@@ -264,6 +265,17 @@ void tokens_per_guest(const Subject& subject, const Budgets& budgets, Findings& 
 void home_moves(const Subject& subject, const Budgets& budgets, Findings& findings) {
   const StepPlan& plan = subject.plan;
   const auto& initial = subject.options.initial_home;
+  if (initial.data() == nullptr && budgets.home_moves == 0 && !plan.homes_digest.empty()) {
+    if (homes_digest(plan.home) == plan.homes_digest) return;
+    findings.add({.kind = ViolationKind::kHomeMoves,
+                  .message = fmt::format("the homes are not those before planning, {}, and rehome permits no moves",
+                                         plan.homes_digest)});
+    return;
+  }
+  if (initial.data() == nullptr && !plan.homes_digest.empty()) {
+    findings.not_checked(fmt::format("home moves: the initial homes {} were not given", plan.homes_digest));
+    return;
+  }
   if (initial.data() == nullptr && budgets.homes != "contiguous") {
     findings.not_checked(
         fmt::format("home moves: the initial homes are those of {}, which was not given", budgets.homes));

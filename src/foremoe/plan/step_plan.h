@@ -61,6 +61,7 @@ struct StepPlan {
   int in_flight = 1;           // K, as requested; see effective_in_flight()
   std::string options = "{}";  // JSON object keyed by long option name
   std::string load_digest;     // hex SHA-256, see load_digest()
+  std::string homes_digest;    // of the homes before planning, see homes_digest(); empty: contiguous or not recorded
 
   Array<ExpertId, 4> slot_expert;             // [event][layer][rank][slot], kNoExpert when empty
   Array<Tokens, 4> slot_tokens;               // [event][layer][rank][slot], quota
