@@ -24,6 +24,8 @@ from foremoe._engine.together import Channel
 from .dispatch import SlotRows
 from .exchange import AllToAll
 
+_ALIGNMENT = 16  # bytes
+
 
 @dataclass(frozen=True)
 class Fan:
@@ -79,15 +81,23 @@ def exchanged_by_token(
     ranks: Ranks,
     compute: Callable[[Tensor], Tensor],
     *,
+    dtype: torch.dtype,
     before: Callable[[], None] | None = None,
     after: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Sends tokens to their destinations, and sums the results by gates. Arguments are those of exchanged()."""
+    """Sends tokens to their destinations, and sums the results by gates. The other arguments are those of exchanged().
+
+    dtype: Type of the weights, in which experts compute and gates weight their results.
+    """
     assert ranks.across is not None and ranks.within is not None
-    tokens = torch.cat([hidden, gates.to(hidden.dtype)], 1)
+    # Gates are as exact as by row. Rows have multiples of 16 bytes, as vectorised copies need.
+    wide = torch.promote_types(hidden.dtype, dtype)
+    padding = -(hidden.shape[1] + gates.shape[1]) % (_ALIGNMENT // wide.itemsize)
+    columns = torch.nn.functional.pad(gates.to(wide), (0, padding))
+    tokens = torch.cat([hidden.to(wide), columns], 1)
     received = to.to_ranks.there(to.to_relays.there(tokens, ranks.across, after), ranks.within)
-    rows, gates_of_rows = _ToSlots.apply(received, to, gates.shape[1])
-    computed = compute(rows)
+    rows, gates_of_rows = _ToSlots.apply(received, to, *gates.shape[1:], hidden.shape[1])
+    computed = compute(rows.to(hidden.dtype))
     weighted = computed * gates_of_rows[:, None].to(computed.dtype)
     returned = to.to_ranks.back(_Summed.apply(weighted, to.to_slots), ranks.within)
     return to.to_relays.back(returned, ranks.across, before).to(hidden.dtype)
@@ -122,19 +132,20 @@ class _Summed(torch.autograd.Function):
 
 
 class _ToSlots(torch.autograd.Function):
-    """Copies received tokens, [tokens, hidden + top_k], to rows [rows, hidden] and gates [rows]."""
+    """Copies received tokens, [tokens, hidden + top_k + padding], to rows [rows, hidden] and gates [rows]."""
 
     @staticmethod
-    def forward(ctx: Any, received: Tensor, to: TokenDispatch, top_k: int) -> tuple[Tensor, Tensor]:
-        ctx.of = to, top_k
-        hidden, gates = received.tensor_split([-top_k], 1)
-        return to.to_slots.copied(hidden), gates.reshape(-1)[to.entries]
+    def forward(ctx: Any, received: Tensor, to: TokenDispatch, top_k: int, hidden: int) -> tuple[Tensor, Tensor]:
+        padding = received.shape[1] - hidden - top_k
+        ctx.of = to, top_k, padding
+        of_tokens, gates, _ = received.split([hidden, top_k, padding], 1)  # type: ignore[no-untyped-call]
+        return to.to_slots.copied(of_tokens), gates.reshape(-1)[to.entries]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        to, top_k = ctx.of
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        to, top_k, padding = ctx.of
         of_rows, of_gates = grads
         of_tokens = to.to_slots.summed(of_rows)
-        of_entries = of_gates.new_zeros(len(of_tokens) * top_k).index_copy(0, to.entries, of_gates)
-        return torch.cat([of_tokens, of_entries.view(-1, top_k)], 1), None, None
+        of_entries = of_gates.new_zeros(len(of_tokens) * top_k).index_copy(0, to.entries, of_gates).view(-1, top_k)
+        return torch.cat([of_tokens, torch.nn.functional.pad(of_entries, (0, padding))], 1), None, None, None

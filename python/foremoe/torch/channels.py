@@ -33,7 +33,7 @@ def with_channels(
     # On gloo, rows use a separate group, which closes when a rank fails. On NCCL, this group would take memory and
     # could not be closed.
     of_all = sorted(rank for group in grid for rank in group)
-    wanted: dict[str, tuple[Any, str]] = {"rows": (ranks.group, backend)} if backend == "gloo" else {}
+    wanted: dict[str, tuple[Any, ...]] = {"rows": (ranks.group, backend)} if backend == "gloo" else {}
     if copy_group is None:
         wanted["copies"] = ranks.group, backend
     if agree:
@@ -44,8 +44,8 @@ def with_channels(
             wanted["calls"] = ranks.group, "gloo"
     if by_token:
         of_group, node = dist.get_process_group_ranks(ranks.group), ranks.ranks_per_node
-        wanted["across"] = of_group[ranks.rank % node :: node], backend
-        wanted["within"] = of_group[ranks.node * node :][:node], backend
+        wanted["across"] = of_group[ranks.rank % node :: node], backend, ranks.group
+        wanted["within"] = of_group[ranks.node * node :][:node], backend, ranks.group
         wanted["relays"] = ranks.group, "gloo"
     if replicate_group is not None and backend == "gloo":
         wanted["replicas"] = replicate_group, backend

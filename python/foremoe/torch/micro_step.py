@@ -178,7 +178,8 @@ class MicroStep:
 
         around: Any = {"before": turn.begin_backward, "after": turn.end_backward}
         if isinstance(to, TokenDispatch):
-            out = exchanged_by_token(hidden, gates, to, ranks, compute, **around)
+            dtype = next(iter(local_weights(layer).values())).dtype
+            out = exchanged_by_token(hidden, gates, to, ranks, compute, dtype=dtype, **around)
         else:
             out = exchanged(hidden, gates, to, ranks.rows, compute, **around)
         if of.unrouted is not None and of.slots is None:

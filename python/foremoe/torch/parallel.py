@@ -20,6 +20,7 @@ from torch import Tensor
 import foremoe
 from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_empty_load
 from foremoe._engine.compiled import expect_not_compiling
+from foremoe._engine.groups import can_make_gloo
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.node_memory import NodeMemory
@@ -129,6 +130,13 @@ class ExpertParallel:
                 raise foremoe.InputError(
                     f"dispatch: token needs equally many ranks on all nodes; ranks_per_node "
                     f"{self.ranks.ranks_per_node} does not divide {self.num_ranks} ranks",
+                    field="dispatch",
+                )
+            if by_token and not can_make_gloo(self.num_ranks, dist.get_world_size()):
+                raise foremoe.InputError(
+                    f"dispatch: token needs a gloo group, and torch {torch.__version__} cannot make one of "
+                    f"{self.num_ranks} of {dist.get_world_size()} ranks after init_process_group(device_id=…); leave "
+                    "device_id out, or use torch 2.15",
                     field="dispatch",
                 )
         self._nothing = nothing
@@ -295,7 +303,7 @@ class ExpertParallel:
         running = self._shares.start_plan(load, **self.arguments.planning(), previous=previous)
         tokens = None
         if self._relays is not None and on_mismatch != "home":
-            tokens = self._relays.start(running, load, gathered)
+            tokens = self._relays.start(running, load, gathered, later=self.experts.phase is not None)
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
             phase=phase, memory=self._memory, tokens=tokens,

@@ -137,6 +137,8 @@ class Phase:
 
     def _begin(self) -> None:
         self._experts.ranks.expect_call("entering a phase")
+        if self._tokens is not None:
+            self._tokens.begin()
         planned = PlannedPhase(
             self._running,
             self._load,

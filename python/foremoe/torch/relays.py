@@ -59,9 +59,15 @@ class Relays:
         self._ranks = ranks
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-relays")
 
-    def start(self, running: PlanInProgress, load: foremoe.Load, routes: Routes) -> GatheredTokens:
-        """Begins to gather for a phase. Collective, on all ranks in the same order."""
-        return GatheredTokens(self._ranks, self._pool, running, load, routes)
+    def start(self, running: PlanInProgress, load: foremoe.Load, routes: Routes, *, later: bool) -> GatheredTokens:
+        """Begins to gather for a phase. Collective, on all ranks in the same order.
+
+        later: Begins only when the phase does, since another phase is running and needs the thread.
+        """
+        gathered = GatheredTokens(self._ranks, self._pool, running, load, routes)
+        if not later:
+            gathered.begin()
+        return gathered
 
     def close(self, failed: bool = False) -> None:
         """Ends the thread. failed: At once, since other ranks may be gone."""
@@ -77,17 +83,34 @@ class GatheredTokens:
         self._ranks, self._pool, self._running, self._load, self._routes = ranks, pool, running, load, routes
         self._turns: foremoe.RankTurns | None = None
         self._of: dict[int, Future[list[TokenRows]]] = {}
-        for m in range(_AHEAD):
-            self._begin(m)
+        self._failed: BaseException | None = None
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Begins to gather the first micro-steps, unless this has been done."""
+        if not self._has_begun:
+            self._has_begun = True
+            for m in range(_AHEAD):
+                self._begin(m)
 
     def _begin(self, micro_step: int) -> None:
         if micro_step < self._load.num_micro_steps:
-            self._of[micro_step] = self._pool.submit(self._gather, micro_step)
+            self._of[micro_step] = self._pool.submit(self._gather_next, micro_step)
 
     def take(self, micro_step: int) -> list[TokenRows]:
         """Returns the destinations of a micro-step, by layer. Waits until they are gathered."""
         self._begin(micro_step + _AHEAD)
         return self._of.pop(micro_step).result()
+
+    def _gather_next(self, micro_step: int) -> list[TokenRows]:
+        """Gathers unless an earlier micro-step failed, since its exchange may still be awaited by other ranks."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return self._gather(micro_step)
+        except BaseException as error:
+            self._failed = error
+            raise
 
     def _gather(self, micro_step: int) -> list[TokenRows]:
         self._running.wait_for(micro_step)
@@ -180,7 +203,7 @@ def joined(turn: foremoe.RankTurn, sent: Sent, received: Sequence[Received], ran
         "entries": entries,
         **_fan("relay", _rows_of(sent.to_nodes), sent.tokens),
         **_fan("rank", _rows_of(to_ranks), to_ranks.shape[1]),
-        **_fan("slot", entries // top_k, int(tokens.sum())),
+        **_fan("slot", entries // top_k, int(tokens.sum()), entries),
     }
     return TokenRows(
         across=(sent.to_nodes.sum(1).tolist(), [of.shape[1] for of in relayed]),
@@ -195,9 +218,17 @@ def _rows_of(goes: Array) -> Array:
     return rows
 
 
-def _fan(name: str, row: Array, num_rows: int) -> dict[str, Array]:
-    """Returns the tables of a Fan, by the names that TokenRows.on() reads. row: The row of each copy."""
-    tables = {"row": row, "order": row.argsort(kind="stable"), "first": _begins(np.bincount(row, minlength=num_rows))}
+def _fan(name: str, row: Array, num_rows: int, rank: Array | None = None) -> dict[str, Array]:
+    """Returns the tables of a Fan, by the names that TokenRows.on() reads.
+
+    Args:
+        name: Prefix of the names.
+        row: The row of each copy.
+        num_rows: Number of rows.
+        rank: Sorts the copies by row, and those of a row in the order in which they are summed. None: by position.
+    """
+    order = (row if rank is None else rank).argsort(kind="stable")
+    tables = {"row": row, "order": order, "first": _begins(np.bincount(row, minlength=num_rows))}
     return {f"{name}_{of}": table.astype(np.int32) for of, table in tables.items()}
 
 

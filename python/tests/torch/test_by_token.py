@@ -39,6 +39,8 @@ from training import (
 
 import foremoe
 from foremoe.torch import exchange
+from foremoe.torch.doctor.layers import Experts, Net, Sizes, draw_inputs
+from foremoe.torch.doctor.layers import draw_routes as net_routes
 
 F32, F64 = torch.float32, torch.float64
 MODEL = {
@@ -122,6 +124,37 @@ def test_bfloat16_errors_are_at_most_twice_those_by_row(rank: int) -> None:
         error_of(gradients_of(torch.bfloat16, dispatch=of, ranks_per_node=2), exact) for of in ("row", "token")
     )
     assert 0 < by_token <= 2 * by_row
+
+
+def test_gates_wider_than_hidden_states_are_as_exact_as_by_row(rank: int) -> None:
+    """bfloat16 hidden states, experts and gates in float32. The loss is linear, since the output is rounded."""
+    forward_rows, gradients = Experts.forward_rows, []
+
+    def in_float32(layer: Experts, rows: Any, offsets: Any, weights: Any) -> Any:
+        return forward_rows(layer, rows.float(), offsets, weights)
+
+    for dispatch in ("row", "token"):
+        net = Net(Sizes(layers=1, experts=16, top_k=6, tokens=24), torch.device("cpu"))
+        ep = net.spread(ranks_per_node=2, dispatch=dispatch)
+        gates = []
+        in_layers = mock.patch.object(Experts, "forward_rows", in_float32)
+        with in_layers, ep.plan(net_routes(net.sizes, rank, RANKS)) as phase:
+            for m, hidden in enumerate(draw_inputs(net.sizes, rank)):
+                with phase.micro_step(m):
+                    given = hidden.bfloat16()
+                    for layer in net.moe:
+                        assert layer._ids is not None and layer._execute is not None
+                        gate = torch.softmax(given.float() @ layer.router.weight.T, -1).gather(-1, layer._ids)
+                        gate.retain_grad()
+                        gates.append(gate)
+                        given = given + layer._execute(given, layer._ids, gate)
+                    given.float().sum().backward()
+            phase.drain()
+        gradients.append(torch.cat([gate.grad.double().flatten() for gate in gates]))
+        ep.detach()
+    by_row, by_token = gradients
+    assert float(by_row.norm()) > 0
+    assert float((by_token - by_row).norm() / by_row.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,10 @@ def test_every_row_arrives_at_its_slot_and_every_sum_has_all_copies(nodes: int, 
                 ]
             slot = np.repeat(np.arange(plan.num_slots), np.diff(turn.slot_offsets))
             assert sorted(zip(slot.tolist(), *computed.T.tolist(), strict=True)) == sorted(expected)
+            order = dispatch.tables["slot_order"].numpy()
+            summed = computed[order, 2].tolist()
+            ends = dispatch.tables["slot_first"].numpy()
+            assert all(summed[b:e] == sorted(summed[b:e]) for b, e in itertools.pairwise(ends)), "by entry"
 
 
 def test_sums_are_the_transpose_of_copies() -> None:
