@@ -29,12 +29,13 @@ class Calls:
         self._channel = channel
         self._failures = failures
         self._device = device
+        self._first = dist.get_process_group_ranks(channel.group)[0]  # distinguishes replicas, which report together
         self._number = 0  # of the last call
 
     def passing(self, name: str) -> None:
         """Announces a call whose exchanges use other groups. Does not wait."""
         self._number += 1
-        self._failures.note(self._number, name)
+        self._failures.note(self._first, self._number, name)
 
     def expect(self, name: str) -> None:
         """Announces a collective call, and waits until all ranks have announced one.
@@ -69,7 +70,7 @@ class Calls:
             raise refusal
 
     def _expect_no_other(self, name: str) -> None:
-        if other := self._failures.noted(self._number):
+        if other := self._failures.noted(self._first, self._number):
             raise RuntimeError(f"ranks make different collective calls: {name} on this one, {other} on another one")
         if reason := self._failures.reason():
             raise RuntimeError(f"{reason}; {name} needs all ranks of the group")

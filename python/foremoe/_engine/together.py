@@ -122,15 +122,18 @@ class Failures:
         if self._store.check([_LOST]):
             raise LostConnection("another rank lost a connection")
 
-    def note(self, number: int, call: str) -> None:
-        """Stores the name of this rank's call, for ranks that wait for its announcement."""
-        self._store.set(f"{_CALLS}/{number}", call)
-        with contextlib.suppress(RuntimeError):  # not every store deletes
-            self._store.delete_key(f"{_CALLS}/{number - _KEPT}")
+    def note(self, first: int, number: int, call: str) -> None:
+        """Stores the name of this rank's call, for ranks that wait for its announcement.
 
-    def noted(self, number: int) -> str:
+        first: First rank of the group that makes the call. Replicas may run different numbers of micro-steps.
+        """
+        self._store.set(f"{_CALLS}/{first}/{number}", call)
+        with contextlib.suppress(RuntimeError):  # not every store deletes
+            self._store.delete_key(f"{_CALLS}/{first}/{number - _KEPT}")
+
+    def noted(self, first: int, number: int) -> str:
         """Returns the stored name of the call of this number; "" without one."""
-        key = f"{_CALLS}/{number}"
+        key = f"{_CALLS}/{first}/{number}"
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _wait_for_reason(self) -> str:

@@ -181,14 +181,14 @@ std::vector<RankId> search_homes(std::span<const RankId> home, const TokenSets& 
     std::int64_t least = search.cost();
     const auto experts = static_cast<std::uint64_t>(sets.num_experts);
     const std::uint64_t tries = experts * (experts - 1) / 2 * static_cast<std::uint64_t>(options.sweeps);
-    const auto first_threshold = static_cast<double>(search.cost() / kFirstThreshold);
+    const std::int64_t first_threshold = search.cost() / kFirstThreshold;
     Random random(options.seed);
     for (std::uint64_t i = 0; i < tries; ++i) {
       const ExpertId a{static_cast<int>(random.below(experts))};
       const ExpertId b{static_cast<int>(random.below(experts))};
       if (search.nodes()[a.index()] == search.nodes()[b.index()]) continue;
       const auto left = static_cast<double>(tries - i) / static_cast<double>(tries);
-      if (!search.exchange_below(static_cast<std::int64_t>(left * first_threshold), a, b)) continue;
+      if (!search.exchange_below(static_cast<std::int64_t>(left * static_cast<double>(first_threshold)), a, b)) continue;
       if (search.cost() >= least) continue;
       least = search.cost();
       best = search.nodes();
