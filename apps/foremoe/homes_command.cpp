@@ -13,6 +13,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/workload.h"
 #include "foremoe/homes/choose_homes.h"
+#include "foremoe/homes/homes_json.h"
 #include "foremoe/rollout/trace_file.h"
 
 namespace foremoe::cli {

@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "foremoe/homes/choose_homes.h"
+#include "foremoe/homes/homes_json.h"
 
 namespace foremoe::python {
 namespace {

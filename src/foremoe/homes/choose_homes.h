@@ -7,7 +7,6 @@
 // optimizer state is placed, and from routes of an earlier rollout. Held-out routes show what they gain on later ones.
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <vector>
@@ -52,7 +51,5 @@ struct Holdout {
 // The result does not depend on the number of threads.
 ChosenHomes choose_homes(std::span<const BatchedTrace> traces, const Holdout& holdout, const HomesOptions& options,
                          ThreadPool& pool);
-
-nlohmann::ordered_json to_json(const ChosenHomes& chosen);
 
 }  // namespace foremoe
