@@ -29,7 +29,7 @@ HIDDEN_BYTES = SIZES.tokens * SIZES.hidden * 4
 
 
 class Counted:
-    """Counts what the exchanges of a rank send and what its tables take."""
+    """Counts the rows that a rank sends, and the bytes of its tables."""
 
     def __init__(self, rank: int, ranks_per_node: int) -> None:
         self.rows = [0, 0]  # to other nodes, to other ranks of this node

@@ -26,9 +26,9 @@ class Ranks:
         grid: Ranks in the default group, [replica][rank].
         agreement: Gloo channel on which ranks agree about copies by the host path; None if no copy takes that path.
         plans: Gloo channel for planning in shares; None if each rank plans alone.
-        across: Channel between the ranks at this position of all nodes, and
-        within: channel between the ranks of this node, for dispatch by token; None if all rows are dispatched by row.
-        relays: Gloo channel on which ranks learn what they forward; None likewise.
+        across: Channel between the ranks at this position of all nodes, for dispatch by token; None without it.
+        within: Channel between the ranks of this node, for dispatch by token; None without it.
+        relays: Gloo channel for the destinations of tokens; None without dispatch by token.
         failures: Failures that ranks report; None if they report them in another way.
         calls: Announcements of collective calls; None if calls are not announced.
     """

@@ -44,7 +44,7 @@ class LayerRows:
     sampled: Tensor | None  # int64 [rows], rows whose routes are compared with the router's choice
     dropped: Tensor | None  # int64 [rows], this rank's rows without a route that are not computed; None if none
     end: Any = None  # (gradient edge, shape, type) of the output of the forward that has gradients
-    at_homes: Dispatch | TokenDispatch | None = None  # of a second forward that finds no guests
+    at_homes: Dispatch | None = None  # of a second forward that finds no guests
 
 
 class MicroStep:
@@ -118,7 +118,9 @@ class MicroStep:
                 if rows.all()
                 else "a checkpoint or a second forward needs rows of every rank in every micro-step, and one is idle",
             ),
-            planned=self._dispatch_of(turn, tables, tokens),
+            planned=self._dispatch_by_row(turn, tables)
+            if tokens is None
+            else tokens.on(tables, **self._slot_rows(turn, tables)),
             recorded=tables["recorded"],
             slots=tables.get("slots"),
             unrouted=tables.get("unrouted"),
@@ -126,18 +128,14 @@ class MicroStep:
             dropped=tables.get("dropped"),
         )
 
-    def _dispatch_of(
-        self, turn: foremoe.RankTurn, tables: dict[str, Tensor], tokens: TokenRows | None = None
-    ) -> Dispatch | TokenDispatch:
-        slots: dict[str, Any] = {
-            "home_rows": int(turn.slot_offsets[self._experts.ranks.homes]),
-            "home_ends": tables["home_ends"],
-            "guest_ends": tables["guest_ends"],
-        }
-        if tokens is not None:
-            return tokens.on(tables, **slots)
+    def _slot_rows(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> dict[str, Any]:
+        """Returns the attributes of SlotRows."""
+        home_rows = int(turn.slot_offsets[self._experts.ranks.homes])
+        return {"home_rows": home_rows, **{name: tables[name] for name in ("home_ends", "guest_ends")}}
+
+    def _dispatch_by_row(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> Dispatch:
         return Dispatch(
-            **slots,
+            **self._slot_rows(turn, tables),
             send=turn.send.tolist(),
             recv=turn.recv.tolist(),
             order=tables["order"],
@@ -237,7 +235,8 @@ class MicroStep:
             return of.planned
         if of.at_homes is None:
             turn = self._planned.turns.at_homes("forward", self._number, of.turn.layer)
-            of.at_homes = self._dispatch_of(turn, to_device([self._tables(turn)], self._experts.ranks.device)[0])
+            (tables,) = to_device([self._tables(turn)], self._experts.ranks.device)
+            of.at_homes = self._dispatch_by_row(turn, tables)
         if not had_graph:
             of.planned = of.at_homes  # used by recomputations
         return of.at_homes

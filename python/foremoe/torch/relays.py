@@ -84,12 +84,10 @@ class GatheredTokens:
         self._turns: foremoe.RankTurns | None = None
         self._of: dict[int, Future[list[TokenRows]]] = {}
         self._failed: BaseException | None = None
-        self._has_begun = False
 
     def begin(self) -> None:
-        """Begins to gather the first micro-steps, unless this has been done."""
-        if not self._has_begun:
-            self._has_begun = True
+        """Begins to gather the first micro-steps, unless it has begun. Called before take()."""
+        if not self._of:
             for m in range(_AHEAD):
                 self._begin(m)
 

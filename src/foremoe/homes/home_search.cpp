@@ -188,9 +188,8 @@ std::vector<RankId> search_homes(std::span<const RankId> home, const TokenSets& 
       const ExpertId b{static_cast<int>(random.below(experts))};
       if (search.nodes()[a.index()] == search.nodes()[b.index()]) continue;
       const auto left = static_cast<double>(tries - i) / static_cast<double>(tries);
-      if (!search.exchange_below(static_cast<std::int64_t>(left * static_cast<double>(first_threshold)), a, b))
-        continue;
-      if (search.cost() >= least) continue;
+      const auto threshold = static_cast<std::int64_t>(left * static_cast<double>(first_threshold));
+      if (!search.exchange_below(threshold, a, b) || search.cost() >= least) continue;
       least = search.cost();
       best = search.nodes();
     }
