@@ -6,18 +6,17 @@
 //   have the same sum. Decide which rows go to which replica, so that all ranks reach the same answer without
 //   communication.
 // Method. Three sweeps per expert: to the replica on the source's own rank, then to those on its node, then to all
-// others.
-//   Rows::kOrder   Sources send in ascending order. A source exhausts each replica, in ascending rank order, before the
-//                  next.
-//   Rows::kToken   If the sources of a node have more rows left than its replicas, each source keeps its share of their
-//                  quota, in proportion to its rows. A source divides the rows of a sweep among the replicas in
-//                  proportion to their remaining quotas, so that it can choose which of its tokens go where
-//                  (row_choice.h). Remainders of the shares are carried from expert to expert, in ascending order.
+//   others. If the sources of a node have more rows left than its replicas have quota, each keeps its share, in
+//   proportion to its rows (divide_fairly()); remainders are carried from expert to expert, in ascending order. In the
+//   last sweep, sources send in ascending order.
+//   Rows::kOrder   A source fills each replica, in ascending rank order, before the next.
+//   Rows::kToken   A source divides its rows of a sweep among the replicas in proportion to their remaining quotas, so
+//                  that it can choose which of its tokens go where (row_choice.h).
 // Invariant. After a sweep, no source with rows left can reach quota that is left within the scope of that sweep.
 // Guarantee. All rows are placed and all quotas are met. For these quotas, as many rows as possible stay on their rank,
-//   and as many as possible on their node. With Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per
-//   expert. With Rows::kToken a source keeps the floor or the ceiling of its share of each expert on its node.
-// Complexity. O(ranks · experts + slots + shipments).
+//   and as many as possible on their node. A source keeps the floor or the ceiling of its share of each expert on its
+//   node. With Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per expert.
+// Complexity. O(ranks · experts + slots + shipments), and O(n log n) per expert for a node's n sources that share.
 //
 // Two results need no exchange of counts: the replica that serves each row (assign_shipments, the only function that
 // divides an expert's rows among its replicas), and the rows that each rank sends to each other rank, which are the
@@ -86,12 +85,19 @@ struct RouteWorkspace {
   std::vector<std::size_t> first_replica;  // [experts + 1]
   std::vector<std::int64_t> rows_left;     // [rank], of the current expert; [expert] in assign_shipments()
   std::vector<std::int64_t> total;         // [expert], rows of all sources
-  std::vector<std::int64_t> carry;  // [rank], share of the experts so far not yet kept on the node, in 2⁻³² rows
-  std::vector<std::int64_t> share;  // [rank], rows to send in the current sweep
+  std::vector<std::int64_t> carry;         // [rank], of divide_fairly()
+  std::vector<std::int64_t> share;         // [rank], rows to send in the current sweep
   std::vector<Shipment> by_expert;
   std::vector<std::size_t> cursor;
   std::vector<std::int32_t> shipment;  // [row]
 };
+
+// Divides a node's quota of one expert among its sources, in proportion to the rows that each has left. If the quota
+// suffices for all, share = rows. Otherwise a share is rounded down, and the rows that remain go, one each, to the
+// sources with the largest carries. carry: [source], the sum over the experts so far of share due − share, in 2⁻³²
+// rows; updated.
+void divide_fairly(std::int64_t quota, std::span<const std::int64_t> rows, std::span<std::int64_t> carry,
+                   std::span<std::int64_t> share);
 
 // How rows are assigned: in the order of ranks and rows, or such that each token's rows lie on few nodes.
 enum class Rows : std::uint8_t { kOrder, kToken };
@@ -109,7 +115,7 @@ struct RoutingProblem {
 void route_tokens(const RoutingProblem& problem, RouteWorkspace& workspace, RoutedLayer& routed);
 RoutedLayer route_tokens(const RoutingProblem& problem);
 
-// Computes the same shipments for one rank only. An expert with a single replica does not need three sweeps.
+// Computes the same shipments for one rank only. An expert with a single replica elsewhere needs no sweeps.
 void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace& workspace, RoutedRank& routed);
 
 // Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 if routes[row] is negative.
