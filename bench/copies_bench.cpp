@@ -1,11 +1,11 @@
 // Overhead of the engine's paths over a plain memcpy: copies of 9.4 MB experts (three matrices of 2048 × 384 float32)
 // that are not cached, by the host path (arena, checksums verified) and by the peer path, from submit() to the end of
-// wait(). The argument is the number of experts fetched per turn: 16 measure a path's rate; 1 includes the wake-up time
-// of two threads.
+// wait(). The argument is the number of experts fetched per turn. With 16, the benchmark measures a path's rate; with
+// 1, it includes the wake-up time of two threads.
 //
 // Estimator: Plain copies and copies through the engine alternate turn by turn on the same buffers, so that other load
-// on the machine affects both. Each traverses a gigabyte before it returns to an expert. The reported ratio is the
-// median time of the engine ÷ that of memcpy; 1 means the speed of memcpy.
+// on the machine affects both. Each traverses a gigabyte before it copies the same expert again. The reported ratio is
+// the median time of the engine ÷ that of memcpy; 1 means the speed of memcpy.
 
 #include <benchmark/benchmark.h>
 
@@ -22,7 +22,7 @@
 namespace foremoe {
 namespace {
 
-constexpr int kExperts = 96;  // 0.9 GB each of homes and buffers; a multiple of the arguments
+constexpr int kExperts = 96;  // 0.9 GB each for homes and buffers; must be a multiple of the arguments
 constexpr int kRounds = 4;
 
 using Clock = std::chrono::steady_clock;

@@ -1,16 +1,16 @@
-// FineMoE's figure 8: largest rank load ÷ mean on 8 ranks with 32 experts. Their popularity is a Zipf law, i^−s for the
-// i-th most popular, in many random orders. Prints Markdown tables with mean / maximum over the orders.
+// FineMoE's figure 8: largest rank load ÷ mean on 8 ranks with 32 experts. The experts' popularity follows a Zipf law,
+// i^−s for the i-th most popular, in many random orders. Prints Markdown tables with mean / maximum over the orders.
 //
 //   finemoe_figure8 [orders] [tokens]
 //
 // Every order is a layer of one load table, and every policy plans it with 4 guest slots (d = 2). The default of
-// `tokens` is 8 sequences of 2,048 tokens per rank with top 2. Loads are rounded expected values. The second table has
-// four batches drawn around them (normal approximation of the binomial), and `finemoe` places by their sum. ForeMoE
-// runs with full balance (tolerance 0) and with its default.
+// `tokens` is 8 sequences of 2,048 tokens per rank with top 2. The first table uses rounded expected loads. For the
+// second, four batches are drawn around these (normal approximation of the binomial), and `finemoe` places by their
+// sum. ForeMoE runs with full balance (tolerance 0) and with its default.
 //
 // "eq. 3" is the bound of equation 3 for pairs of ranks under the symmetric placement, in which every two ranks share
-// an expert and four pairs share two. It is half the tokens of the most popular expert, or of the two most popular if
-// one pair shares both, ÷ mean.
+// an expert and four pairs share two. The bound is half the tokens of the most popular expert ÷ mean, or half those of
+// the two most popular experts ÷ mean if one pair of ranks shares both.
 
 #include <fmt/format.h>
 

@@ -3,9 +3,9 @@
 
     bench/follow_rollout.py [--files 12] [--seconds 12] [--foremoe PROGRAM]
 
-Draws trace files with Qwen3-30B-A3B's shape, one for each of the rollout's last sequences to end. Moves them into a
-folder at even intervals, as rollout workers would, while `foremoe collect --follow` counts them. Then plans for 8
-ranks. Times are seconds after the last file appeared, from one run on an otherwise idle machine.
+Draws trace files with Qwen3-30B-A3B's shape, one for each of the last sequences that the rollout finishes. Moves them
+into a folder at even intervals, as rollout workers would, while `foremoe collect --follow` counts them. Then plans for
+8 ranks. Times are seconds after the last file appeared, from one run on an otherwise idle machine.
 """
 
 import json

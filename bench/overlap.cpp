@@ -3,9 +3,9 @@
 //   overlap [work_ms]          prints Markdown tables for lab/performance.md
 //
 // Every rank fetches the same number of experts in every turn (residency `shared`, two guest slots, two experts of the
-// other rank, forward only). Copies thus take a known share of a turn's work: 90 %, which can be hidden completely, or
-// 150 %, of which half a work time per turn cannot. Work is a timed wait, as on a host whose device computes. Exposed
-// time is the time in wait() on the rank that waited longest.
+// other rank, forward only). Copies thus take a known share of a turn's work time: 90 %, which can be hidden
+// completely, or 150 %, which leaves half of the work time per turn exposed. Work is a timed wait, as on a host whose
+// device computes. Exposed time is the time in wait() on the rank that waited longest.
 
 #include <fmt/format.h>
 

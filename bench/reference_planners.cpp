@@ -39,11 +39,11 @@ using planner::Assignment;
 using planner::AssignmentSearch;
 using planner::ReplicaGraph;
 
-// A copy of an expert that could help.
+// An expert and a rank where a copy of it could help.
 struct Pair {
   int expert = -1;
   int rank = -1;
-  std::int64_t tokens = 0;  // that the copy could move; in a sum of votes, tokens × tokens
+  std::int64_t tokens = 0;  // tokens that the copy could move; in a sum of votes, tokens × tokens
 };
 
 // One layer in one micro-step, with its tokens split over the replicas of the last graph.
@@ -174,7 +174,7 @@ class Layer {
     return least;
   }
 
-  // [placement][rank][slot]: each placement's graph after prepare(placement).
+  // Returns the experts in the slots after prepare(placement), for each placement: [placement][rank][slot].
   Array<ExpertId, 3> placements(std::size_t count, const auto& prepare) {
     Array<ExpertId, 3> held(
         {count, static_cast<std::size_t>(graph_.num_ranks()), static_cast<std::size_t>(graph_.slots_per_rank())});

@@ -5,7 +5,7 @@
 
 Calibrates this machine, executes vanilla and foremoe on a recorded step (`foremoe run`), and simulates the same step on the calibrated
 cluster (`foremoe simulate`). Compares the measured and the predicted ratio foremoe ÷ vanilla of the experts' critical path: Σ over turns
-of the slowest rank's experts. Measured times are CPU seconds, fitted over all ranks and five repeats.
+of the slowest rank's expert time. Measured times are CPU seconds, fitted over all ranks and five repeats.
 """
 
 import functools

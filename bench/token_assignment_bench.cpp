@@ -2,8 +2,8 @@
 // measures one trial of stage P.
 //
 // A cell is defined by the numbers of experts E, ranks R and replicas per expert, and a Zipf exponent. Its placement is
-// random, with equally many slots on every rank. Its draws form a sequence: expert popularity is a permuted Zipf law,
-// permuted again with probability 1/10 before a draw, and loads are multinomial counts (normal approximation).
+// random, with the same number of slots on every rank. Its draws form a sequence: expert popularity is a permuted Zipf
+// law, permuted again with probability 1/10 before a draw, and loads are multinomial counts (normal approximation).
 //
 // Every iteration solves the next draw, so that the branch predictor is not trained on the same draw. A draw's time is
 // the minimum over passes, because other programs on the machine can only add time. Google Benchmark prints the mean

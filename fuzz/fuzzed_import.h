@@ -1,6 +1,6 @@
 #pragma once
 
-// Fuzzing of importers: the first three bytes select options, the rest is the file.
+// Fuzzes importers. The first three bytes select options; the remaining bytes are the file.
 
 #include <array>
 #include <span>
@@ -10,8 +10,8 @@
 
 namespace foremoe {
 
-// bytes[0] selects one of `formats`, or detection. bytes[1] has the number of layers of headerless arrays, and flags.
-// bytes[2] has the top_k of headerless arrays and the number of experts.
+// bytes[0] selects one of `formats`, or format detection. bytes[1] encodes flags and the number of layers of headerless
+// arrays. bytes[2] encodes the number of experts and the top_k of headerless arrays.
 template <std::size_t N>
 void import_fuzzed(std::span<const std::byte> bytes, const std::array<ImportFormat, N>& formats) {
   if (bytes.size() < 3) {

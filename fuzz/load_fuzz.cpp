@@ -1,4 +1,4 @@
-// foremoe.load/1: every load that can be read can be folded, cut and hashed.
+// Fuzzes foremoe.load/1: every load that can be read can be folded, cut and hashed.
 
 #include "foremoe/rollout/load_file.h"
 #include "fuzzed_input.h"

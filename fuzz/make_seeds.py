@@ -28,7 +28,7 @@ def safetensors(tensors, metadata):
 
 
 def trace(dtype, sentinel, batching):
-    """Return a trace: 3 sequences of 2 tokens, 2 layers, top-2 of 4 experts. Last tokens have no route."""
+    """Return a trace: 3 sequences of 2 tokens, 2 layers, top-2 of 4 experts. The last tokens have no route."""
     routes = []
     for token in range(6):
         for layer in range(2):

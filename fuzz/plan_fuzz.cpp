@@ -1,4 +1,4 @@
-// foremoe.plan/1: every plan that can be read can be checked against any load, and evaluated if the check accepts it.
+// Fuzzes foremoe.plan/1: every readable plan can be checked against any load, and evaluated if the check accepts it.
 
 #include <array>
 

@@ -1,4 +1,4 @@
-// foremoe.trace/1: every trace that can be read can be batched and counted. The counts equal those of a row-wise count.
+// Fuzzes foremoe.trace/1: every readable trace can be batched and counted, and the counts equal a row-wise count.
 
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/trace_file.h"

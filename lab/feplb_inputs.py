@@ -1,4 +1,4 @@
-"""The loads on which FEPLB is compared at EP 2, 4 and 8, and its expert of 72 MiB."""
+"""The loads of the FEPLB experiments at EP 2, 4 and 8, with the paper's expert of 72 MiB."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GLM = {
 
 
 def inputs_of(**options: Any) -> list[Input]:
-    """Returns the inputs. options: further ones of drawn()."""
+    """Returns the inputs. options: further options of drawn()."""
     step = {
         "model": GLM, "layers": 6, "micro_steps": 16, "sequences_per_rank": 1, "tokens_per_rank": 4096,
         "layout": "shuffled", "group_size": 1, "step_spread": 0.57, "group_spread": 0.5, "guest_slots": 4, **options,

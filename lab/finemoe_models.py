@@ -1,4 +1,4 @@
-"""The five models of FineMoE's table 2 on one group of 8 GPUs."""
+"""The five models of FineMoE's table 2, each on one group of 8 GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from kit import Input, drawn
 
-# Preset, guest slots, and what the global batch leaves a GPU: sequences of a micro-batch, their tokens, micro-batches.
+# Preset, guest slots, and a GPU's share of the global batch: sequences per micro-batch, their tokens, micro-batches.
 MODELS = {
     "GPT 32×1.3B": ("GPT-32x1.3B", 4, 4, 2048, 16),
     "GPT 16×3.2B": ("GPT-16x3.2B", 2, 2, 2048, 32),
@@ -17,7 +17,7 @@ MODELS = {
 
 
 def inputs_of(routes: str = "", **options: Any) -> list[Input]:
-    """routes: what labels end with. options: of drawn()."""
+    """routes: suffix of the labels. options: further options of drawn()."""
     return [
         drawn(
             label + routes, model=model, guest_slots=slots, sequences_per_rank=sequences,

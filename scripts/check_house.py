@@ -208,6 +208,18 @@ def lines_are_short(tree):
                 yield path, number, f"{len(line)} characters, more than {LONGEST_LINE}"
 
 
+# Phrases that readers stumbled over in comments, messages and pages. Use a noun, or the field's verb.
+RIDDLES = re.compile(
+    r", of which\b|\b[Ww]hoever\b|\bis none of\b|\bsuch as are\b|\bby way of\b|\blet go of\b|\bhand(?:s|ed)? (?:over|on)\b")
+
+
+def prose_is_plain(tree):
+    """Comments, messages and pages avoid phrases that readers stumbled over; see RIDDLES."""
+    where = lambda p: p.endswith((*CODE, ".md", "CMakeLists.txt")) and p != "scripts/check_house.py"
+    for path, number, match in lines(tree, RIDDLES, where):
+        yield path, number, f"'{match[0].lstrip(', ')}': use a noun, or the field's verb"
+
+
 SEEDS = "lab/seeds.md"
 IN_CODE = re.compile(r"`([^`]+)`")
 
@@ -272,6 +284,7 @@ RULES = {
     seeds_page_names_files: {"lab/seeds.md": "`policy/gone.h`\n", "lab/experiments/figure_1.py": "\n"},
     seeds_page_names_what_its_files_have: {"lab/seeds.md": "| 1 | `lab/experiments/figure_1.py`: `rho_max` |\n"},
     import_cycles.nothing_imports_back: import_cycles.BROKEN,
+    prose_is_plain: {"src/foremoe/core/error.h": "#pragma once\n// A rank, of which none is full.\n", "docs/page.md": "Whoever"},
     lines_are_short: {"docs/page.md": "x" * 121 + "\n", "src/foremoe/core/error.cpp": "// " + "x" * 118 + "\n"},
 }
 # Edge cases that obey every rule.
@@ -289,6 +302,7 @@ CLEAN = {
         "const T t(a * b, a * c, a * d, 1 + 2, 7, x.y);  // int a, int b, int c, int d, int e, int f\n"),
     "src/foremoe/core/few_test.cpp": "auto f = [](int a, int b, int c, int d, int e, int f) {};\n",
     **import_cycles.CLEAN,
+    "src/foremoe/core/parts.h": "#pragma once\n// Parts, each of which is full.\n",
     "docs/table.md": "|" + "x" * 200 + "|\n```\n" + "x" * 200 + "\n```\n",
     "lab/experiments/figure_2.py": 'columns = ["rho_mean"]\n',
     "lab/seeds.md": "`plan/`\n| 2 | `planner/planner.cpp`, `lab/experiments/figure_2.py`: `rho_mean` | `vanilla` |\n",

@@ -17,7 +17,7 @@ struct Difference {
   std::string who;  // "3 on rank 2, 2 on ranks 0, 1, 3"
 };
 
-// The first name, in alphabetical order, whose text differs between ranks. facts: [rank].
+// Returns the first name, in alphabetical order, whose text differs between ranks. facts: [rank].
 std::optional<Difference> first_difference(const std::vector<Facts>& facts);
 
 std::string to_bytes(const Facts& facts);

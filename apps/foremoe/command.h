@@ -20,7 +20,7 @@ inline constexpr int kFoundWrong = 1;  // a check found errors
 inline constexpr int kBadInput = 2;    // wrong usage or unreadable input
 inline constexpr int kGaveUp = 3;      // a run failed
 
-// The names of the options that the user gave, and the texts of all options.
+// Names of the options that the user gave, and the values of all options as text.
 class Given {
  public:
   using Texts = std::map<std::string, std::string>;
@@ -28,8 +28,8 @@ class Given {
   bool operator()(std::string_view name) const { return names_.contains(name); }
   void set_default(const Option& option) { texts_[option.name] = option.initial; }
   void add(const std::string& name, const std::string& text);
-  const Texts& texts() const { return texts_; }  // by name: as given, or the default; "given" for a flag
-  // Throws InputError if `name` was given together with one of the others.
+  const Texts& texts() const { return texts_; }  // by name: the given value or the default; "given" for a flag
+  // Throws InputError if the user gave `name` together with one of the others.
   void refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const;
 
  private:
@@ -44,7 +44,7 @@ struct Command {
   std::string meaning;   // explains words and columns at the end of the full help
   std::vector<Option> options;
   std::function<int(const Given&)> run;  // the exit code; throws InputError
-  // Whether each process of mpirun or srun may run it: true for commands that write no file and read their input once.
+  // Whether each process of mpirun or srun may run this. True if the command writes no file and reads its input once.
   bool any_process = false;
 };
 
@@ -79,13 +79,13 @@ Option align_option(int& align);
 Option input_option(std::string& path, std::string help);
 Option policies_option(std::vector<std::string>& policies);
 
-// The named options, in the order of the names.
+// Returns the named options, in the order of `names`.
 std::vector<Option> only(std::vector<Option> options, std::initializer_list<std::string_view> names);
 std::vector<Option> without(std::vector<Option> options, std::initializer_list<std::string_view> names);
-// The concatenated lists.
+// Concatenates the lists.
 std::vector<Option> joined(std::initializer_list<std::vector<Option>> lists);
 
-// One line per policy: "  vanilla  homes serve everything …".
+// Returns one line per policy: "  vanilla  homes serve everything …".
 std::string list_of_policies();
 
 }  // namespace foremoe::cli

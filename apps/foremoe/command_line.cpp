@@ -51,7 +51,7 @@ Exit codes: 0 success; 1 a check found errors; 2 wrong usage or unreadable input
 constexpr std::size_t kWidth = 110;
 constexpr std::size_t kTextColumn = 34;
 
-// Two columns: a name, and wrapped text beside it, or below it if the name is long.
+// Formats two columns: a name, and wrapped text beside it, or below it if the name is long.
 std::string entry(const std::string& name, const std::string& text) {
   std::string out = "  " + name;
   std::size_t at = text_columns(out);
@@ -93,7 +93,7 @@ std::string heading(const Option& option) {
   return option.group.empty() ? "Options" : option.group;
 }
 
-// Help with the main options, or with all of them under headings.
+// Returns the help, either with the main options only, or with all options under headings.
 std::string help(const Command& command, bool all) {
   std::string text = fmt::format("{}\n\nUsage: foremoe {} [OPTIONS]", command.summary, command.name);
   for (const Option& option : command.options) {
@@ -170,7 +170,7 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   });
 }
 
-// The first argument that is not an option; empty if there is none.
+// Returns the first argument that is not an option; empty if there is none.
 std::string_view command_name(std::span<char* const> arguments) {
   const auto name = std::ranges::find_if(arguments, [](const char* argument) { return *argument != '-'; });
   return name == arguments.end() ? std::string_view() : *name;
@@ -182,7 +182,7 @@ std::optional<Command> named_command(std::string_view name) {
   return entry == command_entries().end() ? std::nullopt : std::optional(entry->make());
 }
 
-// Insertions, deletions and replacements of one character that turn one word into the other.
+// Returns the least number of one-character insertions, deletions and replacements that turn one word into the other.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> distance(b.size() + 1);
   std::iota(distance.begin(), distance.end(), std::size_t{0});
@@ -197,7 +197,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return distance.back();
 }
 
-// "; did you mean --guest-slots?" if one of the names is similar to the word, else empty.
+// Returns "; did you mean --guest-slots?" if one of the names is similar to the word; empty otherwise.
 std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
   const auto distance = [&](const std::string& name) { return edit_distance(word, name); };
   const auto nearest = std::ranges::min_element(names, {}, distance);
@@ -205,7 +205,7 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& na
   return fmt::format("; did you mean {}?", *nearest);
 }
 
-// Names the first unknown option, or else the first superfluous argument.
+// Describes the first unknown option, or the first unexpected argument if all options are known.
 std::string describe_unexpected(const Command& command, const std::vector<std::string>& arguments) {
   const auto is_option = [](const std::string& argument) { return argument.size() > 1 && argument.front() == '-'; };
   const auto unknown = std::ranges::find_if(arguments, is_option);
@@ -233,8 +233,8 @@ int finish(const std::string& command, int code) {
   return std::fflush(stdout) != 0 || std::ferror(stdout) != 0 ? fail_for_stdout(command) : code;
 }
 
-// Rejects a command that would do the same work and write the same files in each process of mpirun or srun.
-// `run --comm mpi` divides its work among them.
+// Rejects a command of which every process of mpirun or srun would do the same work and write the same files. Accepts
+// `run --comm mpi`, whose processes divide the work.
 void expect_one_process(const Command& command, const Given& given) {
   const auto comm = given.texts().find("comm");
   if (command.any_process || (comm != given.texts().end() && comm->second == "mpi")) return;

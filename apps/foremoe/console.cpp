@@ -128,7 +128,7 @@ std::string TextTable::to_string() const {
   const std::size_t screen = is_terminal(stdout) ? static_cast<std::size_t>(terminal_columns()) : std::string::npos;
   std::string out;
   std::size_t c = 1;
-  do {  // a block has at least one column besides the first, if there is one
+  do {  // a block has at least one column besides the first, if the table does
     std::vector<std::size_t> shown{0};
     std::size_t used = 2 + width[0];
     for (; c < width.size() && (shown.size() == 1 || used + 2 + width[c] <= screen); ++c) {
@@ -152,13 +152,13 @@ std::string FactList::to_string() const {
 void expect_output(const std::string& out, const std::vector<std::string>& inputs, const char* option) {
   if (out.empty()) return;
   if (out == "-") throw InputError({.field = option}, "'-', expected the name of a file");
-  std::error_code absent;  // two missing files are not the same
+  std::error_code absent;  // ignored: two missing files are not the same file
   for (const std::string& input : inputs) {
     if (std::filesystem::equivalent(out, input, absent)) {
       throw InputError({.field = option}, "is also an input");
     }
   }
-  // Do not open a device or a pipe for a trial: its reader would see the end.
+  // Do not open a device or a pipe to test it: its reader would see an end of file.
   if (std::filesystem::is_other(out, absent)) return;
   const AtomicFile trial(out);  // removed by the destructor
 }

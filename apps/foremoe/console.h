@@ -36,15 +36,15 @@ void print_values(fmt::format_string<Shown<T>...> format, const T&... values) {
   fmt::print(format, shown(values)...);
 }
 
-// Prints one line on stderr about a decision that the user did not ask for: "foremoe: … batched again …".
+// Prints one line on stderr about a decision that the program made by itself: "foremoe: … batched again …".
 void note(std::string_view text);
 void note_all(const std::vector<std::string>& texts);
 
-// Turns notes and progress off. If several processes do the same work, only one prints.
+// Turns notes and progress off. If several processes do the same work, all but one call this.
 void be_quiet();
 
-// Shows long work on stderr: during its lifetime, a line with the activity and the elapsed time, only on a terminal and
-// after the first second. The destructor removes the line.
+// If stderr is a terminal, shows a line there with the activity and the elapsed time. The line appears after one
+// second, and the destructor removes it.
 class Activity {
  public:
   explicit Activity(std::string what);
@@ -53,7 +53,7 @@ class Activity {
   std::jthread line_;
 };
 
-// A progress callback. Each text starts an activity and ends the one before; the destructor ends the last.
+// A progress callback. Each text ends the previous activity and starts one; the destructor ends the last.
 class Progress {
  public:
   void operator()(const std::string& what);
@@ -69,13 +69,13 @@ bool wants_color();      // stdout is a terminal with colours and NO_COLOR is no
 
 std::size_t text_columns(std::string_view text);  // number of code points of UTF-8 text
 
-// Columns as wide as needed, the first left-aligned, the others right-aligned. On a narrow terminal the remaining
-// columns follow in further blocks, each of which repeats the first column.
+// A table with columns as wide as needed, the first left-aligned, the others right-aligned. If the terminal is too
+// narrow, the remaining columns follow in further blocks, each of which repeats the first column.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> head) : rows_{std::move(head)} {}
 
-  // With fewer cells than columns, the last cell may extend over the rest of the line. Makes cells printable.
+  // If there are fewer cells than columns, the last cell may extend to the end of the line. Makes cells printable.
   void add(std::vector<std::string> cells);
 
   std::string to_string() const;
@@ -94,8 +94,8 @@ class FactList {
   std::vector<std::pair<std::string, std::string>> facts_;
 };
 
-// Throws InputError, field `option`, if no file can be created at `out`, if it would replace one of the inputs (through
-// any name or link), and for "-", since outputs are whole files. Ignores empty names: options that were not given.
+// Throws InputError with field `option` if no file can be created at `out`, if `out` is one of the inputs (by any name
+// or link), or if it is "-", since outputs are whole files. Ignores empty names: options that were not given.
 void expect_output(const std::string& out, const std::vector<std::string>& inputs = {}, const char* option = "out");
 
 }  // namespace foremoe::cli

@@ -108,7 +108,7 @@ Json describe_trace(const RoutingTrace& trace) {
   return json;
 }
 
-// Bytes of the routes behind a load, with ids of the smallest type.
+// Returns the bytes of the routes that a load counts, if stored with the smallest type of id.
 std::int64_t route_bytes(const LoadTable& load) {
   return num_assignments(load) * static_cast<std::int64_t>(size_of(narrowest_route_type(load.num_experts())));
 }
@@ -128,7 +128,7 @@ void print_trace(const Json& trace, const std::string& path) {
   }
 }
 
-// [micro_step][layer][rank], tokens of the ranks' home experts.
+// Returns the tokens of each rank's home experts: [micro_step][layer][rank].
 Array<Tokens, 3> loads_at_home(const LoadTable& table, ArrayView<const RankId, 2> home) {
   const auto& shape = table.load.shape();
   Array<Tokens, 3> loads({shape[0], shape[1], shape[2]});
@@ -157,7 +157,7 @@ void print_layers(const std::vector<LayerStatistics>& layers, const std::vector<
   fmt::print("{}\n", table.to_string());
 }
 
-// Describes a trace or a load. Prints it unless JSON is requested, and returns JSON.
+// Prints a description of a trace or a load unless JSON is requested. Returns the description as JSON.
 Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments) {
   const bool is_trace = file_kind(file) == FileKind::kTrace;
   Json json{{"kind", "load"}};
@@ -211,7 +211,7 @@ struct LayerSummary {
   double mean_rho = 1;
   double max_rho = 1;
   double copies_per_event = 0;
-  double guests_per_event = 0;  // with a quota
+  double guests_per_event = 0;  // only guests with a quota
 };
 
 std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<Tokens, 3>& loads) {

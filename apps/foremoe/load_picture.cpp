@@ -11,7 +11,7 @@ namespace foremoe::cli {
 namespace {
 
 constexpr double kFullBar =
-    3;  // cut at this multiple of the mean; otherwise one hot rank would hide differences between the others
+    3;  // multiple of the mean at which bars are cut; otherwise one hot rank would hide differences between the others
 constexpr std::array<std::string_view, 9> kEighths = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 
 // 256-colour palette by load ÷ mean: idle blue, mean grey, overloaded red.
@@ -21,13 +21,13 @@ int color_of(double ratio) {
   return std::ranges::find_if(kPalette, [&](const auto& step) { return ratio < step.first; })->second;
 }
 
-// 0 is empty; any value above 0 is visible.
+// Returns the bar for a fraction. 0 is empty; any value above 0 is visible.
 std::string_view bar(double fraction) {
   const int eighths = static_cast<int>(std::lround(8 * std::clamp(fraction, 0.0, 1.0)));
   return kEighths[fraction > 0 ? std::max(eighths, 1) : 0];
 }
 
-// The maximum of each `per_bar` consecutive values.
+// Returns the maximum of each `per_bar` consecutive values.
 std::vector<double> merged(std::span<const double> values, std::size_t per_bar) {
   std::vector<double> result;
   for (std::size_t i = 0; i < values.size(); i += per_bar) {
@@ -40,7 +40,7 @@ std::size_t values_per_bar(std::size_t values, std::size_t columns) {
   return std::max<std::size_t>(1, (values + columns - 1) / std::max<std::size_t>(1, columns));
 }
 
-// Load ÷ mean per rank; all 0 without load.
+// Returns load ÷ mean per rank; all 0 without load.
 std::vector<double> ratios(std::span<const Tokens> loads) {
   const std::int64_t total = std::accumulate(loads.begin(), loads.end(), Tokens{}).value;
   std::vector<double> result(loads.size());

@@ -17,7 +17,7 @@
 namespace foremoe::cli {
 namespace {
 
-// A process ended by one of these signals removes its shared memory.
+// After one of these signals, the process removes its shared memory before it ends.
 constexpr std::array kEndingSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
 extern "C" void end_cleanly(int signal_number) {
@@ -26,11 +26,11 @@ extern "C" void end_cleanly(int signal_number) {
   ::raise(signal_number);
 }
 
-// Prevents a file opened later from becoming standard output and receiving printed text. Printing to a stream that was
-// closed still fails.
+// Opens closed standard streams on /dev/null. Otherwise, a file opened later could become stdout and receive our text.
+// Printing to a closed stream still fails.
 void occupy_closed_streams() {
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
-    if (::fcntl(stream, F_GETFD) == -1) ::open("/dev/null", O_RDONLY);  // gets the lowest free descriptor
+    if (::fcntl(stream, F_GETFD) == -1) ::open("/dev/null", O_RDONLY);  // takes the lowest free descriptor, `stream`
   }
 }
 
@@ -71,8 +71,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "foremoe: %s\n", error.what());
   }
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // CLP loads OpenBLAS, whose worker threads spin forever at exit if the address space is small. Our own resources have
-  // been closed. (Sanitizers need the regular exit for their final checks.)
+  // A regular exit can hang: CLP loads OpenBLAS, whose worker threads spin forever at exit if the address space is
+  // small. Our own resources have been closed. (Sanitizers need the regular exit for their final checks.)
   std::fflush(nullptr);
   std::_Exit(code);
 #endif

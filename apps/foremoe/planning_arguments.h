@@ -24,13 +24,13 @@ struct PlanningArguments {
   bool json = false;
 };
 
-// INPUT and the options of batching, planning, cluster and model. residency_auto: offer residency `auto`.
+// INPUT and the options of batching, planning, cluster and model. residency_auto: whether to offer residency `auto`.
 std::vector<Option> planning_options(PlanningArguments& arguments, bool residency_auto);
 
-// All input files that the arguments name, for expect_output().
+// Returns all input files that the arguments name, for expect_output().
 std::vector<std::string> files_of(const InputOptions& input);
 
-// What one command requires of the shared arguments.
+// A command's requirements on the shared arguments.
 struct SessionRequest {
   std::vector<std::string> policies;  // names; "all" stands for every system
   bool one_policy = false;
@@ -39,7 +39,7 @@ struct SessionRequest {
   const char* output_option = "out";  // the option that names it
 };
 
-// Reads the input and checks the arguments against each other. Notes on stderr what it decided by itself.
+// Reads the input and checks the arguments against each other. Reports its own decisions on stderr.
 struct PlanningSession {
   PlanningSession(const PlanningArguments& arguments, const Given& given, const SessionRequest& request);
 
@@ -53,10 +53,10 @@ struct PlanningSession {
   std::vector<const Policy*> policies;  // with the options set by the arguments
   Workload input;
   std::optional<CostModel> cost;
-  std::optional<Residency> residency;  // required of the plan; set if it was given and there is one policy
+  std::optional<Residency> residency;  // residency that the plan must have; set if it was given and there is one policy
 };
 
-// The part of `meaning` on policies, for commands with --policy-option.
+// Returns the part of `meaning` on policies, for commands with --policy-option.
 std::string list_of_policies_and_their_options();
 
 // "1 guest slot per rank and layer, residency resident, 1 micro-step in flight".

@@ -202,7 +202,7 @@ void Execution::expect_room() const {
 
 std::vector<RunRow> Execution::run() {
   if (timeline_) {
-    // Each process counts time from its first span, which is this one and begins at the same moment everywhere.
+    // Each process counts time from its first span. This span is the first, and begins at the same time on all.
     group_.run([this](Communicator& communicator) {
       communicator.barrier();
       const std::int64_t now = Timeline::now_ns();
@@ -215,7 +215,7 @@ std::vector<RunRow> Execution::run() {
   return std::move(rows_);
 }
 
-// A plan with backward events is only for the policy update.
+// Returns the phases to execute. A plan with backward events is only for the policy update.
 std::vector<Phase> Execution::phases_of_given_plan() const {
   std::vector<Phase> phases;
   if (input_->plan->in_flight == 1 && arguments_.runs(Phase::kRecompute)) phases.push_back(Phase::kRecompute);
@@ -258,7 +258,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     return;
   }
   const StepPlan& plan = running.plan();
-  // The whole schedule is made at once, so it needs the slots of every micro-step.
+  // The schedule is built for all micro-steps at once, so the slots of every micro-step must be known.
   if (plan.residency == Residency::kShared) running.wait_for(MicroStepId{plan.num_micro_steps() - 1});
   row.residency = plan.residency;
   row.in_flight = plan.in_flight;
@@ -315,7 +315,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     if (rank == RankId{0}) row.outcome = std::move(outcome);
   });
   running.finish();
-  // Every process has planned by itself. Binding the phase has compared slots and homes. Since the inputs are equal,
+  // Every process has made the plan itself. Binding the phase has compared slots and homes. Since the inputs are equal,
   // different quotas are an internal error.
   const std::string quotas = sha256_hex(std::as_bytes(plan.slot_tokens.flat())).substr(0, 16);
   if (const auto differs = group_.difference({{"quotas of the plan", quotas}})) {
@@ -335,7 +335,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   if (reference_) group_.run_at_first([&] { hold_against_reference(row); });
 }
 
-// Checks plans made here; given plans were checked when they were read.
+// Checks plans made by this run; given plans were checked when they were read.
 void Execution::check(RunRow& row, const StepPlan& plan) const {
   if (!input_->plan) {
     row.violations = check_plan(plan, load(), check_options(input_->step)).violations;

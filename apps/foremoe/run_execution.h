@@ -21,16 +21,16 @@ namespace foremoe::cli {
 
 struct RunArguments {
   InputOptions input;
-  EvaluateOptions evaluate;  // only planner, path and depth
+  EvaluateOptions evaluate;  // only planner, path and depth are used
   std::vector<std::string> policies{"vanilla", "foremoe"};
   std::string plan;  // a plan file, executed alone; empty: policies plan
   Given given;
-  bool fit_plan = false;       // fit a plan made for another load: unplanned rows go home
+  bool fit_plan = false;       // fit a plan made for another load: unplanned rows go to homes
   std::optional<Phase> phase;  // none: both
   int threads = 0;             // of the planner; 0: one per processor
 
   double timeout_seconds = 60;
-  double link_throttle = 0;  // bytes per second; 0: none
+  double link_throttle = 0;  // bytes per second; 0: no throttle
   WorkOptions work;
 
   double rate = 0;  // 0: the optimizer's default
@@ -52,7 +52,7 @@ struct RunArguments {
 struct RunInput {
   Workload step;
   std::optional<StepPlan> plan;            // given by the user, for the same part of the input
-  std::optional<std::int64_t> mismatched;  // rows of the whole input outside the plan; set if the plan was fitted
+  std::optional<std::int64_t> mismatched;  // rows of the whole input that are not in the plan; set if it was fitted
   std::unique_ptr<ReplayRoutes> routes;
   std::vector<std::uint8_t> without_route;  // see rows_without_route()
 };
@@ -67,7 +67,7 @@ class Execution {
  private:
   const LoadTable& load() const { return input_->step.load; }
   void expect_room() const;
-  bool backward() const;  // whether any phase may have one
+  bool backward() const;  // whether any phase may have a backward
   std::vector<Phase> phases_of_given_plan() const;
   void run_policy(const Policy& policy);
   void run_given_plan();

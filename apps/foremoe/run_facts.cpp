@@ -7,7 +7,7 @@
 namespace foremoe::cli {
 namespace {
 
-// Enough digits to distinguish two files.
+// Shortens a digest to enough digits to distinguish two files.
 std::string short_digest(const std::string& hex) { return fmt::format("sha256 {}", hex.substr(0, 16)); }
 
 std::string digest_of(const StepPlan& plan) {

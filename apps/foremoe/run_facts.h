@@ -7,8 +7,8 @@
 
 namespace foremoe::cli {
 
-// All arguments except the number of threads and the names of input files. Those may differ between hosts; the other
-// function compares the files' contents.
+// All arguments except the number of threads and the names of input files, which may differ between hosts. The overload
+// below compares the contents of the files.
 Facts facts_of(const RunArguments& arguments);
 
 // Digests of load, routes and homes, and of plans and the previous step if given.

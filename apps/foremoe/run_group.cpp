@@ -126,7 +126,7 @@ class Processes final : public RankGroup {
     return communicator;
   }
 
-  // Reports before giving up, which does not return and is the only way to end a peer.
+  // Runs f. On an exception, prints it, then gives up, which does not return and is the only way to end a peer.
   template <class F>
   void or_end_job(F f) {
     try {
@@ -140,8 +140,8 @@ class Processes final : public RankGroup {
 
   std::chrono::milliseconds timeout_;
   std::unique_ptr<ProcessGroup> processes_;
-  // Destroyed before their processes.
-  std::unique_ptr<Communicator> everybody_;  // used until there is a topology
+  // Members below are destroyed before `processes_`.
+  std::unique_ptr<Communicator> everybody_;  // used by prepare() and difference(), without a topology
   std::unique_ptr<Communicator> communicator_;
 };
 

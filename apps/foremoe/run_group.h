@@ -30,16 +30,16 @@ class RankGroup {
   virtual int num_ranks() const = 0;   // 0: any number
   virtual bool one_process() const = 0;
 
-  // Collective over processes, before ranks exist. If f throws InputError on any process, throws on all: InputError on
-  // the one that reports it, ReportedElsewhere on the others.
+  // Collective over processes, before ranks exist. If f throws on any process, all throw. Rank 0's process rethrows its
+  // own exception or throws InputError for another process's; other processes throw ReportedElsewhere.
   virtual void prepare(const std::function<void()>& f) = 0;
-  // Collective over processes. Returns the first difference on rank 0's process; throws ReportedElsewhere on the
-  // others.
+  // Collective over processes. Returns the first difference on rank 0's process. Throws ReportedElsewhere on other
+  // processes if there is a difference.
   virtual std::optional<Difference> difference(const Facts& facts) = 0;
-  // The same for facts given by the user. Throws InputError on rank 0's process.
+  // Like difference(), for facts given by the user. Throws InputError on rank 0's process if they differ.
   void agree(const Facts& facts);
   virtual void set_topology(const Topology& topology) = 0;
-  // Runs f on every rank of this process. A failure on one rank ends all.
+  // Runs f on every rank of this process. A failure on one rank ends all ranks.
   virtual void run(const Execute& f) = 0;
   // Runs f on rank 0's process while the others wait without a timeout.
   virtual void run_at_first(const std::function<void()>& f) = 0;

@@ -10,11 +10,11 @@
 
 namespace foremoe::cli {
 
-// The texts of the given options of the table, by name; true for a flag. Throws InputError for a text that is not
-// UTF-8.
+// Returns the options of the table that the user gave: their texts by name, and true for a flag. Throws InputError for
+// a text that is not UTF-8.
 nlohmann::json texts_of(const std::vector<Option>& options, const Given& given);
 
-// Replaces this process by `python -m foremoe command request files…` if the Python package started it. Otherwise
+// If the Python package started this process, replaces it by `python -m foremoe command request files…`. Otherwise
 // returns.
 void run_in_python(const char* command, const std::string& request, const std::vector<std::string>& files);
 

@@ -15,12 +15,12 @@ namespace foremoe::cli {
 struct RunRow {
   std::string policy;
   Phase phase = Phase::kRecompute;
-  std::string skipped;  // the reason; empty: it ran, and the rest is valid
+  std::string skipped;  // the reason; if empty, the phase ran and the members below are valid
 
   Residency residency = Residency::kResident;
   int in_flight = 1;
   PhaseOutcome outcome;                    // result and routes may have been released
-  std::optional<std::int64_t> mismatched;  // rows of the whole input outside a fitted plan
+  std::optional<std::int64_t> mismatched;  // rows of the whole input that are not in the fitted plan
   Spread rho_planned;
   Spread rho_computed;
   GuestMemory predicted;

@@ -64,7 +64,7 @@ int run(const VerifyArguments& arguments, const Given& given) {
   Workload input = read_load_or_trace(input_as_planned(plan, arguments.input), pool);
   note_all(input.remarks);
   if (given("homes"))
-    input.homes = initial_homes(arguments.input.homes, input.load);  // otherwise from the plan's options
+    input.homes = initial_homes(arguments.input.homes, input.load);  // otherwise taken from the plan's options
   Progress progress;
   progress("checking the plan");
   CheckOptions options = check_options(input, nullptr, arguments.align);

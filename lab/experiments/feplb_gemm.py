@@ -11,14 +11,14 @@ sorting rows and the activation function besides the three products, and for FEP
 guests. Milliseconds depend on the batch, which is not published; percentages are comparable. Buffers are the weights of
 guests: FEPLB has one set for all layers, `foremoe` has one per layer, and two under `shared`.
 
-Result: FEPLB removes 60, 68 and 69 % of the straggler's time (published 50, 62 and 68). At EP 2 and 4 this is more than
-published, as with tokens (feplb-straggler). The agreement confirms nothing, because we chose our reading of the greedy
-by those percentages. At EP 8 its milliseconds agree too. The published 0.352 ms after a reduction of 68 % imply 1.10 ms
-before, and we model 1.12. The straggler before balancing does not depend on the reading, but its share of wasted time
-was fitted to the paper, whose batch is unknown. FasterMoE removes 52 % at EP 8; its published 0.625 ms would be 43 %.
-Here it knows the loads (feplb-straggler). `foremoe` removes 83 % and more with one slot. This is less than for tokens,
-since part-filled tiles remain. FEPLB's buffers have the published size. Those of `foremoe` take nine times that for
-half as many slots, one set for each of 18 layers, and under `shared` the same 576 MiB.
+Result: FEPLB removes 60, 68 and 69 % of the straggler's time (published 50, 62 and 68). At EP 2 and 4 it removes a
+larger part than published, as with tokens (feplb-straggler). The agreement confirms nothing, because we chose our
+reading of the greedy by those percentages. At EP 8 its milliseconds agree too. The published 0.352 ms after a reduction
+of 68 % imply 1.10 ms before, and we model 1.12. The straggler before balancing does not depend on the reading, but its
+share of wasted time was fitted to the paper, whose batch is unknown. FasterMoE removes 52 % at EP 8; its published
+0.625 ms would be 43 %. Here it knows the loads (feplb-straggler). `foremoe` removes 83 % and more with one slot. This
+is less than for tokens, since part-filled tiles remain. FEPLB's buffers have the published size. Those of `foremoe`
+take nine times that for half as many slots, one set for each of 18 layers, and under `shared` the same 576 MiB.
 """
 
 from feplb_inputs import inputs_of

@@ -16,14 +16,15 @@ lab/policies.md explains its three rules; whole ranks have as many slots as they
 
 Result: FEPLB's greedy removes 63, 69 and 70 % (published 51, 63 and 70). Agreement at EP 8 confirms nothing: the
 description leaves open which experts may move and when the greedy stops, and we chose our reading by these percentages.
-The other readings remove 79 and 83 % at EP 8 (feplb-dyn). The greedy removes more than published at EP 2 and 4, where
-our routing model has a smaller straggler to begin with and 64 and 32 experts per rank to choose from. FasterMoE removes
-64, 53 and 51 % (published 55, 47 and 39), 12 points more than published at EP 8. The paper says that FasterMoE predicts
-loads; here it knows them, as in both of its public codes. We do not know which code the paper ran. These figures are of
-our reading, which shadows single experts of the busiest rank by the artifact's model. We chose it because it balances
-best of three, here and on all load tables; it is also closest to the published figures. Read literally, the artifact
-shadows all 64, 32 or 16 experts of a rank, which almost never pays off: 0, 0 and 8 %. Its authors' later code compares
-experts instead of ranks: 4, 7 and 14 %. `foremoe` removes more than 99 %, and more than 90 % with one guest slot.
+The other readings remove 79 and 83 % at EP 8 (feplb-dyn). The greedy algorithm removes a larger part than published at
+EP 2 and 4, where our routing model has a smaller straggler to begin with and 64 and 32 experts per rank to choose from.
+FasterMoE removes 64, 53 and 51 % (published 55, 47 and 39), 12 points more than published at EP 8. The paper says that
+FasterMoE predicts loads; here it knows them, as in both of its public implementations. We do not know which code the
+paper ran. These figures are of our reading, which shadows single experts of the busiest rank by the artifact's model.
+We chose it because it balances best of three, here and on all load tables; it is also closest to the published figures.
+Read literally, the artifact shadows all 64, 32 or 16 experts of a rank, which almost never pays off: 0, 0 and 8 %. Its
+authors' later code compares experts instead of ranks: 4, 7 and 14 %. `foremoe` removes more than 99 %, and more than 90
+% with one guest slot.
 """
 
 from feplb_inputs import inputs_of

@@ -16,11 +16,12 @@ with 8 and with 16 GPUs each is within one node.
 Result: In a group within one node FineEP's dispatch is shorter than that of EP, as the paper measures with NCCL: by 55
 % by token and by 58 % by row. The busiest rank receives less, and a token whose expert is on its own GPU stays there.
 Between nodes the gain depends on the dispatch. By row, FineEP saves 24 % with 16 GPUs and 39 % with 32. By token it
-saves 9 and 3 %, since most tokens go to most nodes whichever replica serves them. Half the group is better only beyond
-a node: two groups of 8 GPUs exchange only over NVLink what one FineEP group of 16 sends between nodes, and FineEP takes
-1.7 times as long by token and six times by row. This is why the paper keeps FineEP groups inside nodes. `foremoe`
-places guests near their tokens. By token it takes 95 % of FineEP's time with 16 GPUs and 77 % with 32 (70 and 74 % if
-it prefers links), by row 37 and 25 %, mainly because FineEP's symmetric placement leaves ρ at 2 and 4 there.
+saves 9 and 3 %, since most tokens go to most nodes whichever replica serves them. Halving the group helps only if the
+whole group spans several nodes: two groups of 8 GPUs exchange only over NVLink what one FineEP group of 16 sends
+between nodes, and FineEP takes 1.7 times as long by token and six times by row. This is why the paper keeps FineEP
+groups inside nodes. `foremoe` places guests near their tokens. By token it takes 95 % of FineEP's time with 16 GPUs and
+77 % with 32 (70 and 74 % if it prefers links), by row 37 and 25 %, mainly because FineEP's symmetric placement leaves ρ
+at 2 and 4 there.
 """
 
 from kit import Arranged, System, drawn

@@ -8,17 +8,17 @@ milliseconds*. Every 50 iterations, it adds less than 1 %.
 
 We assume: The models are those of figure 7, with Zipf loads, s = 1. Both placements are of one group of 8 GPUs. Experts
 of the asymmetric placement that a rank lacks come from peers, at the speed of NVLink, layer after layer; the rank that
-receives most sets the time. An expert has 2 bytes of weights and 12 of optimizer state per parameter, of which each of
-two replicas keeps a half, as in ZeRO-1. In the paper, a GPU has half or a quarter of the layers. Here it has all of
-them, in the step too, so shares of a step are comparable and milliseconds are 2 to 4 times as many. Steps are policy
-updates, trained in place.
+receives most sets the time. An expert has 2 bytes of weights and 12 of optimizer state per parameter; each of two
+replicas keeps half of the latter, as in ZeRO-1. In the paper, a GPU has half or a quarter of the layers. Here it has
+all of them, in the step too, so shares of a step are comparable and milliseconds are 2 to 4 times as many. Steps are
+policy updates, trained in place.
 
 Result: In all layers, migration takes {GPT 32×1.3B | finemoe | migration_ms | 0} to {Mixtral 8×7B | finemoe |
 migration_ms | 0} ms at the full speed of NVLink. For the layers of one of the paper's stages, it would take a half or a
 quarter of that, 47 to 94 ms. The paper measures hundreds, because it also waits for re-initialised states, which are
 not modelled. Of 50 steps, migration is at most {GPT 32×1.3B | finemoe | migration_of_50 (token)} %, where the paper
 says less than 1 %; with ten times the time it would still be below 1 %. With constant loads, it pays off within one
-step for every model, most of all with 8 experts, where two replicas of each are the least sufficient.
+step for every model, most of all with 8 experts, where two replicas of each balance least.
 """
 
 from finemoe_models import inputs_of

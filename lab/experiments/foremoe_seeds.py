@@ -17,13 +17,13 @@ Result: By token, the speedup of `foremoe` is {bursty, 10 draws | foremoe | spee
 (token) | 3 ±} on 64 ranks; by row {bursty, 10 draws | foremoe | speedup (row) | 3 ±}, {DAPO-Math, 10 draws | foremoe |
 speedup (row) | 3 ±} and {mixed, 64 ranks, 5 draws | foremoe | speedup (row) | 3 ±}. The standard deviation of speedups
 is below two per cent, by row at 64 ranks below four, and nearly all of it comes from the imbalance of the drawn load.
-The following figures are paired by draw and charge planning. On 64 ranks, the steps of ReLibra and UltraEP are 6 %
-longer than ours by token and 7 and 5 % by row; `static` is level (0.5 ± 0.5 % longer by token); `shared`, which needs a
-thirtieth of the memory, is 1 % longer; preferring links is 5 % shorter by token and 3 % by row. On 8 ranks, `shared` is
-level, and ReLibra is 0.5 and 0.9 % faster than ours, as it has almost no planning to pay for. UltraEP is 3 and 6 %
-slower, half of it due to its planning time of 72 µs, published for 64 ranks and 256 experts (*planned at once* has
-none); `static` is 6 % slower. FEPLB, which is charged in full for the return of its results, is slower than vanilla at
-64 ranks in every draw: {mixed, 64 ranks, 5 draws | feplb | speedup (token) | 2} by token.
+The following figures compare systems on the same draws and include planning. On 64 ranks, the steps of ReLibra and
+UltraEP are 6 % longer than ours by token and 7 and 5 % by row; `static` is level (0.5 ± 0.5 % longer by token);
+`shared`, which needs a thirtieth of the memory, is 1 % longer; preferring links is 5 % shorter by token and 3 % by row.
+On 8 ranks, `shared` is level, and ReLibra is 0.5 and 0.9 % faster than ours, as it has almost no planning to pay for.
+UltraEP is 3 and 6 % slower, half of it due to its planning time of 72 µs, published for 64 ranks and 256 experts
+(*planned at once* has none); `static` is 6 % slower. FEPLB, which is charged in full for the return of its results, is
+slower than vanilla at 64 ranks in every draw: {mixed, 64 ranks, 5 draws | feplb | speedup (token) | 2} by token.
 """
 
 from kit import System, drawn, paired

@@ -1,6 +1,6 @@
 """When it pays: nodes, tokens per micro-step, dispatch.
 
-Our own question, and the first of whoever runs a cluster.
+Our own question, and the first question of cluster operators.
 
 The gain depends on the number of nodes of an expert-parallel group, the tokens per rank and micro-step, and the
 dispatch.

@@ -10,12 +10,12 @@ than recorded. That expert is drawn by the others' popularity in the same micro-
 stays equally skewed. *Not recorded* is the share of rows without a recorded route, as if replay covered only part of
 the tokens. `foremoe`, `static` and `relibra` plan with the recorded routes. Rows that follow their recorded route go to
 their planned replicas, all others to the homes of their experts, as with `on_mismatch="home"`. The other systems do not
-use routes in advance and are unaffected: `eplb-ema`, `ema` and `flexmoe` place by the past, `ultraep` plans after the
-router. Input and cluster are those of review-speedup (DAPO-Math, seed 1; the rows that change are drawn with that seed
-too), with four layers. No plan knows the actual row counts, so for every system ranks gather all counts in every
-forward of every layer; the modelled time includes this. *Speedup, placed* also charges planning before the first
-micro-step, measured here. UltraEP's planning is in the step: 72 µs in each layer and micro-step, as published for 64
-ranks and 256 experts, a disadvantage with 8 and 128. *Planned at once* is UltraEP without it.
+use routes in advance and are unaffected: `eplb-ema`, `ema` and `flexmoe` place experts by past loads, and `ultraep`
+plans after the router has run. Input and cluster are those of review-speedup (DAPO-Math, seed 1; the rows that change
+are drawn with that seed too), with four layers. No plan knows the actual row counts, so for every system ranks gather
+all counts in every forward of every layer; the modelled time includes this. *Speedup, placed* also charges planning
+before the first micro-step, measured here. UltraEP's planning is in the step: 72 µs in each layer and micro-step, as
+published for 64 ranks and 256 experts, a disadvantage with 8 and 128. *Planned at once* is UltraEP without it.
 
 Result: A plan degrades in proportion to wrong rows, without a cliff. Rows that leave it go to homes, as all rows do in
 vanilla, so with a share p of them ρ is close to 1 + p · (ρ of vanilla − 1). With a fifth of its rows wrong, a plan
@@ -28,8 +28,8 @@ with placement charged ours is level with UltraEP. If UltraEP's planning took no
 elsewhere | ultraep, planned at once | speedup (token) | 2} by token with a fifth elsewhere, above ours, but below it if
 all rows go as recorded ({0 % elsewhere | ultraep, planned at once | speedup (token) | 2}). `static` is as fast as
 UltraEP by token if all rows go as recorded, and slower otherwise. With placement charged, ours is 1 % behind ReLibra,
-which plans each micro-step separately within a node and has almost no placement. Systems that place by the past are
-unaffected, but gain only 2 to 6 % by token and 4 to 9 % by row.
+which plans each micro-step separately within a node and has almost no placement. Systems that place experts by past
+loads are unaffected, but gain only 2 to 6 % by token and 4 to 9 % by row.
 """
 
 from __future__ import annotations

@@ -4,21 +4,21 @@ review of ForeMoE, section 6.4.
 
 A table of the review shows its two planner parts and the two transfer paths, one at a time.
 
-We assume: Input, policies and cluster are those of review-speedup. There are two guest slots per rank unless the name
-says otherwise. *CPU path only* and *GPU-direct only* are the whole planner of the review with all copies from the
-host's memory, or all from peers. The table also shows the paths for our planner.
+We assume: Input, policies and cluster are those of review-speedup. Each rank has two guest slots unless the label gives
+another number. *CPU path only* and *GPU-direct only* are the review's whole planner with all copies from host memory or
+all from peers. The table also shows both paths for our planner.
 
 Result: By token, MDA alone gains {DAPO-Math | MDA only | speedup (token) | 2} and {CodeForces | MDA only | speedup
 (token) | 2}, as in the review (1.18 and 1.15); by row it gains {DAPO-Math | MDA only | speedup (row) | 2} and
-{CodeForces | MDA only | speedup (row) | 2}. On the other rows we disagree with it, with both inputs and both
+{CodeForces | MDA only | speedup (row) | 2}. The other rows disagree with the review, with both inputs and both
 dispatches. BPO alone gains {DAPO-Math | BPO only | speedup (token) | 2} and {CodeForces | BPO only | speedup (token) |
-2} by token where the review has 1.21 and 1.17, and both together balance worse than MDA alone. That is mostly slots:
-BPO's relocations and replicas fill those that MDA needs, and with eight guest slots per rank ρ of both is nearly that
-of MDA alone. Then they are as quick, too. Of the paths the peers are the better one here, for the review's planner
-({DAPO-Math | GPU-direct only | speedup (token) | 2}, and {DAPO-Math | CPU path only | speedup (token) | 2} by the CPU
-path, by token) and for ours ({DAPO-Math | foremoe, GPU-direct only | speedup (token) | 2} and {DAPO-Math | foremoe, CPU
-path only | speedup (token) | 2}), where the review has the CPU path: copies inside one node run over NVLink and need no
-arena. Both together, *foremoe*, are therefore peers alone.
+2} by token, where the review has 1.21 and 1.17, and BPO with MDA balances worse than MDA alone. The main cause is
+slots: BPO's relocations and replicas fill those that MDA needs. With eight guest slots per rank, ρ of both together is
+nearly that of MDA alone, and they are as fast. Of the two paths, peers are faster here. By token, the review's planner
+gains {DAPO-Math | GPU-direct only | speedup (token) | 2} from peers and {DAPO-Math | CPU path only | speedup (token) |
+2} by the CPU path; ours gains {DAPO-Math | foremoe, GPU-direct only | speedup (token) | 2} and {DAPO-Math | foremoe,
+CPU path only | speedup (token) | 2}. The review favours the CPU path. Here, copies inside a node use NVLink and need no
+arena. With both paths allowed, *foremoe* therefore copies from peers only.
 """
 
 from kit import Published, System, drawn

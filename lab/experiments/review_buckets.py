@@ -2,21 +2,21 @@
 
 review of ForeMoE, section 6.3.
 
-A table of the review shows how many micro-steps have which ρ.
+A table of the review shows the share of micro-steps in each range of ρ.
 
 We assume: The routing model has two parameters, the skew of a step and how much GRPO groups differ. Both were fitted to
 the unbalanced row alone, and nothing else here was fitted. Each pair of layer and micro-step counts once. This is
-stricter than counting micro-steps, in which layers average. Model and batch are those of review-speedup, with 32
-micro-steps as there. *FEPLB, smaller too* represents another planner that moves only whole experts, with as many slots.
+stricter than counting micro-steps, in which layers average out. Model and batch are those of review-speedup, also with
+32 micro-steps. *FEPLB, smaller too* represents another planner that moves only whole experts, with equal slots.
 
 Result: The unbalanced row is fitted by its mean only: the model gives fewer balanced and fewer extreme micro-steps than
-the review's 3 % and 33 %, which no setting of its two parameters has at once. The review's planner as told reaches
-neither its own 61 % nor EMA its 9 %. That whole experts are too coarse with 16 to a rank is not the cause: FEPLB's
-greedy moves nothing else, and with two slots has nine in ten pairs below 1.1. The review's planner lacks slots for its
-moves, as its base placement has taken them; and its moves alone end at a ρ of about 1.25 (review-ablation), with more
-slots too: as written, a pair of ranks moves nothing when the largest expert is too large, where this greedy goes on
-with a smaller one. EMA and EPLB by a moving average know averages only, from which single micro-steps differ as these
-groups do. Ours has every pair below 1.1 with two guest slots.
+the review's 3 % and 33 %, which no two parameters reach at once. The review's planner, as described, does not reach its
+published 61 %, nor EMA its 9 %. Whole experts, 16 to a rank, are not too coarse: FEPLB's greedy moves nothing else, and
+with two slots has nine in ten pairs below 1.1. The review's planner lacks slots for its moves, since its base placement
+has taken them. Its moves alone end at a ρ of about 1.25 even with more slots (review-ablation). As described, a pair of
+ranks moves nothing if the largest expert is too large; FEPLB's greedy tries a smaller one. EMA and EPLB by a moving
+average know only averages, from which single micro-steps of such groups differ. With ForeMoE and two guest slots, every
+pair is below 1.1.
 """
 
 from kit import Aim, Column, Published, System, drawn

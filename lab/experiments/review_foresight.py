@@ -1,43 +1,44 @@
 """What foresight is worth.
 
-referee report on ForeMoE, point 2, and review of ForeMoE: asked for, published by nobody.
+referee report on ForeMoE, point 2, and review of ForeMoE: requested there, never published.
 
 The referee asks for an ablation that isolates foresight: the same planner with less knowledge.
 
-We assume: All but EPLB and LPLB are our planner with two guest slots. It places by the loads that the label names; once
-the router has run, tokens are split over the replicas that are there as evenly as they permit, which is our exact split
-for all. So foresight decides where guests are, never how tokens are split. *Former step's mean* expects in every
-micro-step the mean of the step before, *former step's micro-steps* places one set of guests for all micro-steps of that
-step, as `static` does for this step's in *all micro-steps, placed once*. A forecast that is constant gives guests that
-are constant, so those systems are `static` too; *foremoe* alone changes guests inside the step. Where guests are
-fetched anew for each micro-step (*shared*, residency `shared`), each is placed by itself, and a moving average of the
-micro-steps so far can be one more forecast: it begins with the former step's mean, and the newest micro-step has a
-weight of 0.1. Besides foresight one thing differs: who forecasts has to gather all ranks' counts between router and
-dispatch, and pays for that; EPLB, whose exact split needs those counts too, does not, in its favour. The time of the
-split itself, which is then on the critical path too, is not charged, in favour of forecasts (LPLB's is, 100 µs). EPLB
-and LPLB are not our planner; they fill every slot by the former step's mean and have the exact split, and EPLB moves
-homes too. Both steps have the same popularity of experts and other groups, which favours forecasts: popularity that
-drifted would make them worse. Inputs are those of foremoe-seeds, with half the layers on 64 ranks; five draws.
+We assume: All systems but vanilla, EPLB and LPLB are our planner with two guest slots. It places guests for the loads
+that the label names. After the router has run, our exact split divides tokens over the existing replicas as evenly as
+they permit, in all these systems. So foresight decides where guests are, never how tokens are split. *Former step's
+mean* expects the previous step's mean in every micro-step. *Former step's micro-steps* chooses one set of guests from
+all micro-steps of the previous step; *all micro-steps, placed once* (`static`) does the same with those of the current
+step. A constant forecast gives constant guests, so these systems are `static` too; only *foremoe* changes guests inside
+the step. In the *shared* systems (residency `shared`), guests are fetched for each micro-step and each micro-step is
+placed on its own, so a moving average of the micro-steps so far is a further forecast. It begins with the former step's
+mean and gives the newest micro-step a weight of 0.1. Systems with a forecast have to gather all ranks' counts between
+router and dispatch, and are charged for that; EPLB, whose exact split needs those counts too, is not charged, in its
+favour. The time of the split itself, which is then on the critical path too, is not charged, in favour of forecasts
+(LPLB's is, 100 µs). EPLB and LPLB are not our planner: they fill every slot by the former step's mean and use the exact
+split, and EPLB moves homes too. Both steps have the same popularity of experts but different groups. This favours
+forecasts: drifting popularity would make them worse. Inputs are those of foremoe-seeds, with half the layers on 64
+ranks; five draws.
 
 Result: By token, foresight is worth less than our speedup over vanilla suggests. Placed for the former step's
 micro-steps, our planner gains {bursty, 8 ranks | former step's micro-steps | speedup (token) | 3 ±} on 8 ranks and
-{mixed, 64 ranks | former step's micro-steps | speedup (token) | 3 ±} on 64; with foresight {bursty, 8 ranks | foremoe |
-speedup (token) | 3 ±} and {mixed, 64 ranks | foremoe | speedup (token) | 3 ±}. So four fifths of the gain need no
-foresight on 64 ranks, and half on 8. By row it is two thirds and half: {bursty, 8 ranks | former step's micro-steps |
-speedup (row) | 3 ±} and {mixed, 64 ranks | former step's micro-steps | speedup (row) | 3 ±} without, {bursty, 8 ranks |
-foremoe | speedup (row) | 3 ±} and {mixed, 64 ranks | foremoe | speedup (row) | 3 ±} with it. What counts is to know
-micro-steps, not the step: by this step's exact mean our planner gains only {bursty, 8 ranks | step's mean | speedup
-(token) | 2} and {mixed, 64 ranks | step's mean | speedup (token) | 2}, hardly more than by the former step's mean
-({bursty, 8 ranks | former step's mean | speedup (token) | 2} and {mixed, 64 ranks | former step's mean | speedup
-(token) | 2}), and a moving average of micro-steps is no better than that mean. Our planner is a poor judge of means,
-though: it stops when the expected loads are even, and leaves half of the guest slots empty ({mixed, 64 ranks | step's
-mean | copies} copies per layer and event on 64 ranks, where 8 would fill them). EPLB and LPLB fill all slots by the
-former step's mean, and are better than ours is by any mean: EPLB {bursty, 8 ranks | EPLB, former step's mean | speedup
-(token) | 2} and {mixed, 64 ranks | EPLB, former step's mean | speedup (token) | 2} by token, on 8 ranks as quick as
-ours by the former step's micro-steps. Changing guests inside the step pays on 8 ranks ({bursty, 8 ranks | all
-micro-steps, placed once | speedup (token) | 3} without it) and not on 64 ({mixed, 64 ranks | all micro-steps, placed
-once | speedup (token) | 3}): guests placed once for all micro-steps are even a little quicker there, and the difference
-is less than the spread.
+{mixed, 64 ranks | former step's micro-steps | speedup (token) | 3 ±} on 64; with foresight it gains {bursty, 8 ranks |
+foremoe | speedup (token) | 3 ±} and {mixed, 64 ranks | foremoe | speedup (token) | 3 ±}. So four fifths of the gain
+need no foresight on 64 ranks, and half on 8. By row it is half and two thirds: {bursty, 8 ranks | former step's
+micro-steps | speedup (row) | 3 ±} and {mixed, 64 ranks | former step's micro-steps | speedup (row) | 3 ±} without
+foresight, {bursty, 8 ranks | foremoe | speedup (row) | 3 ±} and {mixed, 64 ranks | foremoe | speedup (row) | 3 ±} with
+it. Knowing the micro-steps matters, not knowing the step: with this step's exact mean our planner gains only {bursty, 8
+ranks | step's mean | speedup (token) | 2} and {mixed, 64 ranks | step's mean | speedup (token) | 2}, hardly more than
+with the former step's mean ({bursty, 8 ranks | former step's mean | speedup (token) | 2} and {mixed, 64 ranks | former
+step's mean | speedup (token) | 2}). A moving average of micro-steps is no better than that mean. However, our planner
+uses means poorly: it stops when the expected loads are even, and leaves half of the guest slots empty ({mixed, 64 ranks
+| step's mean | copies} copies per layer and event on 64 ranks, where 8 would fill them). EPLB and LPLB fill all slots
+by the former step's mean, and are better than our planner with any mean. EPLB gains {bursty, 8 ranks | EPLB, former
+step's mean | speedup (token) | 2} and {mixed, 64 ranks | EPLB, former step's mean | speedup (token) | 2} by token, on 8
+ranks as much as ours placed for the former step's micro-steps. Changing guests inside the step pays on 8 ranks
+({bursty, 8 ranks | all micro-steps, placed once | speedup (token) | 3} without it) but not on 64 ({mixed, 64 ranks |
+all micro-steps, placed once | speedup (token) | 3}): there, guests placed once for all micro-steps are as fast by token
+and by row, within the spread.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ NEWEST = 0.1  # weight of the newest micro-step in the moving average: the defau
 
 
 class Forecasting(System):
-    """Places by the loads that it expects. Tokens that come are split anew over these replicas, exactly.
+    """Places guests for forecast loads. Our exact split then divides the actual tokens over these replicas.
 
-    forecast: "step", this step's mean micro-step; "former_step", that of the step before; "former_micro_steps", the
-    micro-steps of the step before, one after the other; "average", a moving average that begins with "former_step".
+    forecast: "step": this step's mean micro-step. "former_step": the former step's mean micro-step.
+    "former_micro_steps": the former step's micro-steps. "average": a moving average that starts as "former_step".
     """
 
     def __init__(self, label: str, policy: str, *, forecast: str, **options: Any) -> None:
@@ -72,7 +73,7 @@ class Forecasting(System):
         return {dispatch: Gathering(of, case.load, case.on, made) for dispatch, of in again.items()}
 
     def expected(self, case: Case) -> Load:
-        """In whole tokens."""
+        """The forecast load, in whole tokens."""
         assert case.former is not None
         if self.forecast == "former_micro_steps":
             return case.former

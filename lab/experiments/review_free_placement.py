@@ -2,36 +2,36 @@
 
 LAER-MoE (ASPLOS'26), SmartMoE (ATC 2023), SYMI (arXiv 2504.19925), EPLB.
 
-Four systems put any expert on any rank. What that costs depends on how weights get there. EPLB, SmartMoE and SYMI move
-an expert from a rank that has it. LAER-MoE shards every expert over all ranks (FSEP), gathers the experts of a rank's
-slots before each pass of a layer, and scatters their gradients, both beside computing. The papers measure other models,
-clusters and tasks, so nothing is printed beside our figures.
+Four systems place any expert on any rank. The cost depends on how weights are moved. EPLB, SmartMoE and SYMI move an
+expert from a rank that has it. LAER-MoE shards every expert over all ranks (FSEP), gathers the experts of a rank's
+slots before each pass of a layer, and scatters their gradients, both in parallel with computation. The papers measure
+other models, clusters and tasks, so no published figures are shown.
 
-We assume: Inputs are those of review-speedup and foremoe-seeds. All systems know the step before. *Newcomers*:
-`sharded=0`, experts are whole, and only those that a rank did not hold are copied, from the quicker of peers and host.
-*laer-oracle* places every micro-step by its own load: foresight with LAER-MoE's planner. `copies` are newcomers of the
-plan in every row, also where experts are sharded and gathered in each pass. *Guests* has staging buffers too, and room
-for the gradients of all experts away from home, which accumulate apart until they go there; a system whose owners move
-with their experts, as SmartMoE's, would not need it. Planning time is not charged: LAER-MoE's planner runs beside the
-training.
+We assume: Inputs are those of review-speedup and foremoe-seeds. All systems know the step before. *Newcomers*
+(`sharded=0`): experts are whole, and a rank copies only those it did not hold, from the faster of peers and host.
+*laer-oracle* runs LAER-MoE's planner on each micro-step's own load, that is, with foresight. In every row, `copies`
+counts the plan's newcomers, even where experts are sharded and gathered in each pass. *Guests* includes staging
+buffers, and room for the gradients of all experts away from home, which accumulate separately until they are sent home.
+A system whose owners move with their experts, such as SmartMoE, would not need that room. Planning time is not charged:
+LAER-MoE's planner runs in parallel with training.
 
-Result: Weights are not what these systems lose by. Sharded experts cost LAER-MoE nothing here: what each pass gathers
-hides behind computing on one node and on eight, and needs less than two fifths of our guest memory. Copying newcomers
-alone moves fewer bytes and is no quicker: with the oracle's layouts, where nearly every expert moves in every
-micro-step, it waits {DAPO-Math | laer-oracle, newcomers | exposed_ms (token) | 0} to {mixed, 64 ranks | laer-oracle,
-newcomers | exposed_ms (token) | 0} ms of a step by token, and gradients away from home need room ({DAPO-Math |
-laer-oracle, newcomers | guest_gib | 0} GiB with what guests need). What they lose by is that they do not know the
-micro-step: LAER-MoE, by the five before, leaves ρ at {DAPO-Math | laer | rho_mean | 2} and {mixed, 64 ranks | laer |
-rho_mean | 2}, and gains {DAPO-Math | laer | speedup (token) | 2}, {CodeForces | laer | speedup (token) | 2} and {mixed,
-64 ranks | laer | speedup (token) | 2} by token. With our foresight free layouts pass ours on one node: laer-oracle
-gains {DAPO-Math | laer-oracle | speedup (token) | 2} and {CodeForces | laer-oracle | speedup (token) | 2} by token,
+Result: Moving weights is not what slows these systems. Sharded experts cost LAER-MoE nothing here: the gathers hide
+behind computation on one node and on eight, and need less than two fifths of our guest memory. Copying only newcomers
+moves fewer bytes but is no faster. With the oracle's layouts, where nearly every expert moves in every micro-step, it
+waits {DAPO-Math | laer-oracle, newcomers | exposed_ms (token) | 0} to {mixed, 64 ranks | laer-oracle, newcomers |
+exposed_ms (token) | 0} ms per step by token, and gradients away from home need memory ({DAPO-Math | laer-oracle,
+newcomers | guest_gib | 0} GiB including guests). The loss comes from not knowing the micro-step: LAER-MoE, which plans
+from the five before, leaves ρ at {DAPO-Math | laer | rho_mean | 2} and {mixed, 64 ranks | laer | rho_mean | 2}, and
+gains {DAPO-Math | laer | speedup (token) | 2}, {CodeForces | laer | speedup (token) | 2} and {mixed, 64 ranks | laer |
+speedup (token) | 2} by token. With our foresight, free layouts are faster than ours on one node: laer-oracle gains
+{DAPO-Math | laer-oracle | speedup (token) | 2} and {CodeForces | laer-oracle | speedup (token) | 2} by token,
 eplb-oracle {DAPO-Math | eplb-oracle | speedup (token) | 2} and {CodeForces | eplb-oracle | speedup (token) | 2}, ours
-{DAPO-Math | foremoe | speedup (token) | 2} and {CodeForces | foremoe | speedup (token) | 2}. All three are balanced;
-but where homes may move too, ranks hold more of what they send, and fewer rows travel. An engine with whole experts
-keeps homes where their optimizer's state is (`foremoe.torch` refuses such plans); with sharded experts homes are
-nowhere. On eight nodes LAER-MoE's greedy leaves ρ at {mixed, 64 ranks | laer-oracle | rho_mean | 2}, and gains {mixed,
-64 ranks | laer-oracle | speedup (token) | 2} by token, as ours, and by row {mixed, 64 ranks | laer-oracle | speedup
-(row) | 2}, where ours has {mixed, 64 ranks | foremoe | speedup (row) | 2}.
+{DAPO-Math | foremoe | speedup (token) | 2} and {CodeForces | foremoe | speedup (token) | 2}. All three are balanced,
+but where homes may also move, ranks hold more of the experts that their own tokens choose, and fewer rows travel. An
+engine with whole experts keeps homes where the optimizer state is (`foremoe.torch` refuses such plans); with sharded
+experts there are no homes. On eight nodes LAER-MoE's greedy leaves ρ at {mixed, 64 ranks | laer-oracle | rho_mean | 2}.
+It gains {mixed, 64 ranks | laer-oracle | speedup (token) | 2} by token, as ours does, and {mixed, 64 ranks |
+laer-oracle | speedup (row) | 2} by row, where ours gains {mixed, 64 ranks | foremoe | speedup (row) | 2}.
 """
 
 from kit import System, drawn

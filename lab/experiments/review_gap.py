@@ -1,36 +1,36 @@
 """What lies between a step and the oracle's.
 
-review of ForeMoE, weakness W3: asked for, published by nobody.
+review of ForeMoE, weakness W3: requested there, never published.
 
-The review has ForeMoE at 95 % of its oracle, and says that the paper does not tell what the other 5 % are: the planner,
-memory for replicas, copies that show, or balancing per layer.
+In the review, ForeMoE reaches 95 % of its oracle. The review says that the paper does not explain the other 5 %: the
+planner, memory for replicas, exposed copies, or balancing per layer.
 
 We assume: *Ideal* is a step in which every rank computes the mean load, sends and receives the mean rows of the first
-system, and nothing is copied. Each further column adds what one cause takes on the critical path, and all of them add
-up to the last. *Slots* is what the busiest rank has beyond the mean and beyond whole tokens: what the slots of the plan
-cannot hold, and what the planner leaves, since ours stops within 0.6 % of the mean. *Exact* does not stop, and *8
-slots* has four times as many. *Replicas*: a part of an expert is a product of its own, which reads the weights once
-more and fills its last tile in part. Whole tokens take nothing, because the mean is a whole number in drawn loads.
-Copies include the arenas' refresh and gradients on their way home. Planning is what online systems charge, and
-placement, measured here, that no rollout's tail hides. The first two inputs are those of review-speedup, the third is
-the mixed routing model of figure 8 on 64 ranks of eight nodes.
+system, and copies nothing. Each further column adds the time of one cause on the critical path, and they add up to the
+last column. *Slots* is the busiest rank's load beyond the mean and beyond whole tokens: what the plan's slots cannot
+hold, and what the planner leaves, since ours stops within 0.6 % of the mean. *Exact* has no tolerance, and *8 slots*
+has four times as many. *Replicas*: each replica is a separate matrix product, which reads the weights once more and
+fills its last tile only in part. Whole tokens take nothing, because the mean is a whole number in drawn loads. Copies
+include refreshing the arenas and sending gradients home. Planning is what online systems charge, plus placement
+(measured here) that no rollout's tail hides. The first two inputs are those of review-speedup; the third is the mixed
+routing model of figure 8 on 64 ranks of eight nodes.
 
 Result: Balance is not what ours lacks. Its slots leave less than a thousandth of the ideal step, whole tokens nothing,
 and copies next to nothing. Replicas take 4 to 5 thousandths at 8 ranks and less at 64, since parts of experts do not
-fill their tiles; more slots make that worse. What remains is exchange, for sources send unevenly even where all ranks
+fill their tiles; more slots make that worse. The rest is exchange, since sources send unevenly even where all ranks
 receive the same: by token 3 % of the ideal step in one node and 4 % between eight nodes, by row 1.5 and 7 %. Preferring
-links takes that away between nodes by token (the plan sends less than vanilla's mean), and nearly half of it by row.
-Searching to the last token saves nothing to speak of: at most 1 in 1,000, and at 64 ranks by token it is 3 in 1,000
-slower, by its exchange. And there is the time of placement, measured here, where no rollout hides it: 1 % of the ideal
-step at 8 ranks, and 0.2 % at 64, whose ranks share it. So none of the review's guesses holds for ours: not the
-planner's time, not its balance, not memory, not copies, and experts are balanced in every layer. The table also says
-why the dispatch decides what balancing gains: of what vanilla has beyond the ideal step at 64 ranks, uneven exchange is
-28 % by token, and 86 % by row. The planner as the review tells it lacks balance above all, and its uneven loads make
-exchange uneven. EPLB that knows each micro-step is as even as ours in one node, and waits little for its copies
-({DAPO-Math | EPLB that knows the micro-step | gap_copies_ms (token) | 0} ms by token). It is quicker than ours there:
-since homes may move too, fewer rows travel, and exchange takes {DAPO-Math | EPLB that knows the micro-step |
-gap_exchange_ms (token) | 0} ms more than in the ideal step, where ours takes {DAPO-Math | foremoe | gap_exchange_ms
-(token) | 0} (review-free-placement). With 64 ranks of two experts each it is less even, and sends more than ours.
+links removes that between nodes by token (the plan sends less than vanilla's mean), and nearly half of it by row.
+Balancing exactly saves almost nothing: at most 1 in 1,000, and at 64 ranks by token its exchange makes it 3 in 1,000
+slower. Placement, measured here, takes 1 % of the ideal step at 8 ranks where no rollout hides it, and 0.2 % at 64,
+whose ranks share it. So none of the review's guesses holds for ours: not the planner's time, not its balance, not
+memory, not copies, and experts are balanced in every layer. The table also shows why the gain from balancing depends on
+the dispatch: of vanilla's time beyond the ideal step at 64 ranks, uneven exchange is 28 % by token, and 86 % by row.
+The planner as the review describes it mainly lacks balance, and its uneven loads make exchange uneven. EPLB that knows
+each micro-step is as even as ours in one node, and waits little for its copies ({DAPO-Math | EPLB that knows the
+micro-step | gap_copies_ms (token) | 0} ms by token). It is faster than ours there. Since homes may move too, fewer rows
+travel, and exchange takes {DAPO-Math | EPLB that knows the micro-step | gap_exchange_ms (token) | 0} ms more than in
+the ideal step, where ours takes {DAPO-Math | foremoe | gap_exchange_ms (token) | 0} (review-free-placement). With 64
+ranks of two experts each it is less even, and sends more than ours.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from kit import FIRST, Column, Measured, System, drawn, measured_here, modelled
 
 @dataclass(frozen=True)
 class Gap:
-    """Seconds. Their sum is the step with placement.
+    """The parts of a step in seconds. Their sum is the step with placement.
 
-    ideal: every rank computes, sends and receives what the mean rank of the first system does, and nothing is copied.
-    whole_tokens: the mean is no whole number of tokens, so that one rank has more. slots: tokens that the plan leaves
-    on the busiest rank beyond that. Both as long as the mean rank takes for so many; slots at most as long as the
-    slowest rank takes beyond the mean. replicas: what else the slowest rank's experts take, as each replica is a
-    product of its own, reads its weights and fills its last tile in part. copies: of weights, gradients and homes,
-    where they show, and what arenas are filled with. exchange: beyond the ideal; below 0 where less is sent. planning:
-    on the critical path, and placement that no rollout hides.
+    ideal: every rank computes, sends and receives what the mean rank of the first system does, and copies nothing.
+    whole_tokens: rounding the mean up to whole tokens. slots: further tokens that the plan leaves on the busiest rank.
+    Both are charged at the mean rank's time per token; slots at most what the slowest rank takes beyond the mean.
+    replicas: the remaining time of the slowest rank's experts, since each replica is a separate product, reads its
+    weights and partly fills its last tile. copies: exposed copies of weights, gradients and homes, and filling of
+    arenas. exchange: time beyond the ideal; negative if less is sent. planning: on the critical path, plus placement
+    that no rollout hides.
     """
 
     ideal: float
@@ -126,20 +126,20 @@ columns = [
         "every rank has the mean load and the first system's mean traffic, and nothing is copied; the columns with + "
         "add up from there to the step with placement",
     ),
-    part("whole_tokens", "+ whole tokens", "a rank with the mean, rounded up to a token"),
-    part("slots", "+ slots", "tokens that the plan leaves on the busiest rank beyond that"),
+    part("whole_tokens", "+ whole tokens", "rounding the mean load up to whole tokens"),
+    part("slots", "+ slots", "further tokens that the plan leaves on the busiest rank"),
     part(
         "replicas", "+ replicas",
-        "what else the slowest rank's experts take: replicas read weights of their own and fill tiles in part",
+        "remaining time of the slowest rank's experts: each replica reads its weights and partly fills its last tile",
     ),
     part("copies", "+ copies", "exposed copies and gradients, arenas filled, homes moved"),
     part(
         "exchange", "+ exchange",
-        "beyond that of ideal; negative where the plan sends less than the first system's",
+        "time beyond the ideal exchange; negative where the plan sends less than the first system's",
     ),
     part("planning", "+ planning", "on the critical path, and placement that no rollout hides", measured_here),
     measured_here(
-        "placed_step_ms", "= step, placed, ms", 1, "the step with what of placement the rollout's tail does not hide",
+        "placed_step_ms", "= step, placed, ms", 1, "the step, with placement that the rollout's tail does not hide",
         lambda m: 1e3 * m.placed_seconds, by_dispatch=True,
     ),
 ]

@@ -2,32 +2,33 @@
 
 review of ForeMoE, section 6.5.
 
-The review tells what the paper's planner takes: its base placement 50 ms once per step, its moves 5 ms per micro-step,
-5 % each of what they are to hide behind; a copy of an expert 0.4 ms from the host. In the worst case 8 % of a step
-remain.
+The review gives the times of the paper's planner: 50 ms once per step for the base placement and 5 ms per micro-step
+for the moves, each 5 % of the time that hides them. A copy of an expert takes 0.4 ms from the host. In the worst case 8
+% of a step is not hidden.
 
 We assume: The inputs are those of review-speedup with the review's 8 micro-steps. Planning is CPU time of all 48
-layers, measured here, and includes what every planner does to write its plan down. Of *BPO only* the step's is the one
-to compare, of *MDA only* a micro-step's. A micro-step's leaves out what ours does once per step, and a step's has it.
-*Of opt* is the step without exposed copies and arenas ÷ with them: the review's 8 % would be 92.6.
+layers, measured here, and includes writing the plan. Compare *BPO only* per step, and *MDA only* per micro-step. Times
+per micro-step exclude what ours does once per step; times per step include it. *Of opt* is the step without exposed
+copies and arenas ÷ the step with them: the review's 8 % would be 92.6.
 
 Result: The review's planner needs far less time here than the review says: its base placement a fifth of 50 ms or less,
-and its moves two fifths of 5 ms or less in each micro-step. How many layers the published times are of is not told;
-ours are of all. Our planner takes up to twice the time of the review's in a micro-step. Over a step it takes about ten
-times as long, nearly all of it for placement and more than the review gives the base placement. A copy from the host
-takes half of what the review reckons, since an expert is 9.4 MB and not 12.5, and the link is faster than 32 GB/s. All
-copies hide, the review's planner's too since they may come from peers; the review has up to 8 % of overhead.
+and its moves two fifths of 5 ms or less in each micro-step. The review does not say how many layers its times cover;
+ours cover all. Per micro-step, our planner takes up to twice as long as the review's planner. Over a step it takes
+about ten times as long, nearly all of it for placement, and more than the review gives for the base placement. A copy
+from the host takes half of the review's time, since an expert is 9.4 MB and not 12.5, and the link is faster than 32
+GB/s. All copies hide, also those of the review's planner, since they may come from peers; the review has up to 8 % of
+overhead.
 """
 
 from kit import Published, System, drawn, measured_here, modelled
 
 PLAN_STEP = measured_here(
-    "plan_step_ms", "planning, ms a step", 1, "CPU time of all planning of the step, of all the model's layers",
+    "plan_step_ms", "planning, ms a step", 1, "CPU time of all planning of a step, for all layers of the model",
     lambda m: 1e3 * m.planning_cpu_seconds * m.cost["moe_layers"] / max(1, m.figures["layers"]),
 )
 PLAN_MICRO_STEP = measured_here(
     "plan_micro_step_ms", "planning, ms a micro-step", 2,
-    "CPU time of all the model's layers, without what is done once per step",
+    "CPU time for all layers of the model, without work done once per step",
     lambda m: 1e-3 * m.figures["plan_us_per_layer_micro_step"] * m.cost["moe_layers"],
 )
 FETCH = modelled(

@@ -1,6 +1,6 @@
 """Speedup against the memory of guests.
 
-review of ForeMoE, weakness W4 and suggestion I5: asked for, published by nobody.
+review of ForeMoE, weakness W4 and suggestion I5: requested there, never published.
 
 The review says that the paper does not report what replicas cost in memory. It requests a Pareto front of speedup over
 memory as the replication budget varies.
@@ -10,13 +10,13 @@ for twelve of the model's 48, and memory is that of all 48. Under `shared` layer
 memory does not grow with the number of layers.
 
 Result: One guest slot per rank gives nearly all of the speedup when guests may change inside the step ({mixed |
-resident, G = 1 | speedup (token) | 2} of {mixed | resident, G = 2 | speedup (token) | 2} by token). Chosen once per
-step it takes two ({mixed | static, G = 1 | speedup (token) | 2} with one, {mixed | static, G = 2 | speedup (token) | 2}
-with two). More than that buys next to nothing: with four, `static` is the quickest of the table, 2 % ahead of
-`resident` by token and 1 % by row. `shared` needs room for two layers whatever their number, a thirty-sixth of the
-memory of `resident` in this model of 48 layers. It pays with a copy at every use, and is at most 1 % slower than
-`resident` with two slots by token, 1.5 % by row. Its micro-steps are placed one by one, so that the step waits for the
-first alone, and with planning charged it is as far behind as without. The order of the three is the same with both
+resident, G = 1 | speedup (token) | 2} of {mixed | resident, G = 2 | speedup (token) | 2} by token). With guests chosen
+once per step, it takes two slots ({mixed | static, G = 1 | speedup (token) | 2} with one, {mixed | static, G = 2 |
+speedup (token) | 2} with two). More slots gain next to nothing: with four, `static` is the fastest of the table, 2 %
+ahead of `resident` by token and 1 % by row. `shared` needs memory for two layers regardless of their number, a
+thirty-sixth of the memory of `resident` in this model of 48 layers. In exchange it copies at every use, and is at most
+1 % slower than `resident` with two slots by token, 1.5 % by row. It places micro-steps one at a time, so the step waits
+only for the first, and charging for planning does not widen the gap. The three rank in the same order with both
 dispatches; only the gain differs, nearly twice as much by row.
 """
 

@@ -1,31 +1,31 @@
 """Speedup by bandwidth between nodes.
 
-review of ForeMoE, suggestion I3: asked for, published by nobody.
+review of ForeMoE, suggestion I3: requested there, never published.
 
 The review asks for several nodes over RDMA; FineMoE's nodes have two network cards for eight GPUs.
 
-We assume: 64 ranks on eight nodes, the routing model and model of review-nodes with half its layers, on H100 nodes
-whose network alone differs. A card reaches nine tenths of its rate, as the preset's 45 of 50 GB/s, and all have the
-preset's latency. The model knows no shared cards: each of the four ranks that share one has a quarter of its rate even
-while the others send nothing, so that two cards of 800 Gb/s are eight of 200. That makes an uneven exchange over two
-cards look worse than it is. 800 Gb/s per rank is more than the preset's PCIe 5.0 carries; the model does not limit rows
-by it. *EPLB* knows the step's mean. *UltraEP* searches the whole group, *inside nodes* each node by itself. Five draws.
+We assume: 64 ranks on eight nodes, with the routing model, model and half the layers of review-nodes, on H100 nodes
+with different networks. A card reaches nine tenths of its rate, as the preset's 45 of 50 GB/s, and all have the
+preset's latency. Shared cards are not modelled: each of the four ranks that share one has a quarter of its rate even if
+the others send nothing, so two cards of 800 Gb/s equal eight of 200. This exaggerates the cost of an uneven exchange
+over two cards. 800 Gb/s per rank is more than the preset's PCIe 5.0 carries; the model does not limit rows by it.
+*EPLB* knows the step's mean. *UltraEP* searches the whole group, *inside nodes* each node separately. Five draws.
 
-Result: By token, balancing gains the less the slower the network is, for every system: ours {8 cards of 800 Gb/s |
-foremoe | speedup (token) | 2 ±} with eight cards of 800 Gb/s, {8 cards of 400 Gb/s | foremoe | speedup (token) | 3 ±}
+Result: By token, every system gains less from balancing as the network gets slower: ForeMoE gains {8 cards of 800 Gb/s
+| foremoe | speedup (token) | 2 ±} with eight cards of 800 Gb/s, {8 cards of 400 Gb/s | foremoe | speedup (token) | 3 ±}
 with 400, {8 cards of 200 or 2 of 800 Gb/s | foremoe | speedup (token) | 2 ±} with 200, {8 cards of 100 or 2 of 400 Gb/s
 | foremoe | speedup (token) | 2 ±} with 100, and {2 cards of 100 Gb/s | foremoe | speedup (token) | 2 ±} with two cards
-of 100. Exchange then is most of the step, and by token balancing evens it little. What helps there is less traffic:
-preferring links gains {8 cards of 400 Gb/s | foremoe, links | speedup (token) | 2 ±} and {2 cards of 100 Gb/s |
-foremoe, links | speedup (token) | 2 ±}. By row the order is the other way round, since exchange follows the busiest
-rank: ours {8 cards of 800 Gb/s | foremoe | speedup (row) | 2 ±} with 800 Gb/s and {2 cards of 100 Gb/s | foremoe |
-speedup (row) | 2 ±} with two cards of 100. ReLibra, whose copies stay inside nodes, comes next by token on every
-network ({8 cards of 400 Gb/s | ReLibra | speedup (token) | 3 ±} with 400 Gb/s, {2 cards of 100 Gb/s | ReLibra | speedup
-(token) | 2 ±} with two cards of 100). With planning charged that is 5 to 6 % behind ours, draw by draw, on every
-network. UltraEP's copies follow the router and cross the network: it waits for them on every network, by token falls
-from {8 cards of 400 Gb/s | UltraEP | speedup (token) | 2} to {2 cards of 100 Gb/s | UltraEP | speedup (token) | 2}, no
-more than EPLB's, and by row passes ReLibra from 400 Gb/s down. Searched inside nodes it waits for nothing and balances
-less: it is no quicker on any network.
+of 100. Exchange then is most of the step, and by token hardly becomes more even. Less traffic helps: preferring links
+gains {8 cards of 400 Gb/s | foremoe, links | speedup (token) | 2 ±} with 400 Gb/s and {2 cards of 100 Gb/s | foremoe,
+links | speedup (token) | 2 ±} with two cards of 100. By row the order is reversed, as exchange follows the busiest
+rank: ours gains {8 cards of 800 Gb/s | foremoe | speedup (row) | 2 ±} with 800 Gb/s and {2 cards of 100 Gb/s | foremoe
+| speedup (row) | 2 ±} with two cards of 100. ReLibra, whose copies stay inside nodes, is next by token on every network
+({8 cards of 400 Gb/s | ReLibra | speedup (token) | 3 ±} with 400 Gb/s, {2 cards of 100 Gb/s | ReLibra | speedup (token)
+| 2 ±} with two cards of 100). With planning it is 5 to 6 % behind ours on every network, draw by draw. UltraEP's copies
+follow the router and cross the network, so it always waits for them. By token its gain falls from {8 cards of 400 Gb/s
+| UltraEP | speedup (token) | 2} with 400 Gb/s to {2 cards of 100 Gb/s | UltraEP | speedup (token) | 2} with two cards
+of 100, no more than EPLB's; by row it passes ReLibra from 400 Gb/s down. Inside nodes it never waits but balances less,
+and is no faster on any network.
 """
 
 from kit import System, drawn, paired
@@ -41,7 +41,7 @@ NETWORKS = {
     "8 cards of 100 or 2 of 400 Gb/s": 11.25e9,
     "2 cards of 200 Gb/s": 5.625e9,
     "2 cards of 100 Gb/s": 2.8125e9,
-}  # bytes per second of a rank
+}  # bytes per second per rank
 inputs = [
     drawn(label, cluster={"like": "h100", "network.bytes_per_second": speed}, **EVERY) for label, speed in NETWORKS.items()
 ]

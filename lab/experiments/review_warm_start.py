@@ -1,25 +1,25 @@
 """What the plan of the step before is worth.
 
-review of ForeMoE, weakness W5: asked for, published by nobody.
+review of ForeMoE, weakness W5: requested there, never published.
 
 The review says that the paper warm-starts its planner from the step before, and asks what that is worth.
 
-We assume: A run of eight steps of 16 or 8 micro-steps, each planned from homes (*cold*) or with the plan of the step
-before (*warm*, `--previous`), which keeps what it finds in a layer only where that is no worse. Guests are fetched
-again in every step, since the optimizer has changed the weights. Popularity drifts: *drift 1* means that the last step
-follows another popularity altogether, a seventh of the tokens more in each step. Steps in between mix the loads of two
-draws, which also evens out their micro-steps, so that there is less to gain. Figures are means over the eight steps;
-copies are per layer and event, *warm* of the column's name without a step's first event. Three draws; two layers stand
-for all. Planning is measured, on one thread, with other programs beside it.
+We assume: A run has eight steps of 16 or 8 micro-steps. Each is planned from homes (*cold*) or with the plan of the
+step before (*warm*, `--previous`), which is kept in a layer only where the result is no worse. Guests are fetched again
+in every step, since the optimizer has changed the weights. Popularity drifts: *drift 1* means that the last step
+follows a completely different popularity, which a further seventh of the tokens follows in each step. Steps in between
+mix the loads of two draws, which also makes their micro-steps more even and leaves less to gain. Figures are means over
+the eight steps. Copies are per layer and event; *copies, warm* excludes a step's first event. Three draws; two layers
+represent all. Planning is measured on one thread, with other programs running.
 
-Result: Nothing, in seconds of a step. Warm and cold differ by a thousandth of the speedup at most, by token as by row:
-{8 ranks, drift 0 | cold | speedup (token) | 3 ±} and {8 ranks, drift 0 | warm | speedup (token) | 3} on 8 ranks, {64
-ranks, drift 0 | cold | speedup (token) | 3 ±} and {64 ranks, drift 0 | warm | speedup (token) | 3} on 64, where
-popularity stays; {64 ranks, drift 1 | cold | speedup (token) | 3 ±} and {64 ranks, drift 1 | warm | speedup (token) |
-3} on 64 where it changes. Copies are as many: {64 ranks, drift 0 | cold | copies} and {64 ranks, drift 0 | warm |
-copies} per layer and event on 64 ranks. Guests placed once per step (*static*) come out the same to the last digit
-shown. Planning takes about twice as long, since each layer is planned twice. So the micro-steps of a step, which are
-known, say more about where its guests belong than the guests of the step before do.
+Result: It saves no time in a step. The speedups of warm and cold differ by a thousandth at most, by token and by row:
+{8 ranks, drift 0 | cold | speedup (token) | 3 ±} and {8 ranks, drift 0 | warm | speedup (token) | 3} on 8 ranks and {64
+ranks, drift 0 | cold | speedup (token) | 3 ±} and {64 ranks, drift 0 | warm | speedup (token) | 3} on 64 with constant
+popularity; {64 ranks, drift 1 | cold | speedup (token) | 3 ±} and {64 ranks, drift 1 | warm | speedup (token) | 3} on
+64 with drift 1. Copies are as many: {64 ranks, drift 0 | cold | copies} and {64 ranks, drift 0 | warm | copies} per
+layer and event on 64 ranks. Guests placed once per step (*static*) come out the same to the last digit shown. Planning
+takes about twice as long, since each layer is planned twice. The known micro-steps of a step thus determine its guests
+better than the guests of the step before do.
 """
 
 from kit import System, drawn

@@ -1,4 +1,4 @@
-"""What the experiments of lab/experiments are written with."""
+"""Building blocks of the experiments in lab/experiments."""
 
 from .arranged import Arranged
 from .columns import FIRST, Column, measured_here, modelled, paired, percent_less, ratio

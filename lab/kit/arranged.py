@@ -1,5 +1,5 @@
-"""Systems of training with expert data parallelism, as FineMoE compares them: several expert-parallel groups, replicas
-that keep their own weights, padded rows.
+"""Training systems with expert data parallelism that FineMoE compares: several expert-parallel groups, replicas that
+keep their own weights, and padded rows.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .systems import System
 DEFINED = {
     *("rho_mean", "rho_max", "speedup", "update_speedup", "step_ms", "update_ms", "recompute_ms", "forward_ms"),
     *("dispatch_ms", "planning_ms", "experts_ms", "combine_ms", "migration_ms", "migration_of_50", "migration_pays"),
-}  # columns; others are of one plan
+}  # columns; all others need a single plan
 
 
 class Arranged(System):
-    """groups: how many expert-parallel groups of consecutive ranks the input's ranks are; each has all experts and is
-    planned on its own. in_place: replicas keep their weights and optimizer state, see InPlace. padded: each source
-    sends each expert as many rows as the largest such cell of the group has, in that layer and micro-step; only by row,
-    as padding is no tokens.
+    """groups: number of expert-parallel groups of consecutive ranks; each has all experts and is planned on its own.
+    in_place: replicas keep their weights and optimizer state, see InPlace. padded: in each layer and micro-step, every
+    source sends every expert as many rows as the largest (source, expert) cell of the group; only by row, since padding
+    consists of no tokens.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Arranged(System):
 
 @dataclass(frozen=True, eq=False)
 class Groups(Measured):
-    """What one system does in several expert-parallel groups, each planned on its own: a Measured of the group whose
-    step is slowest, but for ρ, which is of all ranks.
+    """One system in several expert-parallel groups, each planned on its own. Figures are those of the slowest group,
+    except ρ, which is over all ranks.
 
-    The policy update ends in an all-reduce of the gradients of the experts, of which each group has a copy; what the
-    last backward does not hide of it is charged.
+    Each group has a copy of every expert, so the policy update ends in an all-reduce of expert gradients. The part that
+    the last backward does not hide is charged.
 
-    groups: all, in the order of their ranks. ranks_per_node: of the whole load; groups in several nodes reduce over the
+    groups: all groups, in rank order. ranks_per_node: of the whole load; groups in several nodes reduce over the
     network.
     """
 
@@ -105,9 +105,9 @@ class Groups(Measured):
 
 @dataclass(frozen=True, eq=False)
 class InPlace(Measured):
-    """What one system does where each replica of an expert keeps its own weights and optimizer state: nothing is
-    fetched within a step, and gradients do not go home. The policy update ends in an all-reduce of the replicas'
-    gradients, as of Groups. Moving replicas between steps is not in it.
+    """One system where each replica of an expert keeps its own weights and optimizer state, so a step fetches nothing
+    and sends no gradients home. The policy update ends in an all-reduce of the replicas' gradients, as in Groups.
+    Moving replicas between steps is not included.
     """
 
     @cached_property
@@ -125,8 +125,8 @@ class InPlace(Measured):
 
 @dataclass(frozen=True, eq=False)
 class Padded(Measured):
-    """What one system does with padded rows: `evaluation` is of those, `load` is what was padded, and tokens pass all
-    that is not experts once, as in `unpadded`.
+    """One system with padded rows. `evaluation` is of the padded rows and `load` is before padding. Padding passes
+    through experts only, so the time of dense layers is that of `unpadded`.
     """
 
     unpadded: Evaluation
@@ -140,17 +140,17 @@ class Padded(Measured):
 
 
 def vars_of(measured: Measured) -> dict[str, Any]:
-    """The fields that every Measured has."""
+    """The fields that all subclasses of Measured share."""
     return {name: getattr(measured, name) for name in ("evaluation", "load", "on", "planned")}
 
 
 def _padded(load: Load) -> Load:
-    """Each cell [micro_step, layer, rank, expert] as large as the largest of its layer and micro-step."""
+    """Raises each cell [micro_step, layer, rank, expert] to the largest of its layer and micro-step."""
     return like(load, np.broadcast_to(load.array.max((2, 3), keepdims=True), load.array.shape))
 
 
 def _split(load: Load, count: int) -> list[Load]:
-    """The loads of `count` expert-parallel groups: each has the tokens of its own ranks and all experts."""
+    """Splits a load into `count` expert-parallel groups, each with the tokens of its own ranks and all experts."""
     if load.num_ranks % count or load.num_experts % (load.num_ranks // count):
         raise InputError(f"{count} groups do not divide {load.num_ranks} ranks and {load.num_experts} experts")
     return [load] if count == 1 else [like(load, part) for part in np.split(load.array, count, axis=2)]
@@ -159,14 +159,14 @@ def _split(load: Load, count: int) -> list[Load]:
 def _with_all_reduce(
     figures: Mapping[str, Any], cost: Mapping[str, Any], copies: float, experts: float, link: str
 ) -> dict[str, Any]:
-    """The figures with an update that ends in rings over the copies of each expert, as far as the last micro-step's
-    backward does not hide them: a layer's ring begins when its backward is done, and turns beside that of the layers
-    before. experts: of a rank in one layer.
+    """Adds to the policy update the exposed part of a ring all-reduce over the copies of each expert. A layer's ring
+    starts when its backward in the last micro-step ends, and overlaps the backward of earlier layers. experts: per rank
+    in one layer.
     """
     size, speed = cost["expert_gradient_bytes"] * experts, cost[link]
     ring = 2 * (copies - 1) * (size / copies / speed["bytes_per_second"] + speed["latency_seconds"])
     recompute, update = figures["phases"]
-    forward, both = (  # without another all-reduce, which is no part and hides nothing
+    forward, both = (  # excludes an earlier all-reduce, which is in no part and hides nothing
         sum(phase["parts"].values()) - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
         for phase in (recompute, update)
     )
@@ -177,7 +177,7 @@ def _with_all_reduce(
 
 
 def _with_parts(figures: Mapping[str, Any], parts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The figures with other seconds of some parts of each phase."""
+    """Replaces the seconds of some parts of each phase."""
     phases = []
     for phase, other in zip(figures["phases"], parts, strict=True):
         of_phase = {**phase["parts"], **other}
@@ -186,7 +186,7 @@ def _with_parts(figures: Mapping[str, Any], parts: Sequence[Mapping[str, float]]
 
 
 def _with_phases(figures: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures with other phases, and a step that is longer or shorter by as much."""
+    """Replaces the phases and adjusts the step time by the difference."""
     step = figures["step_seconds"] + sum(
         after["seconds"] - before["seconds"] for before, after in zip(figures["phases"], phases, strict=True)
     )

@@ -1,7 +1,7 @@
-"""The figures that a table can have. Columns that one experiment alone has are in its file.
+"""The columns that a table can have. Columns used by a single experiment are defined in its file.
 
-Exact figures are counted in loads and plans, modelled ones come from a replay on a modelled cluster, and what is
-measured here is time on the machine that runs this.
+Exact figures are counted in loads and plans, modelled ones come from a replay on a modelled cluster, and figures
+measured here are times on the machine that runs this.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OVER_STEPS: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True)
 class Column:
-    """name: by which an experiment calls it. title: in tables. value: the figure of a system; with `versus`, a system's
-    label, beside that system on the same draw: value(measured, other). largest: over steps it is the largest, not the
-    mean. dispatch: how rows travel; empty where the figure does not depend on it.
+    """name: used by experiments. title: shown in tables. value: the figure of a system. versus: label of a second
+    system on the same draw; the figure then is value(measured, other). largest: take the largest over steps instead of
+    the mean. dispatch: how rows travel; empty where the figure does not depend on it.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Column:
     dispatch: str = ""
 
     def over_steps(self, figures: Sequence[float], statistic: str) -> float:
-        """Of steps that are planned on their own. statistic: a key of OVER_STEPS, or empty. NaN if any figure is."""
+        """Combines figures of separately planned steps. statistic: a key of OVER_STEPS, or empty. NaN if any is NaN."""
         if any(map(math.isnan, figures)):
             return math.nan
         return OVER_STEPS[statistic or ("largest" if self.largest else "mean")](figures)
 
     def with_dispatch(self, dispatch: str) -> Column:
-        """The column of one dispatch, where the table has several."""
+        """The column for one dispatch of a table that has several."""
         by = f" ({dispatch})"
         return replace(self, name=self.name + by, title=self.title + by, dispatch=dispatch)
 
@@ -70,7 +70,7 @@ def percent_less(first: float, of: float) -> float:
 
 
 def paired(label: str, *, placed: bool = False) -> Column:
-    """A system's step beside that of another, draw by draw. placed: with planning, which is measured here."""
+    """Compares a system's step with another's, draw by draw. placed: includes planning, which is measured here."""
     what = "step, placed" if placed else "step"
 
     def more(m: Measured, other: Measured) -> float:
@@ -92,8 +92,8 @@ def paired(label: str, *, placed: bool = False) -> Column:
 _ALL = [
     Column("rho_mean", "ρ mean", 4, "largest rank load ÷ mean, mean over layers and micro-steps",
            lambda m: m.figures["rho"]["mean"]),
-    Column("rho_max", "ρ max", 4, "its largest value", lambda m: m.figures["rho"]["max"], largest=True),
-    Column("straggler_less", "straggler, % less", 1, "tokens of the busiest rank above the mean, than the first's",
+    Column("rho_max", "ρ max", 4, "the largest of these", lambda m: m.figures["rho"]["max"], largest=True),
+    Column("straggler_less", "straggler, % less", 1, "the busiest rank's tokens above the mean, versus the first",
            lambda m, first: percent_less(first.pairs["straggler"], m.pairs["straggler"]), FIRST),
     Column("copies", "copies", 1, "expert weights moved per layer and event, whole group",
            lambda m: m.figures["copies_per_layer_event"]),
@@ -104,13 +104,13 @@ _ALL = [
     Column("sent_node", "sent, node next", 0, "tokens that the busiest rank sends or receives when a source fills its "
            "own replicas first, then those of its node", lambda m: m.sent["sent_with_node_locality"]),
     measured_here("all_plan_us", "all planning, µs", 0,
-           "CPU time of all planning, also what is done once per step, ÷ (layers × micro-steps)",
+           "CPU time of all planning, including work done once per step, ÷ (layers × micro-steps)",
            lambda m: 1e6 * m.planning_cpu_seconds / max(1, m.figures["layers"] * m.figures["micro_steps"])),
-    measured_here("plan_seconds", "planning, s", 3, "of the whole step, wall clock",
+    measured_here("plan_seconds", "planning, s", 3, "wall-clock time for the whole step",
            lambda m: m.figures["plan_seconds"]),
     measured_here("placement_s", "placement, s", 2, "planning before the first micro-step: slowest rank and gather",
            lambda m: m.placement["seconds"]),
-    measured_here("placed_speedup", "speedup, placed", 3, "with what of placement the rollout's tail does not hide",
+    measured_here("placed_speedup", "speedup, placed", 3, "including placement that the rollout's tail does not hide",
            lambda m, first: ratio(first.placed_seconds, m.placed_seconds), FIRST, by_dispatch=True),
     modelled("speedup", "speedup", 3,
            "step time of the first system ÷ this one's; a step is recompute and policy update",
@@ -121,22 +121,22 @@ _ALL = [
     modelled("of_ideal", "of ideal, %", 1, "ideal step time ÷ step time",
            lambda m: ratio(100 * m.figures["ideal_step_seconds"], m.seconds)),
     modelled("of_perfect", "of perfect, %", 1,
-           "first system's step were all ranks at the mean ÷ step time; above 100 where less is sent",
+           "first system's step with all ranks at the mean ÷ step time; above 100 where less is sent",
            lambda m, first: ratio(100 * first.figures["ideal_step_seconds"], m.seconds), FIRST),
     modelled("of_free", "of opt, %", 1, "step time with planning and transfer free ÷ step time",
            lambda m: 100 * (1 - ratio(m.overhead, m.seconds))),
     modelled("step_ms", "step, ms", 1, "recompute and policy update", lambda m: 1e3 * m.seconds),
     modelled("recompute_ms", "recompute, ms", 1, "phase time", lambda m: 1e3 * m.recompute["seconds"]),
     modelled("update_ms", "policy update, ms", 1, "phase time", lambda m: 1e3 * m.update["seconds"]),
-    modelled("exposed_ms", "exposed, ms", 2, "of both phases, waited for copies and gradients",
+    modelled("exposed_ms", "exposed, ms", 2, "time waiting for copies and gradients, both phases",
            lambda m: 1e3 * m.figures["exposed_copy_seconds"]),
-    modelled("forward_ms", "forward, ms", 3, "of a layer and micro-step", lambda m: m.forward_ms),
+    modelled("forward_ms", "forward, ms", 3, "time of a layer and micro-step", lambda m: m.forward_ms),
     modelled("planning_ms", "planning, ms", 3,
-           "on the critical path of a layer's forward: as published, or by the number of slots",
+           "time on the critical path of a layer's forward: as published, or by the number of slots",
            lambda m: m.part_ms("planning")),
-    modelled("dispatch_ms", "dispatch, ms", 3, "of a layer's forward", lambda m: m.part_ms("dispatch")),
-    modelled("experts_ms", "experts, ms", 3, "of a layer's forward", lambda m: m.part_ms("experts"), by_dispatch=False),
-    modelled("guest_gib", "guests, GiB", 3, "weights and gradients of the guests of the rank that holds most",
+    modelled("dispatch_ms", "dispatch, ms", 3, "in a layer's forward", lambda m: m.part_ms("dispatch")),
+    modelled("experts_ms", "experts, ms", 3, "in a layer's forward", lambda m: m.part_ms("experts"), by_dispatch=False),
+    modelled("guest_gib", "guests, GiB", 3, "weights and gradients of guests on the rank that holds the most",
            lambda m: sum(m.update["memory"][of] for of in ("guest_weights", "guest_gradients")) / (1 << 30),
            by_dispatch=False),
 ]

@@ -1,8 +1,8 @@
-"""Experiments: inputs × systems → figures, beside what was published. Each is a module of lab/experiments.
+"""Experiments: figures for each input and system, compared with published ones. Each is a module of lab/experiments.
 
-Its docstring has the title, then paragraphs: the source; what they did; "We assume: …"; "Result: …". In the result
-{input | system | column} stands for a figure of the table, {… | 2} for it with two decimals, and {… | 2 ±} with the
-standard deviation over the input's draws. Its names are those of an Experiment's fields.
+The module's docstring has the title, then paragraphs: the source; what the source did; "We assume: …"; "Result: …". In
+the result, {input | system | column} is replaced by a figure of the table, {… | 2} by the figure with two decimals, and
+{… | 2 ±} also gives the standard deviation over the input's draws. Module variables are named as Experiment's fields.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .systems import System
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
 REFERENCE = re.compile(r"\{([^{}]*)\}")
 DIGITS = re.compile(r"(\d+)( ±)?")
-PAPERS = ("real", "foremoe", "review", "feplb", "ultraep", "finemoe")  # the order of lists; others follow
+PAPERS = ("real", "foremoe", "review", "feplb", "ultraep", "finemoe")  # in this order on pages; others follow
 
 
 @dataclass(frozen=True)
 class Published:
-    """With input and system it stands beside our figure, else it is told below the table."""
+    """A published figure, shown beside ours if input and system are given, otherwise below the table."""
 
     column: str
     value: float | str
@@ -44,8 +44,8 @@ class Published:
 
 @dataclass(frozen=True)
 class Aim:
-    """Every figure of a column that input and system select (empty: all) is to be within the bounds, with any dispatch.
-    relative_to: a system, whose figure on the same input is the unit.
+    """Bounds on all figures of a column that input and system select (empty: all), with every dispatch.
+    relative_to: a system; figures are divided by its figure on the same input.
     """
 
     column: str
@@ -58,8 +58,8 @@ class Aim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """systems: the first is the one that others are compared with. secondary: the source tells of the paper, it is not
-    the paper. across: the table has a row per input and a column per system.
+    """systems: others are compared with the first. secondary: the source is a text about the paper, not the paper.
+    across: the table has a row per input and a column per system.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Experiment:
     across: bool = False
 
     def __post_init__(self) -> None:
-        """Raises InputError for a label, column or statistic that is not there, and for what is there twice."""
+        """Raises InputError for unknown and for duplicate labels, columns and statistics."""
         labels, systems = [on.label for on in self.inputs], [system.label for system in self.systems]
         known = {"input": labels, "system": systems, "column": [c.name for c in self.columns]}
         for what, names in known.items():
@@ -96,7 +96,7 @@ class Experiment:
         self._expect_references(known | {"column": [c.name for c in self.headings]})
 
     def _expect_references(self, known: dict[str, list[str]]) -> None:
-        """Of the result, to exact or modelled cells of the table."""
+        """Checks that references in the result name exact or modelled cells of the table."""
         for match in REFERENCE.finditer(self.result):
             cell = reference(match)
             if len(cell) not in (3, 4) or not all(map(DIGITS.fullmatch, cell[3:])):
@@ -118,7 +118,7 @@ class Experiment:
 
     @property
     def headings(self) -> list[Column]:
-        """The figures of the table: its columns, for each dispatch where inputs have several."""
+        """The headings of the table: its columns, once per dispatch where inputs have several."""
         return [heading for column in self.columns for heading in self.headings_of(column)]
 
     def headings_of(self, column: Column) -> list[Column]:
@@ -131,7 +131,7 @@ def reference(match: re.Match[str]) -> list[str]:
 
 
 def experiment_names() -> list[str]:
-    """Those of lab/experiments, in the order of pages."""
+    """The names of all experiments in lab/experiments, in the order of pages."""
 
     def rank(name: str) -> tuple[int, str, list[int]]:
         paper, *words = name.split("-")
@@ -148,7 +148,7 @@ def experiment_named(name: str) -> Experiment:
 
 
 def experiment_of(module: ModuleType, name: str) -> Experiment:
-    """The experiment that a module describes. Raises InputError for a paragraph or a name that means nothing."""
+    """The experiment that a module describes. Raises InputError for unknown paragraphs and names."""
     title, source, about, *told = (" ".join(part.split()) for part in (module.__doc__ or "").strip().split("\n\n"))
     said = {heading: text for heading, _, text in (part.partition(": ") for part in told)}
     if unknown := sorted(said.keys() - {"We assume", "Result"}):
@@ -158,7 +158,7 @@ def experiment_of(module: ModuleType, name: str) -> Experiment:
         if key in Experiment.__dataclass_fields__:
             given[key] = value
         elif key.islower() and not key.startswith("_") and type(value) in (list, tuple, bool):
-            raise InputError(f"{name}: '{key}' is nothing of an experiment")
+            raise InputError(f"{name}: '{key}' is not a field of an experiment")
     for column in module.columns:
         if isinstance(column, str) and column not in COLUMNS:
             raise InputError(f"{name}: no column '{column}'; there are {', '.join(COLUMNS)}")

@@ -1,4 +1,4 @@
-"""What systems are compared on: loads that are drawn or recorded, and the cluster on which their step is modelled."""
+"""Inputs of experiments: drawn or recorded loads, and the cluster on which their step is modelled."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Options = Mapping[str, Any]
 
 DISPATCHES = ("token", "row")
 _TABLES = _core._option_tables()
-_MODELLED = {option["name"] for table in ("cost", "simulation") for option in _TABLES[table]} - {"path"}  # a system's
+_MODELLED = {option["name"] for table in ("cost", "simulation") for option in _TABLES[table]} - {"path"}  # per system
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """load: what is executed. former: the load of the step before, where systems know it."""
+    """load: the load to execute. former: the load of the step before, where systems know it."""
 
     load: Load
     former: Load | None = None
@@ -32,14 +32,14 @@ class Drawn:
 class Input:
     """label: its name in the table.
 
-    draw: the load of one seed. draws: over how many seeds, from `seed` on, figures are means.
-    modelled: options of foremoe.evaluate(): cluster, model, …; without a cluster nothing is modelled.
+    draw: returns the load of a seed. draws: number of seeds, from `seed` on, over which figures are averaged.
+    modelled: options of foremoe.evaluate() such as cluster and model; without a cluster nothing is modelled.
     dispatches: how rows travel. Each system plans once, and its step is modelled with each of them.
-    guest_slots: of systems that do not set their own.
-    steps: how many steps of equal length the micro-steps are. plan_each_step: each is planned on its own, from homes
-        alone. over_steps: which statistic of the steps a figure then is, see Column.over_steps.
-    former_plan: systems planned the former step too, and begin with the placement that they ended it with.
-    estimated: rows by token are expected values, as counts do not record which experts a token chose together.
+    guest_slots: default for systems that do not set their own.
+    steps: number of steps of equal length. plan_each_step: plan each step on its own, starting from homes.
+        over_steps: the statistic that combines the figures of such steps, see Column.over_steps.
+    former_plan: systems also plan the former step, and start with its final placement.
+    estimated: rows by token are expected values, since counts do not record which experts a token chose together.
     """
 
     label: str
@@ -56,18 +56,18 @@ class Input:
     estimated: bool = True
 
     def __post_init__(self) -> None:
-        """Raises InputError for a dispatch that does not exist, and for options that exclude each other."""
+        """Raises InputError for an unknown dispatch."""
         for dispatch in self.dispatches:
             if dispatch not in DISPATCHES:
                 raise InputError(f"{self.label}: no dispatch '{dispatch}'; there are {', '.join(DISPATCHES)}")
 
     @property
     def by_dispatch(self) -> tuple[str, ...]:
-        """The dispatches; one that is empty where nothing is modelled."""
+        """The dispatches, or one empty string where nothing is modelled."""
         return self.dispatches if self.modelled else ("",)
 
     def cases(self, seed: int, threads: int) -> Iterator[Case]:
-        """What systems meet with one seed: the steps that are planned on their own."""
+        """Yields the separately planned steps of one seed."""
         drawn = self.draw(seed)
         parts = [drawn.load.array]
         if self.plan_each_step:
@@ -79,10 +79,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Case:
-    """One step, or what one expert-parallel group has of it.
+    """One step, or one expert-parallel group's part of it.
 
-    load: what is executed in it. drawn: what it is part of. before: the same system's plan of the step before, where
-    steps are planned on their own.
+    load: the load to execute. drawn: the draw that the load is part of. before: the same system's plan of the step
+    before, where each step is planned on its own.
     """
 
     on: Input
@@ -112,11 +112,11 @@ def drawn(
     trace: bool = False,
     **options: Any,
 ) -> Input:
-    """An input whose load is drawn.
+    """Makes an input whose load is drawn.
 
-    former_step: systems know the load of a step before this one: same popularity of experts, other tokens.
-    drift: share of the last step's tokens that follow another popularity. It grows from 0 in equal parts.
-    trace: every token's route is drawn, so that rows by token are counted.
+    former_step: systems know the load of a former step with the same popularity of experts and other tokens.
+    drift: share of the last step's tokens that follow another popularity. The share grows linearly from 0.
+    trace: draw every token's route, so that rows by token are counted, not estimated.
     options: of foremoe.evaluate() (cluster, model, …) and of foremoe.synthesize_load(). `model` gives layers, experts
         and top_k where these are absent.
     """
@@ -127,7 +127,7 @@ def drawn(
     if (drift or plan_each_step) and steps == 1:
         raise InputError(f"{label}: drift and plan_each_step need several steps")
     if (former_step and plan_each_step) or (former_plan and not former_step):
-        raise InputError(f"{label}: former_step cannot be beside plan_each_step, and former_plan needs it")
+        raise InputError(f"{label}: former_step excludes plan_each_step, and former_plan needs former_step")
 
     def draw(seed: int) -> Drawn:
         if trace:
@@ -150,10 +150,10 @@ def drawn(
 def recorded(
     label: str, file: str, *, shuffled: bool = False, batching: Options | None = None, **options: Any
 ) -> Input:
-    """An input of a trace or a load table.
+    """Makes an input from a trace or a load table.
 
-    file: from the repository's root. shuffled: a seed draws the order in which sequences are batched.
-    batching: keywords of collect(). options: keywords of Input, and of foremoe.evaluate().
+    file: path from the repository's root. shuffled: the seed determines the order in which sequences are batched.
+    batching: keywords of collect(). options: keywords of Input and of foremoe.evaluate().
     """
     modelled = {key: options.pop(key) for key in list(options) if key in _MODELLED}
     is_trace = not pathlib.Path(file).name.startswith("load-")
@@ -168,14 +168,14 @@ def recorded(
         trace = foremoe.read_trace(ROOT / file)
         if shuffled:
             trace = _in_order(trace, np.random.default_rng(seed).permutation(trace.num_sequences))
-        # Not by collect(), which remarks on batching anew: the experiment asks for it.
+        # Not collect(): it would log that it batches again, as the experiment requests.
         return Drawn(_core._collect(trace, dict(batching or {}), 0))
 
     return Input(label, draw, modelled, estimated=not is_trace, **options)
 
 
 def _in_order(trace: Trace, order: np.ndarray[Any, Any]) -> Trace:
-    """The sequences in another order, without the batching that was recorded."""
+    """Reorders the sequences and drops the recorded batching."""
     begins, ends = trace.cu_seqlens[:-1][order], trace.cu_seqlens[1:][order]
     tokens = np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
     lengths = np.concatenate([[0], np.cumsum(ends - begins)]).astype(np.int64)
@@ -186,14 +186,14 @@ def _in_order(trace: Trace, order: np.ndarray[Any, Any]) -> Trace:
 
 
 def like(load: Load, counts: np.ndarray[Any, Any]) -> Load:
-    """A load of other counts, of the same job."""
+    """Makes a load with other counts and the same job parameters."""
     counts = np.ascontiguousarray(counts)
     ranks_per_node = min(load.ranks_per_node, counts.shape[2])
     return Load.from_array(counts, top_k=load.top_k, ranks_per_node=ranks_per_node, name=load.name)
 
 
 def _divided(options: Options) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Options that model, options that draw, and the first seed. A model without a cluster only has a shape."""
+    """Splits options into modelling, drawing and first seed. A model without a cluster only gives the shape."""
     modelled = {key: value for key, value in options.items() if key in _MODELLED}
     synthesis = {key: value for key, value in options.items() if key not in _MODELLED}
     if shape := _core._check_evaluation({key: modelled[key] for key in ("cluster", "model") if key in modelled}):
@@ -203,7 +203,7 @@ def _divided(options: Options) -> tuple[dict[str, Any], dict[str, Any], int]:
 
 
 def _drifting(synthesis: Options, seed: int, drift: float, steps: int) -> Load:
-    """Of two loads that differ in popularity, the first gives way to the second from step to step."""
+    """Blends two loads of different popularity. The share of the second grows from step to step."""
     first, second = (foremoe.synthesize_load(**synthesis, seed=seed + more) for more in (0, 1_000_000))
     part = np.repeat(np.linspace(0, drift, steps), first.num_micro_steps // steps)[:, None, None, None]
     return like(first, np.rint((1 - part) * first.array + part * second.array).astype(np.int64))

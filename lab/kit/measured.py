@@ -1,4 +1,4 @@
-"""What one system does on one case, for columns to take figures from."""
+"""The evaluation of one system on one case, from which columns take figures."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .inputs import Input
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What takes long to compute is computed when a column asks for it.
+    """One system on one case. Expensive figures are computed when a column first reads them.
 
-    evaluation: with one dispatch. planned: the evaluation that made the plan, and so has the time of placement; it may
+    evaluation: with one dispatch. planned: the evaluation that made the plan, which has the time of placement; it may
     have another dispatch or other routes.
     """
 
@@ -30,17 +30,17 @@ class Measured:
 
     @cached_property
     def pairs(self) -> dict[str, Any]:
-        """Over the (layer, micro-step) pairs with load."""
+        """Figures over the (layer, micro-step) pairs with load."""
         return _core._pair_figures(self.evaluation.plan, self.load, False)
 
     @cached_property
     def sent(self) -> dict[str, Any]:
-        """The same, also what is sent: of which source's tokens go to which replica."""
+        """`pairs` plus sent tokens, which require the tokens that each source sends to each replica."""
         return _core._pair_figures(self.evaluation.plan, self.load, True)
 
     @property
     def planning_cpu_seconds(self) -> float:
-        """Measured: of every micro-step and of what is done once per step, summed over threads."""
+        """CPU time of all planning, per micro-step and once per step, measured and summed over threads."""
         times = self.evaluation.plan.times
         return times.base_cpu_seconds + times.planning_cpu_seconds
 
@@ -54,24 +54,24 @@ class Measured:
 
     @property
     def cost(self) -> dict[str, Any]:
-        """Of the modelled cluster and model."""
+        """Cost parameters of the modelled cluster and model."""
         assert self.evaluation.cost is not None
         return self.evaluation.cost
 
     @property
     def seconds(self) -> float:
-        """Of the modelled step."""
+        """Time of the modelled step."""
         return float(self.figures["step_seconds"])
 
     @property
     def placement(self) -> dict[str, float]:
-        """Measured, of the plan: nothing is placed where a plan that is there is evaluated again."""
+        """Measured placement time, from `planned`, since evaluating an existing plan again places nothing."""
         placement: dict[str, float] = self.planned.figures["placement"]
         return placement
 
     @property
     def placed_seconds(self) -> float:
-        """Of the step, with what of placement the rollout's tail does not hide."""
+        """Step time including placement that the rollout's tail does not hide."""
         return self.seconds + self.placement["exposed_seconds"]
 
     @property
@@ -81,12 +81,12 @@ class Measured:
         return self.of_both(*names)
 
     def of_both(self, *names: str) -> float:
-        """Sum over both phases, of figures or parts of these names."""
+        """Sums the named figures or parts over both phases."""
         phases = [{**phase, **phase["parts"]} for phase in self.figures["phases"]]
         return float(sum(phase[name] for phase in phases for name in names))
 
     def turn_ms(self, seconds: float) -> float:
-        """Milliseconds of one layer and micro-step. A simulated phase has all layers of the model."""
+        """Milliseconds per layer and micro-step of a phase, whose time covers all layers of the model."""
         pairs = max(1.0, float(self.figures["layers"]) * self.figures["micro_steps"])
         milliseconds: float = 1e3 * seconds / (pairs * float(self.cost["moe_layers"]) / self.load.num_layers)
         return milliseconds
@@ -105,8 +105,8 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Gathering(Measured):
-    """What one system does whose plan does not tell how many rows come: between router and dispatch, ranks gather all
-    ranks' counts by expert, in every forward of every layer. That is part of `dispatch`, and of the ideal step too.
+    """One system whose plan does not give the row counts. In every forward of every layer, ranks gather all ranks'
+    counts per expert between router and dispatch. Their time is added to `dispatch` and to the ideal step.
     """
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Carries an experiment out."""
+"""Runs an experiment."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .systems import Skipped, System
 
 @dataclass(frozen=True)
 class Cell:
-    """figures: one per heading, the mean over the input's draws; NaN where there is none. spread: their standard
-    deviation; empty where there is one draw. skipped: why there are no figures.
+    """figures: one per heading, the mean over the input's draws; NaN where missing. spread: their standard deviation;
+    empty with one draw. skipped: why there are no figures.
     """
 
     figures: tuple[float, ...] = ()
@@ -30,9 +30,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class JudgedAim:
-    """heading: the aim's column, with one dispatch. figures: how many the aim speaks of. worst: of them the one closest
-    to missing it, or furthest from it; 0 where there are none, and then it is not met. missing: how many cells have no
-    figure; then it is not met either.
+    """heading: the aim's column, with one dispatch. figures: number of figures that the aim bounds. worst: the one
+    closest to a bound or furthest outside. missing: number of selected cells without a figure. An aim without figures
+    (worst is 0) or with missing ones is not met.
     """
 
     aim: Aim
@@ -54,13 +54,13 @@ class Result:
     cells: list[list[Cell]]
 
     def runs(self) -> Iterator[tuple[Input, System, Cell]]:
-        """Every system on every input, input after input."""
+        """Yields every system on every input, grouped by input."""
         for on, cells in zip(self.experiment.inputs, self.cells, strict=True):
             for system, cell in zip(self.experiment.systems, cells, strict=True):
                 yield on, system, cell
 
     def judged(self) -> list[JudgedAim]:
-        """Each aim, with each dispatch that its column has."""
+        """Judges each aim with each dispatch of its column."""
         e = self.experiment
         column = {column.name: column for column in e.columns}
         return [self._judge(aim, heading) for aim in e.aims for heading in e.headings_of(column[aim.column])]
@@ -81,8 +81,8 @@ class Result:
 def run_experiment(
     experiment: Experiment, *, threads: int = 0, progress: Callable[[str], object] = lambda what: None
 ) -> Result:
-    """threads: 0 for as many as processors. progress: told before each system is run on each input. A system that is
-    not defined for an input is skipped. Raises InputError for what cannot be, also when a plan is wrong.
+    """threads: 0 for the number of processors. progress: called before each system runs on each input. Skips systems
+    that are not defined for an input. Raises InputError for invalid options and for wrong plans.
     """
 
     def cells(on: Input) -> list[Cell]:
@@ -102,9 +102,9 @@ def _mean(draws: tuple[Cell, ...]) -> Cell:
 
 
 def _cells_of(e: Experiment, on: Input, seed: int, threads: int, progress: Callable[[str], object]) -> list[Cell]:
-    """Of each system on one draw."""
+    """Returns the cells of all systems on one draw."""
     cases = list(on.cases(seed, threads))
-    measured: dict[str, list[dict[str, Measured]]] = {}  # of each system, step by step
+    measured: dict[str, list[dict[str, Measured]]] = {}  # by system, then by step
     skipped: dict[str, str] = {}
     for system in e.systems:
         progress(f"{e.name}: {system.label} on {on.label}, seed {seed}")
@@ -133,7 +133,7 @@ def _steps_of(system: System, cases: list[Case]) -> Iterator[dict[str, Measured]
 def _figure(
     heading: Column, on: Input, system: str, measured: dict[str, list[dict[str, Measured]]], e: Experiment
 ) -> float:
-    """Over the steps. A heading without a dispatch has the figure of the first."""
+    """Combines a figure over steps. Without a dispatch in the heading, uses the first one."""
     beside = None if heading.versus is None else heading.versus or e.systems[0].label
     figures = []
     for step, of in enumerate(measured[system]):
@@ -145,7 +145,7 @@ def _figure(
 
 
 def _room(aim: Aim, figure: float) -> float:
-    """How far inside its bounds a figure is; negative outside."""
+    """The distance of a figure to the nearest bound; negative outside the bounds."""
     above = math.inf if aim.at_least is None else figure - aim.at_least
     below = math.inf if aim.at_most is None else aim.at_most - figure
     return min(above, below)

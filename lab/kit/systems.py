@@ -1,4 +1,4 @@
-"""Who is compared: a policy with its options. Subclasses run otherwise than their plan says (arranged.py, and in the
+"""The systems to compare: policies with options. Subclasses may deviate from the plan (arranged.py, and in the
 experiments that need them)."""
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Skipped(Exception):
 
 
 class System:
-    """label: its name in the table. policy: who plans; absent: as the label says. options: of foremoe.evaluate(), and
-    those that this policy alone has. warm: of steps that are planned on their own, each begins with the plan before.
-    columns: names of those that are defined for it; None: all.
+    """label: its name in the table. policy: the planning policy; empty: the one named by the label. options: those of
+    foremoe.evaluate() and the policy's own. warm: where each step is planned on its own, start with the former step's
+    plan. columns: names of the columns defined for this system; None: all.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class System:
         self.options = {key: value for key, value in options.items() if key not in own}
 
     def measure(self, case: Case) -> dict[str, Measured]:
-        """What it does, by dispatch: planned once, with the first. Raises Skipped."""
+        """Plans once, with the first dispatch, and evaluates the plan with each dispatch. Raises Skipped."""
         made = self.planned(case, case.load)
         first = case.on.by_dispatch[0]
         by = {d: made if d == first else self.again(made, case, d) for d in case.on.by_dispatch}
         return {dispatch: Measured(evaluation, case.load, case.on, made) for dispatch, evaluation in by.items()}
 
     def planned(self, case: Case, load: Load, dispatch: str | None = None) -> Evaluation:
-        """Of a plan for this load. dispatch: the first one of the input, unless given. Raises Skipped."""
+        """Plans for this load and evaluates the plan. dispatch: default the input's first. Raises Skipped."""
         options = self.options_of(case, case.on.by_dispatch[0] if dispatch is None else dispatch)
         known: dict[str, Any] = {"previous_load": case.former, "threads": case.threads}
         made = _core._evaluate(load, self.policy, options, self.own, previous=self.previous(case), **known)
@@ -53,7 +53,7 @@ class System:
         return accepted(made)
 
     def again(self, made: Evaluation, case: Case, dispatch: str, plan: Plan | None = None) -> Evaluation:
-        """Of a plan that was made, or of another one in its place, executed on the case's load."""
+        """Evaluates the plan of `made`, or `plan` if given, on the case's load."""
         known: dict[str, Any] = {"previous_load": case.former, "threads": case.threads}
         known["recompute_plan"] = made.recompute_plan if made.plan.in_flight > 1 else None
         options = self.options_of(case, dispatch)
@@ -64,7 +64,7 @@ class System:
         return {"guest_slots": case.on.guest_slots, **self.options, **case.on.modelled, **by}
 
     def previous(self, case: Case) -> Plan | None:
-        """The plan that it begins with."""
+        """The plan to start with, if any."""
         if not case.on.former_plan:
             return case.before if self.warm else None
         assert case.former is not None
@@ -74,7 +74,7 @@ class System:
 
 
 def accepted(evaluation: Evaluation) -> Evaluation:
-    """Raises InputError for a plan that check_plan refuses."""
+    """Raises InputError for a plan that check_plan rejects."""
     if not evaluation.figures["ok"]:
         raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
     return evaluation

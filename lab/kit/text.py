@@ -1,4 +1,4 @@
-"""Results as people and programs read them: a table, remarks, a section in Markdown, JSON."""
+"""Formats results: a table with remarks, a section in Markdown, JSON."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NONE = "–"
 
 
 def to_text(result: Result) -> str:
-    """Columns as wide as they need to be, the first to the left, all others to the right."""
+    """Formats the table with columns of minimal width. The first is left-aligned, all others right-aligned."""
     e, rows = result.experiment, to_rows(result)
     width = [max(len(row[c]) for row in rows if c < len(row) and len(row) == len(rows[0])) for c in range(len(rows[0]))]
     lines = []
     for row in rows:
-        runs_over = len(row) - 1 if len(row) < len(width) else None  # the reason why a system was skipped
+        runs_over = len(row) - 1 if len(row) < len(width) else None  # why a system was skipped
         cells = [cell if c == runs_over else f"{cell:>{width[c]}}" for c, cell in enumerate(row) if c]
         lines.append("  ".join([f"  {row[0]:<{width[0]}}", *cells]))
     return "\n".join(
@@ -32,7 +32,7 @@ def to_text(result: Result) -> str:
 
 
 def to_markdown(result: Result) -> str:
-    """A section of build/results.md (lab/write_results)."""
+    """Formats a section of build/results.md (lab/write_results)."""
     e = result.experiment
     parts = [
         f"## {e.name}: {e.title}",
@@ -54,7 +54,7 @@ def table(rows: Rows) -> str:
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """Figures that are none are None. A column that depends on several dispatches is an object with one for each."""
+    """Missing figures are None. A column that depends on several dispatches is an object with a figure for each."""
     e = result.experiment
     rows: list[dict[str, Any]] = []
     for on, system, cell in result.runs():
@@ -78,14 +78,14 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def to_rows(result: Result, *, measured: bool = True) -> Rows:
-    """The table, its head first. A row that was skipped has fewer cells. measured: False puts the word in place of
-    figures that are measured here, which differ from run to run.
+    """The table, with its head first. A skipped system's row has fewer cells. measured: False replaces figures that
+    are measured here, which differ from run to run, by the word "measured".
     """
     return _wide_rows(result, measured) if result.experiment.across else _long_rows(result, measured)
 
 
 def remarks(result: Result) -> list[str]:
-    """What was published and has no place in the table, and whether aims are met."""
+    """Lists published figures that are not in the table, and whether aims are met."""
     skipped = {(on.label, system.label) for on, system, cell in result.runs() if cell.skipped}
     told = [
         _tell_published(result, p)
@@ -96,7 +96,7 @@ def remarks(result: Result) -> list[str]:
 
 
 def filled(result: Result) -> str:
-    """The experiment's result with its figures; – for those of a system that was skipped."""
+    """The experiment's result with its figures; – for figures of a skipped system."""
     headings = {heading.name: at for at, heading in enumerate(result.experiment.headings)}
     cells = {(on.label, system.label): cell for on, system, cell in result.runs()}
 
@@ -114,7 +114,7 @@ def filled(result: Result) -> str:
 
 
 def fixed(figure: float, decimals: int) -> str:
-    """As tables show it: never −0, and – for NaN."""
+    """Formats a figure for tables: never −0, and – for NaN."""
     return _NONE if math.isnan(figure) else f"{round(figure, decimals) + 0.0:.{decimals}f}"
 
 
@@ -137,7 +137,7 @@ def _finite(figure: float) -> float | None:
 
 
 def _figures(e: Experiment, cell: Cell, measured: bool) -> list[str]:
-    """With how far the draws are apart, where there are several."""
+    """Formats the figures, with the standard deviation over draws if there are several."""
     shown = []
     for at, (heading, figure) in enumerate(zip(e.headings, cell.figures, strict=False)):
         spread = f" ± {fixed(cell.spread[at], heading.digits)}" if cell.spread else ""
@@ -156,7 +156,7 @@ def _published_at(e: Experiment, on: str, system: str, heading: Column) -> str |
 
 
 def _long_rows(result: Result, measured: bool) -> Rows:
-    """A row per input and system, a column per heading, then what was published of that column where anything was."""
+    """A row per input and system. Each heading is a column, followed by its published figures if there are any."""
     e = result.experiment
     last = {column.name: e.headings_of(column)[-1] for column in e.columns}
     beside = {last[p.column].name for p in e.published if _stands_in_table(p)}
@@ -177,7 +177,7 @@ def _long_rows(result: Result, measured: bool) -> Rows:
 
 
 def _wide_rows(result: Result, measured: bool) -> Rows:
-    """A row per input, a column per system; several figures between slashes, what was published in brackets."""
+    """A row per input and a column per system. Slashes separate figures; brackets hold published ones."""
     e = result.experiment
     rows = [[" / ".join(heading.title for heading in e.headings), *(system.label for system in e.systems)]]
     for on, cells in zip(e.inputs, result.cells, strict=True):
@@ -217,12 +217,12 @@ def _tell_judged(judged: JudgedAim) -> str:
 
 def _unpublished(e: Experiment) -> str:
     if not e.across and any(map(_stands_in_table, e.published)):
-        return f"{_NONE} in a *published* column: not published to us. "
-    return "" if e.published else "Figures: not published to us. "
+        return f"{_NONE} in a *published* column: no published figure. "
+    return "" if e.published else "No published figures. "
 
 
 def _origins(e: Experiment) -> str:
-    """Which figures are exact, modelled, and measured here, and with which dispatch."""
+    """States which figures are exact, modelled or measured here, and with which dispatch."""
     dispatches, *others = {on.dispatches for on in e.inputs}
     estimated = {on.estimated for on in e.inputs}
     token = {(True,): "token (estimated)", (False, True): "token (estimated, but for traces)"}

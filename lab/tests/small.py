@@ -1,4 +1,4 @@
-"""Small experiments that the tests of the kit carry out."""
+"""Small experiments for the tests of the kit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(columns: list[str | Column], systems: list[System], inputs: list[Input],
 
 
 def figures(result: Result, on: int = 0) -> dict[str, dict[str, float]]:
-    """By system and heading, of one input."""
+    """Figures of one input, by system and heading."""
     names = [heading.name for heading in result.experiment.headings]
     labels = [system.label for system in result.experiment.systems]
     return {label: dict(zip(names, c.figures, strict=True)) for label, c in zip(labels, result.cells[on], strict=True)}

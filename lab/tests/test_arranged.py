@@ -35,7 +35,7 @@ SYSTEMS: list[System] = [
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_in_groups_each_rank_has_more_experts_and_only_its_groups_tokens(groups: int) -> None:
-    """Held to counts alone: expert e is on rank e ÷ (experts of a rank) of the group of the token's rank."""
+    """The reference uses counts alone: expert e is on rank e ÷ (experts per rank) of the token's own group."""
     sizes = {"experts": 32, "top_k": 2, **LOAD}
     cell = run(["rho_mean", "rho_max"], [Arranged("vanilla", groups=groups)], [drawn("zipf", **sizes)]).cells[0][0]
     ranks = 8 // groups
@@ -56,9 +56,9 @@ def test_a_step_in_groups_takes_as_long_as_the_slowest_group() -> None:
         alone.append([vanilla["step_seconds"], *seconds, vanilla["phases"][1]["parts"]["optimizer"]])
     assert alone[0] != alone[1]
     step, recompute, update, optimizer = max(alone)
-    # 32 experts a rank in each of 48 layers: float32 gradients of 3 · 2048 · 768 weights. Half of them are sent to the
-    # other group, and half of the sums are sent back, over NVLink. All layers but the first do so beside the last
-    # micro-step's backward.
+    # Each rank has 32 experts in each of 48 layers, with float32 gradients of 3 · 2048 · 768 weights. It sends half of
+    # the gradients to the other group, and half of the sums back, over NVLink. All layers but the first overlap with
+    # the last micro-step's backward.
     one_layer = 2 * (32 * 3 * 2048 * 768 * 4 / 2 / PEERS["bytes_per_second"] + PEERS["latency_seconds"])
     backward = (update - optimizer - recompute) / (48 * whole.num_micro_steps)
     exposed = max(one_layer, 48 * one_layer - 47 * backward)
@@ -66,20 +66,20 @@ def test_a_step_in_groups_takes_as_long_as_the_slowest_group() -> None:
     assert cell.figures == pytest.approx([1e3 * seconds for seconds in expected], rel=1e-9)
 
 
-def test_padded_rows_are_those_of_the_largest_cell_and_tokens_pass_the_rest_once() -> None:
+def test_padding_raises_cells_to_the_largest_and_leaves_dense_time_unchanged() -> None:
     of = figures(run(["rho_mean", "experts_ms", "forward_ms", "dispatch_ms"], SYSTEMS[:2], [ON]))
     array = ON.draw(4).load.array  # [m, l, source, expert]
     largest = array.reshape(4, 3, 2, 4, 32).max((2, 3, 4))
     rho = largest * 4 * 8 * 8 / array.sum((2, 3))  # a rank has 8 experts, each with rows of 4 sources
     assert of["padded"]["rho_mean"] == pytest.approx(rho.mean(), rel=1e-12)
     assert of["padded"]["experts_ms"] > of["vanilla"]["experts_ms"]
-    dense = {  # a forward is that, two exchanges and the experts
+    dense = {  # a forward consists of dense layers, two exchanges and experts
         name: f["forward_ms"] - 2 * f["dispatch_ms"] - f["experts_ms"] for name, f in of.items()
     }
     assert dense["padded"] == pytest.approx(dense["vanilla"], rel=1e-6)
 
 
-def test_in_place_nothing_is_fetched_and_replicas_reduce_their_gradients() -> None:
+def test_in_place_replicas_fetch_nothing_and_reduce_their_gradients() -> None:
     update = foremoe.evaluate(
         ON.draw(4).load, "finemoe-symmetric", guest_slots=4, cluster="h100", model=MODEL, dispatch="row"
     ).figures["phases"]
@@ -87,7 +87,7 @@ def test_in_place_nothing_is_fetched_and_replicas_reduce_their_gradients() -> No
     seconds, parts = update[1]["seconds"], update[1]["parts"]
     moved = parts["arena_refresh"] + parts["exposed_copies"] + parts["exposed_gradients"]
     assert moved > 0
-    # Eight replicas on each rank, two of each expert, float32 gradients. Of 6 layers the last backward hides 5 rings.
+    # Each rank has eight replicas, two per expert, with float32 gradients. The last backward hides 5 of 6 rings.
     ring = 2 * (8 * WEIGHTS * 4 / 2 / PEERS["bytes_per_second"] + PEERS["latency_seconds"])
     reduced = max(ring, 6 * ring - 5 * (seconds - moved - parts["optimizer"] - forward) / (4 * 6))
     of = figures(run(["update_ms"], SYSTEMS[2:], [ON]))
@@ -99,7 +99,7 @@ def test_a_migration_moves_what_the_busiest_rank_lacks_with_its_optimizer_state(
     columns = ["update_ms", finemoe_figure_12.MIGRATION, finemoe_figure_12.OF_50_STEPS, finemoe_figure_12.PAYS]
     fewer = Arranged("fewer", "static", guest_slots=1, in_place=True)
     vanilla, in_place, one = run(columns, [System("vanilla"), SYSTEMS[3], fewer], [ON]).cells[0]
-    # Four experts that a rank does not own, 2 bytes of weights and 12 of optimizer state for each parameter.
+    # A rank lacks four experts, each with 2 bytes of weights and 12 of optimizer state per parameter.
     seconds = 6 * 4 * (WEIGHTS * 14 / PEERS["bytes_per_second"] + PEERS["latency_seconds"])
     saved = 1e-3 * (vanilla.figures[0] - in_place.figures[0])
     of_50 = 100 * seconds / (50e-3 * in_place.figures[0])
@@ -108,7 +108,7 @@ def test_a_migration_moves_what_the_busiest_rank_lacks_with_its_optimizer_state(
     assert vanilla.figures[1] == 0 < one.figures[1] <= in_place.figures[1] / 4
 
 
-def test_what_cannot_be_arranged_is_named() -> None:
+def test_arrangements_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(foremoe.InputError, match="column 'copies' is not defined for vanilla"):
         experiment(["copies"], [SYSTEMS[0]], [ON])
     with pytest.raises(foremoe.InputError, match="3 groups do not divide 8 ranks"):
@@ -117,14 +117,14 @@ def test_what_cannot_be_arranged_is_named() -> None:
         run(["rho_mean"], [Arranged("vanilla", groups=2)], [modelled(trace=True, tokens_per_rank=64)])
     by_both = modelled(dispatch=("token", "row"))
     cell = run(["step_ms"], [Arranged("padded", "vanilla", padded=True)], [by_both]).cells[0][0]
-    assert np.isnan(cell.figures[0]) and cell.figures[1] > 0  # padding is no tokens
+    assert np.isnan(cell.figures[0]) and cell.figures[1] > 0  # padding rows are not tokens
 
 
-def test_an_all_reduce_hides_no_other_one() -> None:
+def test_an_all_reduce_does_not_hide_another_one() -> None:
     parts = {"experts": 1.0, "arena_refresh": 0.0, "optimizer": 0.0}
     phases = [{"seconds": seconds, "parts": {**parts, "experts": seconds}} for seconds in (1.0, 3.0)]
     step = {"phases": phases, "step_seconds": 4.0, "micro_steps": 1}
-    # Rings of 2 s in each of two layers, beside backward passes of 1 s: 3 s remain.
+    # Two layers have rings of 2 s each, overlapped by one backward pass of 1 s: 3 s are exposed.
     peers = {"bytes_per_second": 1.0, "latency_seconds": 0.0}
     cost = {"expert_gradient_bytes": 2.0, "moe_layers": 2, "peers": peers}
     once = _with_all_reduce(step, cost, 2, 1, "peers")

@@ -1,4 +1,4 @@
-"""The experiments of lab/experiments: all can be read, and what single ones compute is right."""
+"""Tests that all experiments of lab/experiments load, and that their own computations are correct."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kit import Case, Drawn, Input, Measured, System, drawn
 from kit.experiment import experiment_named, experiment_names
 from small import NONE, figures, modelled, run
 
-GATHER_MS = 1e3 * (20e-6 + 7 * 128 * 4 / 370e9)  # 7 ranks' counts of 128 experts in 4 bytes, over NVLink
+GATHER_MS = 1e3 * (20e-6 + 7 * 128 * 4 / 370e9)  # 7 ranks' 4-byte counts of 128 experts, over NVLink
 
 
-def test_every_experiment_is_read_and_told_once() -> None:
+def test_every_experiment_loads_and_has_all_texts() -> None:
     names = experiment_names()
     assert names.index("foremoe-figure-4") < names.index("foremoe-figure-10") < names.index("review-gap")
     for name in names:
@@ -35,16 +35,16 @@ def measured(load: foremoe.Load, steps: int = 1) -> Measured:
     return Measured(evaluation, load, Input("", lambda seed: Drawn(load), steps=steps), evaluation)
 
 
-def test_a_forecast_errs_by_the_tokens_that_go_elsewhere_than_the_step_before_told() -> None:
+def test_the_forecast_error_is_the_share_of_tokens_that_the_former_step_mispredicts() -> None:
     array = np.zeros((4, 1, 2, 4), np.int64)  # two steps of two micro-steps
     array[:, 0, 1] = [[6, 2, 0, 0], [2, 6, 0, 0], [4, 2, 2, 0], [0, 0, 0, 3]]
     load = foremoe.Load.from_array(array, top_k=1)
-    # The first step has halves of both. Of 8 tokens 2 go elsewhere then, and of 3 all: a quarter, and 1.
+    # In the first step experts 0 and 1 have half each. Then 2 of 8 tokens go elsewhere (a quarter), and all 3 (1).
     assert foremoe_figure_4.forecast_error(measured(load, 2)) == pytest.approx((0.25 + 1) / 2)
     assert math.isnan(foremoe_figure_4.forecast_error(measured(load)))
 
 
-def test_the_parts_of_the_gap_add_up_and_are_of_the_systems_that_have_their_cause() -> None:
+def test_the_parts_of_the_gap_add_up_and_appear_only_in_systems_that_cause_them() -> None:
     systems = [
         NONE, System("ours", "foremoe"), System("from the host", "foremoe", path="host"), System("ema"), System("eplb"),
         System("feplb"), System("fastermoe"), System("ultraep"),
@@ -61,11 +61,11 @@ def test_the_parts_of_the_gap_add_up_and_are_of_the_systems_that_have_their_caus
     assert none["gap_exchange_ms"] > ours["gap_exchange_ms"]
     assert none["gap_copies_ms"] == none["gap_planning_ms"] == 0 < ours["gap_planning_ms"]
     assert of["from the host"]["gap_copies_ms"] > ours["gap_copies_ms"]
-    assert of["ema"]["gap_copies_ms"] > 0  # homes that moved, with their state
-    assert of["ultraep"]["gap_planning_ms"] > 0 == of["feplb"]["gap_planning_ms"]  # hidden by own experts
+    assert of["ema"]["gap_copies_ms"] > 0  # homes moved, with their optimizer state
+    assert of["ultraep"]["gap_planning_ms"] > 0 == of["feplb"]["gap_planning_ms"]  # hidden by home experts
 
 
-def test_a_mean_that_is_no_whole_number_leaves_one_rank_with_more() -> None:
+def test_a_fractional_mean_is_charged_as_whole_tokens() -> None:
     array = np.zeros((1, 1, 4, 4), np.int64)
     array[0, 0, 0] = [3, 3, 2, 2]
     none = dict.fromkeys(("exposed_copies", "exposed_gradients", "arena_refresh", "planning"), 0.0)
@@ -87,12 +87,12 @@ def test_a_mean_that_is_no_whole_number_leaves_one_rank_with_more() -> None:
 
     of = measured(foremoe.Load.from_array(array, top_k=1))
     m = Modelled(of.evaluation, of.load, of.on, of.planned)
-    # The mean is 2.5 tokens in 2.5 s, so the half token that makes it whole is 0.5 s; ideal experts take 2 s.
+    # The mean of 2.5 tokens takes 2.5 s, so rounding up half a token adds 0.5 s; ideal experts take 2 s.
     expected = review_gap.Gap(ideal=9.5, whole_tokens=0.5, slots=0, replicas=1, copies=0, exchange=1, planning=0.25)
     assert review_gap.gap_of(m, m) == expected
 
 
-def test_a_system_that_forecasts_places_by_what_it_expects_and_splits_what_comes() -> None:
+def test_a_forecasting_system_places_by_expected_loads_and_splits_actual_loads() -> None:
     systems = [
         NONE,
         System("ours", "foremoe"),
@@ -115,12 +115,12 @@ def test_a_system_that_forecasts_places_by_what_it_expects_and_splits_what_comes
     split = foremoe._core._split_anew(placed, case.load)
     assert (split.slot_expert == placed.slot_expert).all()
     assert rho["former step"] == foremoe.figures(split, case.load)["rho"]["mean"]
-    # The average begins with the former step's mean, and a tenth of each micro-step comes in.
+    # The average starts at the former step's mean and gives each new micro-step a weight of a tenth.
     average = systems[5].expected(case).array  # type: ignore[attr-defined]
     assert (average[1] == np.rint(0.9 * mean + 0.1 * case.load.array[0])).all()
 
 
-def test_who_forecasts_rightly_pays_for_gathering_counts_and_for_nothing_else() -> None:
+def test_a_correct_forecast_costs_only_the_gathering_of_counts() -> None:
     systems = [System("ours", "foremoe"), Forecasting("step", "foremoe", forecast="step")]
     constant = modelled(routing="w2", former_step=True)
     ours, step = run(["rho_mean", "copies", "dispatch_ms", "step_ms"], systems, [constant]).cells[0]
@@ -139,7 +139,7 @@ def other(seed: int, wrong: float, missing: float) -> OtherRoutes:
     return of
 
 
-def test_every_source_keeps_its_rows_and_the_same_seed_moves_the_same() -> None:
+def test_every_source_keeps_its_row_count_and_a_seed_reproduces_the_moves() -> None:
     load, of = foremoe.synthesize_load(**SMALL).array, other(1, 0.2, 0.1)
     assert of.recorded is not None and of.gone is not None and of.come is not None
     assert (of.load.array.sum(-1) == load.sum(-1)).all()
@@ -149,20 +149,20 @@ def test_every_source_keeps_its_rows_and_the_same_seed_moves_the_same() -> None:
     assert of.load.digest == other(1, 0.2, 0.1).load.digest != other(2, 0.2, 0.1).load.digest
 
 
-def test_a_row_goes_to_another_expert_and_not_where_nobody_goes() -> None:
+def test_a_wrong_row_moves_only_to_another_expert_that_its_source_uses() -> None:
     counts = np.zeros((1, 1, 2, 4), np.int64)
     counts[0, 0, 0] = [1000, 0, 10, 0]
-    counts[0, 0, 1] = [0, 500, 0, 0]  # there is no other expert
+    counts[0, 0, 1] = [0, 500, 0, 0]  # this source uses no other expert
     on = Input("", lambda seed: Drawn(foremoe.Load.from_array(counts, top_k=1)))
     executed = on_other_routes(on, wrong=1.0).draw(1).load
     assert executed.array[0, 0].tolist() == [[10, 0, 1000, 0], [0, 500, 0, 0]]
 
 
-def test_quotas_lose_what_is_gone_and_homes_get_what_comes() -> None:
+def test_departing_rows_reduce_quotas_and_arriving_rows_go_to_homes() -> None:
     counts = np.zeros((1, 1, 2, 4), np.int64)
     counts[0, 0, :, 0] = 100
     load = foremoe.Load.from_array(counts, top_k=1)
-    plan = foremoe.plan(load, guest_slots=1)  # expert 0 at home on rank 0, and a guest on rank 1
+    plan = foremoe.plan(load, guest_slots=1)  # expert 0 has its home on rank 0 and a guest on rank 1
     assert plan.slot_tokens[0, 0].tolist() == [[100, 0, 0], [0, 0, 100]]
     gone, come = np.zeros_like(counts), np.zeros_like(counts)
     gone[0, 0, 1, 0], come[0, 0, 1, 3] = 40, 40
@@ -173,7 +173,7 @@ def test_quotas_lose_what_is_gone_and_homes_get_what_comes() -> None:
     assert 70 < home < 90 and home != guest
 
 
-def test_figures_are_those_of_what_is_executed_and_whoever_plans_gathers_counts() -> None:
+def test_figures_describe_executed_routes_and_include_gathering_of_counts() -> None:
     systems = [
         OnOtherRoutes(f"{policy}{', ahead' * ahead}", policy, foresight=ahead)
         for policy in ("vanilla", "static")
@@ -187,7 +187,7 @@ def test_figures_are_those_of_what_is_executed_and_whoever_plans_gathers_counts(
     columns = ["rho_mean", "step_ms", "exposed_ms"]
     rows = [[cell.figures for cell in row] for row in run(columns, systems, inputs).cells]
     for vanilla, vanilla_ahead, static, static_ahead in rows:
-        assert vanilla == vanilla_ahead, "all rows at homes are all rows at homes, whatever was recorded"
+        assert vanilla == vanilla_ahead, "with all rows at homes, the recorded routes do not matter"
         assert static[0] <= static_ahead[0] <= vanilla[0]
     for right in (rows[0], rows[2]):
         assert right[2] == right[3], "nothing is wrong"
@@ -195,7 +195,7 @@ def test_figures_are_those_of_what_is_executed_and_whoever_plans_gathers_counts(
         assert wrong[2][0] < wrong[3][0] < wrong[0][0]
     (known,) = run(columns, [System("vanilla")], [on]).cells[0]
     assert rows[0][0][1] - known.figures[1] == pytest.approx(2 * 4 * 48 * GATHER_MS)
-    # Nothing was known, which a system that plans ahead learns from all ranks once: 4 micro-steps of 48 layers.
+    # No route was recorded. A system that plans ahead gathers counts once, for 4 micro-steps of 48 layers.
     gathered = 1e3 * (20e-6 + 4 * 48 * 7 * 128 * 4 / 370e9)
     rho, step, *rest = rows[4][3]
     assert (rho, step - gathered, *rest) == pytest.approx(rows[4][0])

@@ -1,4 +1,4 @@
-"""Experiments carried out, judged and told."""
+"""Tests that experiments are run, judged and formatted correctly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from small import NONE, OURS, SHAPE, STRAGGLER, W2, experiment, figures, hot_ran
 SPREAD = {"step_spread": 1, "seed": 5, **SHAPE}
 
 
-def test_a_hot_rank_has_the_figures_that_its_definition_says() -> None:
+def test_a_hot_rank_has_the_figures_of_its_definition() -> None:
     ((none, ours),) = run_experiment(hot_rank()).cells
     assert none.figures == (2.5, 300, 0, 0)
     assert ours.figures[:3] == (1, 0, 100) and ours.figures[3] > 0
@@ -34,7 +34,7 @@ def test_aims_are_judged_by_the_figure_closest_to_missing_them() -> None:
     assert relative.met and relative.worst == 0.4
 
 
-def test_a_section_holds_what_the_experiment_says_and_our_figures_beside_the_published_ones() -> None:
+def test_a_section_has_the_texts_and_our_figures_beside_published_ones() -> None:
     result = run_experiment(hot_rank(result="ρ is {w2 | none | rho_mean}, in short {w2|none|rho_mean|1}."))
     text = to_markdown(result)
     for words in (
@@ -42,7 +42,7 @@ def test_a_section_holds_what_the_experiment_says_and_our_figures_beside_the_pub
         "| input | system | ρ mean | published | straggler | straggler, % less | copies |\n|---|---|",
         "| w2 | none | 2.5000 | 2.4 | 300 | 0.0 | 0.0 |",
         "| w2 | ours | 1.0000 | – | 0 |",
-        "\n\n– in a *published* column: not published to us. Exact: ρ mean;",
+        "\n\n– in a *published* column: no published figure. Exact: ρ mean;",
         "\n- Published: copies few (in words)\n",
         "\n- Aim: ρ mean of ours ≤ 1: met, it is 1.0000\n",
         "\n- Aim: straggler ≤ 250: missed, the worst is 300\n",
@@ -59,7 +59,7 @@ def test_a_table_across_has_a_column_per_system() -> None:
     assert row[:2] == ["w2", "2.5000 [2.4] / 300 / 0.0 / 0.0"]
 
 
-def test_a_system_that_cannot_plan_is_skipped_and_without_the_first_nothing_is_compared() -> None:
+def test_a_system_that_cannot_plan_is_skipped_and_a_skipped_first_system_leaves_comparisons_empty() -> None:
     cannot = System("none", "finemoe-symmetric", guest_slots=3)
     result = run(["rho_mean", "straggler_less"], [cannot, OURS], [W2], aims=[Aim("rho_mean", system="none", at_most=9)])
     none, ours = result.cells[0]
@@ -84,21 +84,21 @@ def test_a_system_that_cannot_plan_is_skipped_and_without_the_first_nothing_is_c
         ({"published": 2 * [Published("rho_mean", 1, "w2", "none")]}, "published 'rho_mean of none on w2 ' twice"),
     ],
 )
-def test_what_names_no_cell_of_the_table_is_refused(keywords: dict[str, Any], problem: str) -> None:
+def test_references_to_unknown_cells_are_rejected(keywords: dict[str, Any], problem: str) -> None:
     with pytest.raises(foremoe.InputError, match=problem):
         experiment(["rho_mean", "all_plan_us"], [NONE, OURS], [W2], **keywords)
     with pytest.raises(foremoe.InputError, match="system 'none' twice"):
         experiment(["rho_mean"], [NONE, NONE], [W2])
 
 
-def test_what_means_nothing_in_an_experiment_is_refused() -> None:
+def test_unknown_names_and_exclusive_options_are_rejected() -> None:
     with pytest.raises(foremoe.InputError, match="no versus 'ourz'"):
         experiment(["rho_mean", paired("ourz")], [NONE], [W2])
     for make, problem in (
         (lambda: drawn("w", trace=True, former_step=True, **SPREAD), "trace, former_step exclude each other"),
         (lambda: drawn("w", drift=0.5, **SPREAD), "need several steps"),
         (lambda: drawn("w", dispatch="rwo", **SPREAD), "no dispatch 'rwo'"),
-        (lambda: drawn("w", former_plan=True, **SPREAD), "former_plan needs it"),
+        (lambda: drawn("w", former_plan=True, **SPREAD), "former_plan needs former_step"),
         (lambda: recorded("w", "data/rollout-math.safetensors", draws=3), "every draw is the same"),
         (lambda: recorded("w", "data/load-q30-ep8.safetensors", shuffled=True), "is batched already"),
     ):
@@ -107,7 +107,7 @@ def test_what_means_nothing_in_an_experiment_is_refused() -> None:
     text = "Title.\n\nSource.\n\nAbout.\n\nWe assume: Nothing.\n\n"
     for more, names, problem in (
         ("Results: It is so.", {}, "a paragraph begins with 'Results'"),
-        ("Result: It is so.", {"aim": []}, "'aim' is nothing of an experiment"),
+        ("Result: It is so.", {"aim": []}, "'aim' is not a field of an experiment"),
         ("Result: It is so.", {"columns": ["rho_men"]}, "no column 'rho_men'"),
     ):
         module = types.ModuleType("mine", text + more)
@@ -116,15 +116,15 @@ def test_what_means_nothing_in_an_experiment_is_refused() -> None:
             experiment_of(module, "mine")
 
 
-def test_what_cannot_be_run_is_named_with_system_and_input() -> None:
+def test_a_failing_run_names_its_system_and_input() -> None:
     with pytest.raises(foremoe.InputError, match=r"small: ours on w2: .*stages"):
         run(["rho_mean"], [System("ours", "foremoe", stages="Q")], [W2])
 
 
-def test_a_recorded_rollout_is_batched_for_the_ranks_that_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recorded_rollout_is_batched_for_the_requested_ranks(caplog: pytest.LogCaptureFixture) -> None:
     file = "data/rollout-math.safetensors"
     result = run(["rho_mean"], [NONE], [recorded("file", file, batching={"ranks": 4})])
-    assert not caplog.records  # nothing was done that the experiment did not ask for
+    assert not caplog.records  # no warning about batching again
     load = foremoe.collect(foremoe.read_trace(ROOT / file), ranks=4)
     assert result.cells[0][0].figures[0] == foremoe.compare(load, "vanilla")[0]["rho"]["mean"]
 
@@ -150,7 +150,7 @@ def test_simulate_and_the_kit_agree_on_seconds() -> None:
 def test_several_draws_give_means_with_spread_and_systems_are_paired_draw_by_draw() -> None:
     columns = ["step_ms", "speedup", paired("ours")]
     systems = [NONE, System("ours", "foremoe")]
-    hidden = {"rollout_tail_seconds": 1e6}  # placement is measured, and differs
+    hidden = {"rollout_tail_seconds": 1e6}  # hides placement, which is measured and varies
     result = run(columns, systems, [modelled(draws=3, **hidden)], result="{grpo | none | step_ms | 2 ±}")
     single = [run(columns, systems, [modelled(seed=seed, **hidden)]).cells[0] for seed in (3, 4, 5)]
     for system in (0, 1):
@@ -173,7 +173,7 @@ def test_a_former_step_has_the_same_popularities_and_other_tokens() -> None:
     assert (of.former.array == both[:2]).all() and (of.load.array == both[2:]).all()
 
 
-def test_steps_drift_and_are_planned_one_by_one_and_warm_systems_begin_where_they_were() -> None:
+def test_steps_drift_and_are_planned_separately_and_warm_systems_start_from_the_former_plan() -> None:
     on = drawn("w", micro_steps=6, steps=3, plan_each_step=True, drift=0.5, **SPREAD)
     load = on.draw(5).load.array
     first, second = (foremoe.synthesize_load(micro_steps=6, **{**SPREAD, "seed": s}).array for s in (5, 1_000_005))
@@ -210,7 +210,7 @@ def test_figures_of_steps_are_their_least_median_or_largest() -> None:
     assert math.isnan(COLUMNS["rho_mean"].over_steps([1.0, math.nan], "least"))
 
 
-@pytest.mark.parametrize("in_flight", [1, 2])  # with 2, recompute has a plan of its own
+@pytest.mark.parametrize("in_flight", [1, 2])  # with 2, recompute has a separate plan
 def test_with_two_dispatches_a_step_is_planned_once_and_modelled_with_both(
     in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +262,7 @@ def test_by_token_a_drawn_trace_is_counted_and_a_load_estimated() -> None:
     assert STRAGGLER.origin == "exact"
 
 
-def test_what_was_published_of_a_skipped_system_is_told_below_the_table() -> None:
+def test_published_figures_of_a_skipped_system_are_listed_below_the_table() -> None:
     cannot = System("none", "finemoe-symmetric", guest_slots=3)
     result = run(["rho_mean"], [cannot], [W2], published=[Published("rho_mean", 2.4, "w2", "none")])
     assert "- Published: ρ mean of none, w2 2.4\n" in to_markdown(result)

@@ -1,4 +1,4 @@
-"""lab/write_results: what differs between lab/results.md and a new run is found, wherever it stands."""
+"""Tests that lab/write_results finds all differences between lab/results.md and a new run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_program(name: str) -> Any:
 
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Any:
-    """The program, with two experiments and pages of its own."""
+    """lab/write_results with two experiments and temporary pages."""
     program = load_program("write_results")
     experiments = {name: dataclasses.replace(hot_rank(result="It is so."), name=name) for name in ("one", "two")}
     monkeypatch.setattr(program, "experiment_names", lambda: list(experiments))
@@ -38,12 +38,12 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Any:
 
 
 def with_figure(result: Result, figure: float) -> Result:
-    """Of the first column, of the first system."""
+    """Replaces the first system's figure in the first column."""
     none, ours = result.cells[0]
     return Result(result.experiment, [[Cell((figure, *none.figures[1:])), ours]])
 
 
-def test_the_page_has_headlines_and_what_changes_in_them_is_found_with_its_line(
+def test_the_page_has_headlines_and_changes_are_reported_with_their_line(
     results: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results.write(["one", "two"])
@@ -69,7 +69,7 @@ def test_the_page_has_headlines_and_what_changes_in_them_is_found_with_its_line(
     assert results.PAGE.read_text(encoding="utf-8").count("\n## ") == 2
 
 
-def test_only_figures_that_are_measured_may_differ(results: Any) -> None:
+def test_only_measured_figures_may_differ(results: Any) -> None:
     exact = run_experiment(hot_rank())
     columns = [dataclasses.replace(exact.experiment.columns[0], origin="measured here"), *exact.experiment.columns[1:]]
     experiment = dataclasses.replace(exact.experiment, columns=columns, aims=[], published=[])
@@ -78,12 +78,12 @@ def test_only_figures_that_are_measured_may_differ(results: Any) -> None:
     assert results.headlines(exact) != results.headlines(with_figure(exact, 9.0))
 
 
-def test_a_page_without_an_experiment_is_seen(results: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_lacks_an_experiment_is_reported(results: Any, capsys: pytest.CaptureFixture[str]) -> None:
     results.write(["one"])
     assert results.check() and "two is missing" in capsys.readouterr().out
 
 
-def test_run_lists_experiments_and_refuses_what_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_lists_experiments_and_columns(capsys: pytest.CaptureFixture[str]) -> None:
     program = load_program("run")
     import sys
 

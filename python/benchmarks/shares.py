@@ -3,8 +3,8 @@
 PYTHONPATH=build/python OMP_NUM_THREADS=1 $(scripts/setup torch) python/benchmarks/shares.py
 
 The load has the shape of Qwen3-30B-A3B on 64 ranks with 32 micro-steps and is drawn as by `foremoe synth`. "bursty" has
-one sequence per rank and groups that differ. Shares are planned one after the other. Then one process per share gathers
-the real parts and joins them. A tiny plan shows the cost of sharing without its gain.
+one sequence per rank and groups with different routing. Shares are planned one after the other. Then one process per
+share gathers the real parts and joins them. A tiny plan shows the cost of sharing without its gain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 // HostArena: expert weights in shared memory of one node.
 //
-// Unlike other objects exposed to Python, an arena is mutable: publish() writes it, also from other processes. Readers
-// check version and checksums.
+// Unlike other objects exposed to Python, an arena is mutable: this and other processes write it with publish().
+// Readers check version and checksums.
 
 #include "foremoe/transfer/host_arena.h"
 
@@ -31,7 +31,7 @@ struct Arena {
   }
 };
 
-// Placeholder ids, one per place. Python assigns experts to places, differently in each phase.
+// Returns placeholder ids, one per place. Python assigns experts to places, differently in each phase.
 std::vector<ArenaExpert> numbered(int places) {
   if (places < 1) throw InputError({.field = "places"}, fmt::format("{}, must be above 0", places));
   std::vector<ArenaExpert> list;
@@ -39,9 +39,9 @@ std::vector<ArenaExpert> numbered(int places) {
   return list;
 }
 
-// A layout from segment sizes only.
+// Makes a layout from segment sizes only.
 ExpertLayout layout_of(const std::vector<std::int64_t>& segment_bytes) {
-  constexpr std::int64_t kElement = 2;  // bytes, of the shortest type
+  constexpr std::int64_t kElement = 2;  // bytes of the shortest type
   constexpr std::int64_t kMost = std::int64_t{1} << 36;
   std::vector<Segment> segments;
   for (const std::int64_t bytes : segment_bytes) {
@@ -55,7 +55,7 @@ ExpertLayout layout_of(const std::vector<std::int64_t>& segment_bytes) {
   return ExpertLayout(std::move(segments));
 }
 
-// Pointers to the arrays' data. Throws InputError if their number or sizes differ from the segments'.
+// Returns pointers to the arrays' data. Throws InputError if their number or sizes differ from the segments'.
 template <class Pointer, class Array>
 std::vector<Pointer> pointers_to(const std::vector<Array>& arrays, const Arena& arena) {
   if (arrays.size() != arena.layout.num_segments()) {

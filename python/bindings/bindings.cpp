@@ -53,7 +53,7 @@ std::string text_of(const std::string& name, nb::handle value) {
   if (PyIndex_Check(value.ptr()) != 0) {
     const nb::object integer = nb::steal(PyNumber_Index(value.ptr()));
     if (integer.is_valid()) return nb::cast<std::string>(nb::str(integer));
-    PyErr_Clear();  // a one-element array that is not an integer
+    PyErr_Clear();  // `value` is an array that is not one integer
   }
   if (nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value)) {
     std::string list;
@@ -111,7 +111,7 @@ nb::any to_python(const nlohmann::ordered_json& json) {
     case Type::number_unsigned:
       return any(nb::int_(json.get<std::uint64_t>()));
     case Type::number_float:
-      if (!std::isfinite(json.get<double>())) return any(nb::none());  // as JSON prints it
+      if (!std::isfinite(json.get<double>())) return any(nb::none());  // JSON prints null
       return any(nb::float_(json.get<double>()));
     case Type::string:
       return any(str(json.get_ref<const std::string&>()));

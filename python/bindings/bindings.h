@@ -2,9 +2,9 @@
 
 // Shared by the sources of foremoe._core: types exposed to Python, array conversion, options from keywords.
 //
-// Python objects own their data: a view keeps its object alive, and an object that refers to others (turns to plan and
-// load) shares ownership. Objects are immutable, so calls run without the GIL. Exceptions: unfinished plans grow under
-// their own locks, and RankTurns that follow an unfinished plan change under the GIL.
+// Python objects own their data: a view keeps its object alive, and an object that refers to others (as turns refer to
+// plan and load) shares ownership. Objects are immutable, so calls run without the GIL. There are two exceptions:
+// unfinished plans grow under their own locks, and RankTurns that follow an unfinished plan change under the GIL.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -62,21 +62,21 @@ class UnfinishedPlan {
 
 struct Plan {
   std::shared_ptr<const StepPlan> step;
-  LayerRange layers;  // layers in `step`, whose digest is that of the whole load
+  LayerRange layers;  // layers in `step`; load_digest is that of the whole load
   PlanTimes times;
   std::shared_ptr<UnfinishedPlan> running = {};  // null: all of `step` is final
 };
 
 Load load_of(LoadTable table);
 
-// Waits until all of the plan is final.
+// Waits until the whole plan is final.
 const StepPlan& finished(const Plan& plan);
-// Micro-steps whose quotas are final.
+// Returns the number of micro-steps whose quotas are final.
 int num_planned(const Plan& plan);
 
 using AnyArray = nb::ndarray<nb::ro>;
 
-// "float32 [3, 4], not C-contiguous"
+// Returns a description such as "float32 [3, 4], not C-contiguous".
 std::string describe(const AnyArray& array);
 [[noreturn]] void refuse_dtype(const AnyArray& array, const char* argument, const char* dtype, const char* axes);
 
@@ -95,7 +95,7 @@ std::vector<std::int32_t> to_vector(const std::optional<AnyArray>& array, const 
 template <class T>
 using View = nb::ndarray<nb::numpy, const T>;
 
-// A view of memory that `owner` keeps alive.
+// Returns a view of memory that `owner` keeps alive.
 template <class T>
 View<T> view_of(const T* data, const std::vector<std::size_t>& shape, nb::handle owner) {
   return View<T>(data, shape.size(), shape.data(), owner);
@@ -114,7 +114,7 @@ View<Raw> view_of(const std::vector<T>& values, nb::handle owner) {
   return view_of(reinterpret_cast<const Raw*>(values.data()), {values.size()}, owner);
 }
 
-// An array that owns `values`.
+// Returns an array that owns `values`.
 template <class T>
 nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T> values) {
   auto* const owned = new std::vector<T>(std::move(values));
@@ -129,7 +129,7 @@ nb::ndarray<nb::numpy, T, nb::ndim<2>> array_of(std::vector<T> values, std::arra
   return nb::ndarray<nb::numpy, T, nb::ndim<2>>(owned->data(), shape.size(), shape.data(), owner);
 }
 
-// Makes the trace refer to the routes [tokens, layers, top_k] without a copy. The trace keeps the array alive.
+// Makes the trace refer to the routes [tokens, layers, top_k] without copying them. The trace keeps the array alive.
 void lend_routes(const AnyArray& routes, Trace& trace);
 
 using Int32s = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>;
@@ -137,10 +137,10 @@ std::pair<Int32s, Int32s> arrays_of(const Batching& batching);  // (micro_step, 
 
 void expect_range(const char* argument, std::int64_t value, std::int64_t least, std::int64_t most);
 
-// JSON values as Python objects. NaN and infinity become None.
+// Converts JSON values to Python objects. NaN and infinity become None.
 nb::any to_python(const nlohmann::ordered_json& json);
 
-// Sets options from keywords: None leaves the default, True sets a flag.
+// Sets options from keywords: None keeps the default, True sets a flag.
 void set_options(std::vector<Option> options, const nb::dict& keywords);
 
 // Runs `work` on a separate thread without the GIL, while this thread polls for signals. After Ctrl-C, cancels the
@@ -149,10 +149,10 @@ void run_interruptibly(ThreadPool& pool, const std::function<void()>& work);
 
 std::size_t threads_of(int threads);  // throws InputError, field `threads`
 
-// Home ranks, [layer][expert], from None (homes of the load's input), an array or a plan.
+// Returns home ranks [layer][expert] from None (homes of the load's input), an array or a plan.
 Array<RankId, 2> homes_of(const nb::object& homes, const Load& load);
 
-// Additional inputs of planning. None or null: the values of the load's input.
+// Additional inputs of planning. None or null keeps the value of the load's input.
 struct Former {
   const nb::object& homes;
   const Plan* previous;
@@ -161,12 +161,12 @@ struct Former {
 LoadTable take_layers(const LoadTable& load, const LayerRange& range);
 StepPlan take_layers(const StepPlan& whole, const LayerRange& range);
 const StepPlan* whole_plan_of(const Plan* plan);  // null if `plan` is null; throws InputError for a part of a plan
-// Copies of the policies with policy-specific options set. Each option applies to the policies that have it. Throws
-// InputError for an option that no policy has.
+// Returns copies of the policies with policy-specific options set. Each option applies to the policies that have it.
+// Throws InputError for an option that no policy has.
 std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<const Policy*>& policies,
                                                             const nb::dict& own);
 
-// The load's input, or a copy with the values of `former` if any are given.
+// Returns the load's input, or a copy with the values of `former` if any are given.
 std::shared_ptr<const Workload> input_of(const Load& load, const Former& former);
 
 Phase phase_named(const std::string& name);  // throws InputError, field `phase`

@@ -80,7 +80,7 @@ std::pair<Int32s, Int32s> batch_lengths(const AnyArray& lengths, int ranks, int 
   return arrays_of(batching);
 }
 
-// (int32 [tokens, layers, top_k], int64 [layers, experts])
+// Returns the routes as int32 [tokens, layers, top_k] and their counts as int64 [layers, experts].
 std::pair<nb::object, nb::object> count_routes(const AnyArray& routes, int num_experts, bool distinct) {
   constexpr const char* kExpected = "[tokens, layers, top_k]";
   expect_layout(routes, "routes", kExpected, 3);

@@ -11,7 +11,7 @@
 namespace foremoe::python {
 namespace {
 
-// Evaluates a plan with other quotas on the load that the quotas serve.
+// Evaluates a plan with other quotas, on the load that they serve.
 Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const Load& load, const nb::dict& keywords,
                            const nb::dict& own, const Load* previous_load, int threads) {
   const StepPlan& step = finished(plan);
@@ -30,7 +30,7 @@ Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const 
   return e;
 }
 
-// Evaluates a plan and optionally a separate plan of recompute; or simulates a plan in a single phase.
+// Evaluates a plan, optionally with a separate plan of recompute, or simulates a single phase of a plan.
 Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& keywords, const nb::dict& own,
                          const Plan* recompute_plan, const std::optional<std::string>& phase, const nb::object& homes,
                          const Load* previous_load, int threads) {

@@ -26,7 +26,7 @@ std::vector<Option> options_of(EvaluateOptions& evaluate, CostRequest& cost) {
   return table;
 }
 
-// A model shape given as a dict.
+// Reads a model shape from a dict.
 ModelShape shape_of(const nb::dict& keys) {
   ModelShape shape;
   try {
@@ -46,7 +46,7 @@ ModelShape shape_of(const nb::dict& keys) {
 std::vector<Option> options_of(Cluster& cluster) {
   std::vector<Option> table;
   visit_keys(cluster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
-    if (section.empty()) return;  // ranks_per_node, which the load determines
+    if (section.empty()) return;  // skips ranks_per_node, which the load determines
     const Option named{.name = fmt::format("{}.{}", section, key)};
     using Member = std::remove_reference_t<decltype(member)>;
     const IntegerRange whole{static_cast<std::int64_t>(range.least), static_cast<std::int64_t>(range.most)};
@@ -61,7 +61,7 @@ std::vector<Option> options_of(Cluster& cluster) {
   return table;
 }
 
-// A cluster given as a dict: `like` names a cluster, and other keys ("network.bytes_per_second") override its values.
+// Sets the cluster from a dict: `like` names a cluster; other keys ("network.bytes_per_second") override its values.
 void set_cluster(const nb::dict& keys, CostRequest& cost) {
   const auto fail = [](const std::string& key, const std::string& what) {
     throw InputError({.field = "cluster", .index = fmt::format("['{}']", key)}, what);
@@ -111,7 +111,7 @@ Plan Evaluated::plan_of(Phase phase) const {
 
 namespace {
 
-// `plan` and `load` are the evaluation's, or their first micro-steps and layers.
+// `plan` and `load` are the evaluation's own, or their first micro-steps and layers.
 SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTable& load, SimulationOptions options) {
   options.path = e.options.path;
   options.depth = e.options.depth;
@@ -191,7 +191,7 @@ Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& k
   return e;
 }
 
-// Cluster and model parameters that affect the modelled times.
+// Returns the cluster and model parameters that affect the modelled times.
 nb::object cost_facts(const Evaluated& e) {
   if (!e.cost) return nb::none();
   const CostModel& cost = *e.cost;
@@ -276,7 +276,7 @@ nb::dict stability_of(const Load& load, int steps) {
   return d;
 }
 
-// Remarks on the given memory needs, for the evaluation's cluster and memory budget.
+// Returns remarks on the given memory needs, for the evaluation's cluster and memory budget.
 std::vector<std::string> memory_remarks_of(const Evaluated& e,
                                            const std::vector<std::pair<std::string, std::int64_t>>& bytes_of) {
   if (!e.cost) throw InputError({.field = "evaluation"}, "has no simulated step");

@@ -61,7 +61,7 @@ std::shared_ptr<const void> owner_of(nb::object object) {
           }};
 }
 
-// From (file, field, index, bytes of an .npy file or C-ordered integers, prompt tokens or −1, tokens or None).
+// Decodes (file, field, index, bytes of an .npy file or C-ordered integers, prompt tokens or −1, tokens or None).
 DecodedSequence decoded(const nb::tuple& t) {
   DecodedSequence sequence{.where = {.file = nb::cast<std::string>(t[0]),
                                      .field = nb::cast<std::string>(t[1]),
@@ -90,7 +90,7 @@ std::vector<DecodedSequence> decoded(const nb::list& list) {
   return sequences;
 }
 
-// decode(format, file name, bytes) returns a list of the tuples that decoded() expects.
+// Wraps decode(format, file name, bytes), which returns a list of the tuples that decoded() expects.
 Decode decoder(const nb::callable& decode) {
   return [decode = decode.ptr()](ImportFormat format, const ImportSource& source) {
     const nb::gil_scoped_acquire gil;

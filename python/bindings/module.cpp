@@ -7,7 +7,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// Paths need not be UTF-8.
+// Converts a path to Python. Paths need not be UTF-8.
 nb::object text(const std::string& bytes) {
   return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogateescape"));
 }

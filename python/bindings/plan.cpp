@@ -47,7 +47,7 @@ void expect_whole(const Plan& plan, const char* what) {
                                                   plan.layers.first, plan.layers.last - 1, plan.layers.whole, what));
 }
 
-// Copies layers from one array to another of the same shape but for its number of layers.
+// Copies layers from one array to another, which may differ only in the number of layers.
 template <class T, std::size_t N>
 void copy_layers(const Array<T, N>& from, std::size_t from_layer, Array<T, N>& to, std::size_t to_layer,
                  std::size_t layer_axis) {
@@ -84,7 +84,7 @@ Array<T, N> taken(const Array<T, N>& whole, const LayerRange& range, std::size_t
   return part;
 }
 
-// The parts sorted by layer. Throws InputError if they do not make up one plan.
+// Returns the parts sorted by layer. Throws InputError if they do not form one plan.
 std::vector<const Plan*> in_order(const std::vector<const Plan*>& given) {
   if (given.empty() || std::ranges::find(given, nullptr) != given.end()) {
     throw InputError({.field = "parts"},
@@ -132,8 +132,8 @@ Plan join(const std::vector<const Plan*>& given) {
   return plan;
 }
 
-// The tokens of the load, if the caller passes the trace from which it was collected. Counts the trace again, so that a
-// different or modified trace raises InputError.
+// Returns the tokens of the load, if the caller passes the trace from which the load was collected. Counts the trace
+// again, so that a different or modified trace raises InputError.
 std::optional<BatchedTrace> tokens_of(const Load& load, const RoutingTrace* trace) {
   if (trace == nullptr) return std::nullopt;
   const Workload& workload = *load.input;
@@ -154,7 +154,7 @@ void expect_align(int align) {
   throw InputError({.field = "align"}, fmt::format("{}; {}", align, must_be_integer(1, kMost)));
 }
 
-// Pickled state: format, digest of the plan file, plan file, layers, and planning times.
+// Pickled state: this format, digest of the plan file, plan file, layers, and planning times.
 constexpr const char* kStateFormat = "foremoe.Plan/1";
 using State =
     std::tuple<std::string, std::string, nb::bytes, std::tuple<int, int, int>, std::tuple<double, double, double>>;

@@ -31,7 +31,7 @@ std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<co
 
 namespace {
 
-// Options of the planner only: options that require a cluster are not available here.
+// Reads options of the planner only: options that require a cluster are not available here.
 PlannerOptions planner_options_of(const nb::dict& keywords) {
   PlannerOptions options;
   set_options(options_of(options), keywords);
@@ -110,7 +110,7 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   run_interruptibly(pool, [&] { result = plan_with(policy, *load.input, input, pool); });
   if (const auto* skipped = std::get_if<Skipped>(&*result)) raise_skipped(policy, skipped->reason);
   PlannedStep planned = std::get<PlannedStep>(std::move(*result));
-  // Policies that plan all micro-steps at once do not call on_micro_step.
+  // Policies that plan all micro-steps at once do not call on_micro_step themselves.
   for (; on_micro_step && announced < planned.plan.num_micro_steps(); ++announced) (*on_micro_step)(announced);
   if (part) planned.plan.load_digest = load_digest(load.table());
   return {.step = std::make_shared<const StepPlan>(std::move(planned.plan)), .layers = range, .times = planned.times};
@@ -136,14 +136,14 @@ class BackgroundPlan final : public UnfinishedPlan {
     const nb::gil_scoped_release release;  // the thread may take a while to notice the cancellation
     running_.reset();
   }
-  // Threads do not survive a fork: in a child, the plan is never finished and its thread cannot be joined.
+  // Threads do not survive a fork. In a child process, the plan is never finished and its thread cannot be joined.
   bool is_of_this_process() const { return process_ == ::getpid(); }
   BackgroundPlan(const BackgroundPlan&) = delete;
   BackgroundPlan& operator=(const BackgroundPlan&) = delete;
 
   // Ctrl-C interrupts these waits and cancels planning.
   void begin() {
-    if (planned_ > 0 && planned_ == num_micro_steps()) return;  // also in a child forked after planning
+    if (planned_ > 0 && planned_ == num_micro_steps()) return;  // holds even in a child that was forked after planning
     if (!is_of_this_process()) {
       throw InputError({.field = "plan"}, fmt::format("is unfinished in process {}, and this is process {}, forked "
                                                       "from it: finish() the plan before the fork",
@@ -170,10 +170,10 @@ class BackgroundPlan final : public UnfinishedPlan {
   ThreadPool pool_;
   std::shared_ptr<const Workload> input_;
   std::atomic<int> planned_ = 0;        // micro-steps for which wait_for() has returned
-  std::optional<RunningPlan> running_;  // last: its thread uses the others
+  std::optional<RunningPlan> running_;  // declared last: its thread uses the members above
 };
 
-// A plan that the caller appends block by block. Only under `shared` may a block cover some of the micro-steps.
+// A plan that the caller appends block by block. A block must cover all micro-steps, except under `shared`.
 class GrowingPlan final : public UnfinishedPlan {
  public:
   explicit GrowingPlan(const Load& load) : load_(load) {}
@@ -217,7 +217,7 @@ class GrowingPlan final : public UnfinishedPlan {
     appended_ = first + from.num_micro_steps();
     changed_.notify_all();
   }
-  PlanTimes times() {  // of the blocks so far
+  PlanTimes times() {  // sum over the blocks appended so far
     const std::lock_guard lock(mutex_);
     return times_;
   }
@@ -260,7 +260,7 @@ class GrowingPlan final : public UnfinishedPlan {
   }
 
   const Load load_;
-  StepPlan plan_;  // rows of appended blocks never change
+  StepPlan plan_;  // parts from appended blocks never change
   std::mutex mutex_;
   std::condition_variable changed_;
   std::string failure_;  // guarded by mutex_, as are the members below

@@ -109,7 +109,7 @@ nb::object routes_of(const nb::object& self) {
   return nb::cast(view_of(reinterpret_cast<const std::int32_t*>(trace.routes), shape, self));
 }
 
-// A property: a view of the trace's values per sequence; None if not recorded.
+// A property that returns a view of the trace's values per sequence; None if they were not recorded.
 auto per_sequence(std::vector<std::int32_t> Trace::*member) {
   return [member](const nb::object& self) -> std::optional<View<std::int32_t>> {
     const std::vector<std::int32_t>& values = nb::cast<const Trace&>(self).*member;

@@ -12,7 +12,7 @@
 namespace foremoe::python {
 namespace {
 
-// Turns with their plan and load.
+// RankTurns with their plan and load.
 struct Turns {
   Plan plan;
   std::shared_ptr<const Workload> input;
@@ -79,7 +79,7 @@ std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, 
   }
   const bool follows = plan.running && plan.step->residency == Residency::kShared && path == "peer";
   if (plan.step->residency == Residency::kShared && !follows)
-    finished(plan);  // arenas contain the experts of all turns
+    finished(plan);  // arenas contain the experts of all turns, so all must be planned
   RankTurnsOptions options{.rank = RankId{rank},
                            .schedule = {.phase = phase_named(phase), .path = path_named(path), .depth = depth},
                            .expert = Bytes{expert_bytes}};
@@ -110,7 +110,7 @@ TurnId find_turn(const Turns& self, const std::string& pass, int micro_step, int
 
 std::vector<ScheduledCopy> list_of(std::span<const ScheduledCopy> copies) { return {copies.begin(), copies.end()}; }
 
-// int32 [tokens · top_k], the slot of each entry of `routes`.
+// Returns the slot of each entry of `routes`: int32 [tokens · top_k].
 std::vector<std::int32_t> slots_of(const RankTurn& turn, const AnyArray& routes) {
   const std::int32_t* const data = data_of<std::int32_t>(routes, "routes", "[tokens, top_k]", 2);
   const int top_k = turn.of->input->load.top_k;

@@ -32,7 +32,7 @@ def rows_at_homes(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def spread(rows: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Returns mean and maximum of ρ over all axes but the last, ignoring layers without rows; (1, 1) without any rows."""
+    """Returns mean and maximum of ρ over all axes but the last, ignoring layers without rows; (1, 1) without rows."""
     rho = imbalance(rows)
     rho = rho[rho > 0]
     return (float(rho.mean()), float(rho.max())) if rho.size else (1.0, 1.0)

@@ -118,7 +118,7 @@ class Recorder:
             the type's largest value.
 
         Raises:
-            InputError: with sequence and segment, for segments that do not fit together. The Recorder is then unchanged.
+            InputError: with sequence and segment, if segments do not fit together. The Recorder is then unchanged.
         """
         name = f"sequence {sequence}"
         segments = [segments] if isinstance(segments, Segment) else list(segments)

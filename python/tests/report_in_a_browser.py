@@ -122,7 +122,7 @@ class ReportInABrowser(unittest.TestCase):
         self.browser.screen(width, scheme)
         self.browser.open(page)
 
-    def look_at(self, page: pathlib.Path) -> None:
+    def check_page(self, page: pathlib.Path) -> None:
         """Checks layout, contrast and console on all screens, with all details elements closed and open."""
         for width, scheme in SCREENS:
             with self.subTest(width=width, scheme=scheme):
@@ -137,7 +137,7 @@ class ReportInABrowser(unittest.TestCase):
                 self.assertEqual(ground < 0.2, scheme == "dark")
                 self.assertEqual(self.browser.console(), [])
 
-    def point_at(self, plot: str, x: str, y: str) -> str:
+    def hover_over(self, plot: str, x: str, y: str) -> str:
         """Moves the mouse to the point. Returns the hover text."""
         left, top = self.browser.look(PLACE % (plot, x, y))
         for step in (3, 0):
@@ -146,27 +146,27 @@ class ReportInABrowser(unittest.TestCase):
         said: str = self.browser.look(HOVERED % plot)
         return said
 
-    def test_it_renders_everywhere_without_a_word_on_the_console(self) -> None:
-        self.look_at(self.page())
+    def test_the_page_renders_on_all_screens_without_console_messages(self) -> None:
+        self.check_page(self.page())
         self.assertEqual(self.browser.look("return performance.getEntriesByType('resource').length"), 0)
 
-    def test_one_node_and_all_policies_are_shown_as_well(self) -> None:
-        self.look_at(self.page(ranks=4, policies="all", guest_slots=(2, 1, 4)))
+    def test_a_page_of_one_node_and_all_policies_renders(self) -> None:
+        self.check_page(self.page(ranks=4, policies="all", guest_slots=(2, 1, 4)))
 
-    def test_pointing_tells_rank_micro_step_tokens_policy_and_values(self) -> None:
+    def test_hovering_shows_rank_micro_step_tokens_policy_and_values(self) -> None:
         page = self.page()
         for width, scheme in SCREENS:
             with self.subTest(width=width, scheme=scheme):
                 self.show(page, width, scheme)
                 tokens = f"{int(self.report.loads.before[2, 5]):,}"
-                self.assertIn(f"rank 5, micro-step 2: {tokens} tokens", self.point_at("load-before", "5", "2"))
-                self.assertRegex(self.point_at("rho", "1.02", "3"), "^foremoe: least 1.0")
-                self.assertRegex(self.point_at("time-update", "0.01", "1"), "^vanilla, dense: ")
-                self.assertRegex(self.point_at("nodes-0", "1", "0"), "^node 0 to node 1: ")
+                self.assertIn(f"rank 5, micro-step 2: {tokens} tokens", self.hover_over("load-before", "5", "2"))
+                self.assertRegex(self.hover_over("rho", "1.02", "3"), "^foremoe: least 1.0")
+                self.assertRegex(self.hover_over("time-update", "0.01", "1"), "^vanilla, dense: ")
+                self.assertRegex(self.hover_over("nodes-0", "1", "0"), "^node 0 to node 1: ")
                 rank = next(iter(self.report.windows[0].lanes))
-                self.assertRegex(self.point_at("timeline-0", "1e-5", "0"), f"^rank {rank}, dense: ")
+                self.assertRegex(self.hover_over("timeline-0", "1e-5", "0"), f"^rank {rank}, dense: ")
 
-    def test_plots_follow_the_scheme_and_the_window(self) -> None:
+    def test_plots_adapt_to_the_color_scheme_and_the_window_width(self) -> None:
         self.show(self.page(), 1600, "light")
         colour = "return getComputedStyle(document.querySelector('#rho .ytick text')).fill"
         wide = "return document.querySelector('#rho .main-svg').getBoundingClientRect().width"
@@ -185,12 +185,12 @@ class ReportInABrowser(unittest.TestCase):
         self.assertNotEqual(named, preset)
         cluster = self.folder / "evil.toml"
         cluster.write_text(named, encoding="utf-8")
-        self.look_at(self.page(cluster=str(cluster)))
+        self.check_page(self.page(cluster=str(cluster)))
         self.assertEqual(self.browser.look("return document.images.length + document.scripts.length"), 3)
         self.assertIn(EVIL, self.browser.look("return document.querySelector('h1').textContent"))
         self.assertIn("ForeMoE report", self.browser.look("return document.title"))
 
-    def test_the_policy_forbids_what_somebody_might_add(self) -> None:
+    def test_the_content_security_policy_blocks_added_scripts_and_styles(self) -> None:
         page = self.page()
         text = page.read_text(encoding="utf-8")
         page.write_text(text.replace("</main>", f"{EVIL}<style>h1 {{ color: red }}</style></main>"), encoding="utf-8")

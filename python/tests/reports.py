@@ -30,6 +30,6 @@ def shared_report() -> Report:
     return gather_report(shared_load(), Request(policies, (1, 2), options))
 
 
-def own(html: str) -> str:
+def without_plotly_script(html: str) -> str:
     """Returns the page without Plotly's script."""
     return html.replace(page.plotly_script(), "")

@@ -27,7 +27,7 @@ def hot_rank():
     )
 
 
-def test_an_evaluation_has_the_figures_of_compare_and_simulate(load):
+def test_the_figures_of_evaluate_match_compare_and_simulate(load):
     of = foremoe.evaluate(load, "foremoe", guest_slots=2, **ON)
     (compared,) = foremoe.compare(load, "foremoe", guest_slots=2)
     (simulated,) = foremoe.simulate(load, "foremoe", guest_slots=2, **ON)
@@ -39,7 +39,7 @@ def test_an_evaluation_has_the_figures_of_compare_and_simulate(load):
     assert of.cost["cluster"] == "h100" and of.cost["moe_layers"] == 32
 
 
-def test_a_policy_without_a_plan_has_a_reason(load):
+def test_an_evaluation_of_a_skipped_policy_has_the_reason(load):
     of = foremoe.evaluate(load, "eplb", in_flight=2)
     assert of.skipped and of.figures == {"policy": "eplb", "skipped": of.skipped}
 
@@ -53,7 +53,7 @@ def test_recompute_has_its_own_plan_if_micro_steps_are_in_flight(load):
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("policy", ["foremoe", "feplb", "vanilla"])
-def test_an_existing_plan_has_the_figures_of_a_newly_made_one(load, policy, in_flight):
+def test_evaluating_an_existing_plan_gives_the_figures_of_evaluate(load, policy, in_flight):
     made = foremoe.evaluate(load, policy, guest_slots=2, in_flight=in_flight, path="peer", **ON)
     recompute = made.recompute_plan if in_flight > 1 else None
     found = foremoe.evaluate_plan(made.plan, load, recompute_plan=recompute, path="peer", **ON)
@@ -78,7 +78,7 @@ def test_an_existing_plan_has_the_figures_of_a_newly_made_one(load, policy, in_f
         ("eplb", {"rollout_seconds": 9}),  # residency free, which requires one micro-step in flight
     ],
 )
-def test_a_single_phase_takes_as_long_as_in_a_step(load, policy, options, in_flight):
+def test_a_phase_evaluated_alone_takes_as_long_as_in_a_whole_step(load, policy, options, in_flight):
     made = foremoe.evaluate(load, policy, guest_slots=2, in_flight=in_flight, **options, **ON)
     if made.skipped:
         assert (policy, in_flight) == ("eplb", 2)

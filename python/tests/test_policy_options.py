@@ -1,4 +1,4 @@
-"""Options of single policies: each changes the plan, and options that no policy has are rejected by name."""
+"""Options of single policies: each changes the plan, and an option that the policy lacks is rejected by name."""
 
 import numpy as np
 import pytest

@@ -47,7 +47,7 @@ def test_the_numbers_match_simulate(load: foremoe.Load, report: Report) -> None:
         assert sum(link.rows for link in ours.links) == rows
 
 
-def test_before_is_vanilla_and_after_is_foremoe_or_the_fastest(load: foremoe.Load, report: Report) -> None:
+def test_before_shows_vanilla_and_after_shows_foremoe_or_the_fastest(load: foremoe.Load, report: Report) -> None:
     assert [p.policy for p in report.policies] == ["vanilla", "static", "eplb", "finemoe-symmetric", "foremoe"]
     assert (report.before.policy, report.after.policy) == ("vanilla", "foremoe")
     without = gather_report(load, Request(("static", "eplb"), (1,), {"cluster": "h100", "model": MODEL}))

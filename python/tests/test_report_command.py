@@ -13,7 +13,7 @@ from typing import Any
 import commands
 import numpy as np
 import pytest
-from reports import MODEL, own, shared_load, shared_report
+from reports import MODEL, shared_load, shared_report, without_plotly_script
 
 import foremoe
 from foremoe import _core
@@ -39,7 +39,7 @@ def test_an_empty_load_is_reported_as_no_load(tmp_path: pathlib.Path, capsys: py
     out = ["--out", str(tmp_path / "page.html")]
     assert main([str(path), "--cluster", "h100", "--model", MODEL, "--policy", "foremoe", *out]) == 0
     assert capsys.readouterr().out.endswith("Qwen3-30B-A3B on h100, no load\n")
-    text = own((tmp_path / "page.html").read_text())
+    text = without_plotly_script((tmp_path / "page.html").read_text())
     assert "No load" in text and "<td>–</td>" in text
     assert "times the mean load" not in text and '<section id="load"' not in text
 
@@ -54,7 +54,7 @@ def test_a_plan_that_cannot_train_is_reported_as_recompute_only(
     for policy in ("eplb", "foremoe"):
         assert main([*command_line, "--policy", f"static,{policy}", "--residency", "free", "--out", "page.html"]) == 0
         assert ("in recompute alone" in capsys.readouterr().out) == (policy == "foremoe")  # static beats eplb
-    text = own(pathlib.Path("page.html").read_text())
+    text = without_plotly_script(pathlib.Path("page.html").read_text())
     summary = text[text.index('<p class="summary">') : text.index("</header>")]
     assert "for recompute of Qwen3-30B-A3B" in summary and "It cannot train" in summary
     assert "training step" not in summary and "Speedup of recompute" in summary and "Speedup of a step" not in summary
@@ -66,7 +66,7 @@ def test_no_comparison_is_shown_if_only_vanilla_can_be_planned(
     assert main([*command_line, "--policy", "eplb", "--in-flight", "2", "--out", "page.html"]) == 0
     said = capsys.readouterr().out
     assert "nothing could be planned but vanilla" in said and "as fast as" not in said
-    text = own(pathlib.Path("page.html").read_text())
+    text = without_plotly_script(pathlib.Path("page.html").read_text())
     assert "Nothing but vanilla could be planned" in text
     assert "as fast" not in text[text.index('<p class="summary">') : text.index("</header>")]
     assert "skipped: " in text
@@ -114,7 +114,7 @@ def test_a_wrong_plan_is_named_and_omitted_and_the_exit_code_is_1(
     assert main([*command_line, "--policy", "static,eplb", "--out", "page.html"]) == 1
     reason = "its plan is WRONG: rank 3 serves nothing"
     assert capsys.readouterr().err == f"foremoe report: static, 1 guest slot, residency static: {reason}\n"
-    text = own(pathlib.Path("page.html").read_text())
+    text = without_plotly_script(pathlib.Path("page.html").read_text())
     assert f"skipped: {reason}" in text
     assert text.count("static</th>") == 1 + text.count('<th scope="row">static</th><td>1<')  # in the memory table
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from reports import MODEL, draw, own, shared_load, shared_report
+from reports import MODEL, draw, shared_load, shared_report, without_plotly_script
 
 import foremoe
 from foremoe.report import page, to_html, write_report
@@ -51,7 +51,7 @@ def test_a_page_needs_no_other_files(html: str) -> None:
     assert html.count(plotly) == 1
     assert len(html.encode()) <= 6_000_000
     for never in ("http:", "https:", "@import", "url(", " style=", " src=", "javascript:", 'rel="stylesheet"'):
-        assert never not in own(html)
+        assert never not in without_plotly_script(html)
     policy = re.search('Content-Security-Policy" content="([^"]+)"', html)[1]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
@@ -65,7 +65,7 @@ def test_a_page_needs_no_other_files(html: str) -> None:
 
 
 def test_ids_are_unique_and_every_plot_has_a_label_a_caption_and_details(html: str) -> None:
-    ids = re.findall(' id="([^"]+)"', own(html))
+    ids = re.findall(' id="([^"]+)"', without_plotly_script(html))
     assert len(ids) == len(set(ids))
     figures = json.loads(re.search('id="figures">(.*?)</script>', html)[1])
     places = re.findall('<div class="plot" id="([^"]+)" role="img" aria-label="[^"]{20,}">', html)
@@ -83,7 +83,7 @@ def test_every_colour_has_a_light_and_a_dark_value(html: str) -> None:
         assert style.count(f"--{name}:") == 2, f"{name} has a light and a dark colour"
 
 
-def test_the_table_of_policies_has_all_columns_and_names_the_skipped(html: str) -> None:
+def test_the_policy_table_has_all_columns_and_the_skipped_policies(html: str) -> None:
     table = html[html.index('<section id="policies"') : html.index('<section id="load"')]
     heads = "policy,residency,speedup,RL step,step,of ideal,ρ mean,ρ 99 %,ρ most,waits for copies,copies,memory"
     heads += ",guests,peak tokens,home moves,planning,largest micro-batch"
@@ -93,10 +93,10 @@ def test_the_table_of_policies_has_all_columns_and_names_the_skipped(html: str) 
     assert '<tr class="strong"><th scope="row">foremoe</th>' in table
 
 
-def test_data_cannot_end_its_script() -> None:
+def test_data_cannot_close_its_script_element() -> None:
     figure = go.Figure(go.Bar(name="</script><script>alert(1)</script>"))
     plot = page.Plot("p", "caption", "label", figure)
-    text = own(page.document("title", "", [page.Section("s", "heading", "", plots=(plot,))], ""))
+    text = without_plotly_script(page.document("title", "", [page.Section("s", "heading", "", plots=(plot,))], ""))
     assert text.count("<script") == text.count("</script>") == 3
 
 
@@ -141,9 +141,9 @@ def test_hostile_names_are_escaped(report: Report, html: str) -> None:
         memory=[dataclasses.replace(report.memory[0], residency=EVIL)],
         windows=[dataclasses.replace(w, policy=EVIL, what=EVIL) for w in report.windows],
     )
-    text = own(to_html(evil))
+    text = without_plotly_script(to_html(evil))
     for tag in ("<script", "<img", "</script", "</title", "</style", "<b>"):
-        assert text.count(tag) == own(html).count(tag)
+        assert text.count(tag) == without_plotly_script(html).count(tag)
     assert "\u202e" not in text and 'onerror="' not in text
     figures = json.loads(re.search('id="figures">(.*?)</script>', text)[1])
     drawn = [s for s in _strings(figures) if "alert" in s or "onerror" in s]
@@ -178,7 +178,7 @@ def test_equal_input_gives_an_equal_page_except_for_measured_times(load: foremoe
     assert one.count('<th scope="col">planning</th>') == measured - 1, "modelled alone: gathering of the step's loads"
 
 
-def test_python_writes_the_same_page(load: foremoe.Load, tmp_path: pathlib.Path) -> None:
+def test_write_report_takes_the_options_of_plan_and_simulate(load: foremoe.Load, tmp_path: pathlib.Path) -> None:
     out = tmp_path / "page.html"
     report = write_report(load, out, cluster="h100", model=MODEL, guest_slots=(1,), policies="foremoe", in_flight=2)
     assert report.after.policy == "foremoe" and report.wrong == []

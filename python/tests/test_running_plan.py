@@ -37,7 +37,7 @@ def test_an_exception_in_the_callback_ends_planning(load: foremoe.Load) -> None:
     assert seen == [0, 1]
 
 
-def test_other_threads_run_while_it_plans(data: pathlib.Path) -> None:
+def test_other_threads_run_during_planning(data: pathlib.Path) -> None:
     load = foremoe.read_load(data / "load-q30-ep64-bursty.safetensors")
     begun, counted, done = threading.Event(), 0, False
 
@@ -80,7 +80,7 @@ print("plans again", plan.num_layers)
     assert done.stdout == "interrupted\nplans again 1\n", done.stderr
 
 
-def test_a_running_plan_finishes_as_the_same_plan(data: pathlib.Path) -> None:
+def test_a_running_plan_equals_the_plan_of_foremoe_plan(data: pathlib.Path) -> None:
     load = foremoe.read_load(data / "load-q30-ep8-bursty.safetensors")
     expected = foremoe.plan(load, guest_slots=1)
     running = foremoe.start_plan(load, guest_slots=1)
@@ -96,7 +96,7 @@ def test_a_running_plan_finishes_as_the_same_plan(data: pathlib.Path) -> None:
     assert foremoe.check(plan, load) == []
 
 
-def test_a_running_plan_can_be_waited_for_at_once(load: foremoe.Load) -> None:
+def test_a_running_plan_can_be_waited_for_without_begin(load: foremoe.Load) -> None:
     foremoe.start_plan(load).wait_for(1)
     assert foremoe.check(foremoe.start_plan(load).finish(), load) == []
     for call in ("begin", "finish"):
@@ -157,7 +157,7 @@ def test_turns_of_unplanned_micro_steps_are_rejected(load: foremoe.Load) -> None
     assert turns["forward", 2, 0].rows_sent > 0
 
 
-def test_a_running_plan_that_is_dropped_stops(data: pathlib.Path) -> None:
+def test_deleting_a_running_plan_stops_planning(data: pathlib.Path) -> None:
     load = foremoe.read_load(data / "load-v3-ep64-skewed.safetensors")
     begin = time.monotonic()
     running = foremoe.start_plan(load, threads=1)
@@ -174,19 +174,20 @@ def test_turns_of_residency_shared_follow_a_running_plan(load: foremoe.Load, in_
     whole = foremoe.plan(load, **options)
     running = foremoe.start_plan(load, **options)
 
-    def told(turns: foremoe.RankTurns, index: int) -> list[tuple[object, ...]]:
+    def starting_copies(turns: foremoe.RankTurns, index: int) -> list[tuple[object, ...]]:
         return [(repr(c), c.buffer, c.opens, c.closes, c.path, c.source) for c in turns.starting(index)]
 
     for rank in range(load.num_ranks):
         following = foremoe.RankTurns(running.begin(), load, rank=rank, path=path, depth=3)
         expected = foremoe.RankTurns(whole, load, rank=rank, path=path, depth=3)
         for index in range(len(expected)):
-            assert told(following, index) == told(expected, index)
+            assert starting_copies(following, index) == starting_copies(expected, index)
             running.wait_for(expected[index].micro_step)
             assert list(map(repr, following[index].copies)) == list(map(repr, expected[index].copies))
             assert following[index].blocks == expected[index].blocks
         late = foremoe.RankTurns(foremoe.start_plan(load, **options).begin(), load, rank=rank, path=path, depth=3)
-        assert told(late, len(expected) - 2) == told(expected, len(expected) - 2)  # requested before earlier turns
+        last = len(expected) - 2  # requested before earlier turns
+        assert starting_copies(late, last) == starting_copies(expected, last)
 
 
 def test_slots_of_residency_shared_are_not_read_before_they_are_final(load: foremoe.Load) -> None:

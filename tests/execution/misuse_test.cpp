@@ -55,7 +55,7 @@ TEST(PhaseOnThreads, RejectsTurnsOfAnotherRank) {
   });
 }
 
-// A link that fails after this number of copies.
+// A link that fails after a given number of copies.
 class DyingLink final : public CopyLink {
  public:
   explicit DyingLink(int copies) : left_(copies) {}

@@ -2,13 +2,13 @@
 
 An arena belongs to one phase and holds the experts that RankTurns lists for the node. Each expert is written once, in
 the background: by its owner, or by the rank of this node that receives it from an owner on another node. A version and
-checksums let readers reject damaged weights and those of other phases. The memory belongs to the node and is reused by the next phase
-(node_memory.py).
+checksums let readers reject damaged weights and those of other phases. The memory belongs to the node and is reused by
+the next phase (node_memory.py).
 
 No rank waits for an expert once the phase is older than its timeout, whether an owner, the link between nodes or the
 writer is slow. Experts that arrive later are still written, for later micro-steps.
 
-On CUDA, copies run on a separate stream. This path has never been run.
+On CUDA, copies run on a separate stream.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class NodeArena:
             )
 
     def _copy_on_stream(self, expert: Expert, to: dict[str, Tensor]) -> Callable[[], None]:
-        """Copies on CUDA. This path has never been run."""
+        """Copies on CUDA."""
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._ranks.device))  # which may still read the slot
         with torch.cuda.stream(stream):
@@ -251,12 +251,17 @@ class NodeArena:
         """Ends background work. Must be the last call.
 
         complete: Waits for all copies and transfers, and keeps the memory for the next phase. Otherwise ends at once,
-        and releases the memory.
+        and releases the memory, unless a copy on the device is in progress.
         """
         if not complete:
             self._stopped.set()
         # After a failure, do not wait for transfers: they may never complete.
         self._receiver.end(wait=complete)
+        if not complete and self._stream is not None and not self._stream.query():
+            for pool in (self._writers, self._readers):
+                pool.shutdown(wait=False, cancel_futures=True)
+            self._memory.abandon()
+            return
         for pool in (self._writers, self._readers):
             pool.shutdown(wait=True, cancel_futures=not complete)
         if complete:

@@ -68,7 +68,7 @@ class PlanningArguments:
     def expect_known(self) -> None:
         """Raises InputError for a residency that cannot be executed, and for unknown options."""
         for name in sorted(set(self.options) - OPTIONS):
-            raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
+            raise foremoe.InputError(f"{name}: is not one of {', '.join(sorted(OPTIONS))}", field=name)
         if self.residency not in RESIDENCIES:
             raise foremoe.InputError(
                 f"residency: '{self.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
@@ -140,7 +140,7 @@ def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:
 def expect_layers(layers: list[ExpertLayer], group: Any) -> None:
     """Raises InputError unless all layers are alike and the group's ranks can share their experts."""
     if dist.get_rank(group) < 0:
-        raise foremoe.InputError("group: this process is none of its ranks", field="group")
+        raise foremoe.InputError("group: this process is not one of its ranks", field="group")
     if not layers:
         raise foremoe.InputError("layers: there is no MoE layer", field="layers")
     first = layers[0]

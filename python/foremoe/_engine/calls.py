@@ -1,7 +1,8 @@
 """Collective calls: all ranks of a group must make the same calls in the same order.
 
 A rank announces each call before its first exchange and waits for the other announcements. A call that one rank makes
-alone therefore ends with an error that names it, before exchanges of different sizes meet. Announcements use the group
+alone therefore ends with an error that names it, before exchanges of different sizes meet. On NCCL, announcements use a
+gloo group, so that a rank learns of a failure even if its device waits for the failed rank. On gloo they use the group
 of copies, which otherwise has point-to-point operations only. A micro-step is announced in the store, without waiting:
 its exchanges use the group of rows, which closes when another rank finds the mismatch.
 """
@@ -24,6 +25,7 @@ class Calls:
     """Announces the calls of this rank."""
 
     def __init__(self, channel: Channel, failures: Failures, device: torch.device) -> None:
+        """device: Device of the channel's tensors."""
         self._channel = channel
         self._failures = failures
         self._device = device

@@ -33,8 +33,8 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
     A new group has the timeout of the given group; the longest if ranks differ.
 
     Args:
-        wanted: Equal on all ranks of a group, in the same order; other ranks may want other groups or none. A list of ranks
-            stands for a group that does not exist yet.
+        wanted: Equal on all ranks of a group, in the same order; other ranks may want other groups or none. A list of
+            ranks stands for a group that does not exist yet.
         device: Device of groups with other backends than gloo.
 
     Raises:

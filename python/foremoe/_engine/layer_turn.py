@@ -1,8 +1,8 @@
 """The order of a rank's turns, and the begin and end of copies for a turn.
 
 A turn is a pass of one layer in one micro-step. Turns run in the order of the plan: when a turn begins, all earlier
-turns have run, so its guests are in place. A recomputation by a checkpoint is not a turn. It reads the guests of its backward
-turn, before that turn; backward turns of other layers may run in between.
+turns have run, so its guests are in place. A recomputation by a checkpoint is not a turn. It reads the guests of its
+backward turn, before that turn; backward turns of other layers may run in between.
 """
 
 from __future__ import annotations

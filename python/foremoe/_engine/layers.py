@@ -44,9 +44,10 @@ class ExpertLayer(Protocol):
     def forward_rows(self, rows: Tensor, offsets: Tensor, weights: dict[str, Tensor]) -> Tensor:
         """Computes every expert on its rows.
 
-        It must be differentiable, treat rows independently, and be the same function for any number of experts. Under
-        residency shared its autograd Functions must keep weights by save_for_backward(), since their buffers hold other
-        experts in the backward pass. ExpertParallel tests this with one row, and refuses layers that fail.
+        It must be differentiable, treat rows independently, and be the same function for any number of experts. With
+        residency 'shared', its autograd Functions must save weights with save_for_backward(), because the weights'
+        buffers hold other experts by the backward pass. ExpertParallel tests this with one row, and refuses layers that
+        fail.
 
         Args:
             rows: [rows, hidden], sorted by expert.

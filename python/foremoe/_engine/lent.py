@@ -16,7 +16,7 @@ from .sharded import local
 
 
 class KeptWeights:
-    """For tensors that are part of guests' weights, saves their positions in the weights in place of the tensors."""
+    """Saves the position of a tensor that is part of a guest's weights instead of the tensor."""
 
     def __init__(self, weights: dict[str, Tensor], guests: Any) -> None:
         """weights: By name [guest slots, …], in their present buffers. guests.weights(): those in later buffers."""

@@ -23,6 +23,8 @@ from .together import digest_of
 Expert = tuple[int, int]
 """(layer, expert)"""
 
+_abandoned: list[HostArena | None] = []  # memory that copies may read until the process ends
+
 
 class Places:
     """The places of one phase's experts."""
@@ -161,9 +163,17 @@ class NodeMemory:
         self._unpin = self._arena = None
         self._places = 0
 
+    def abandon(self) -> None:
+        """Keeps the memory until the process ends, since a copy may never end. The next phase allocates new memory."""
+        if self._unpin is not None:
+            self._unpin.detach()
+        _abandoned.append(self._arena)
+        self._unpin = self._arena = None
+        self._places = 0
+
 
 def _pin(arena: HostArena, places: int) -> int:
-    """Pins the memory and returns its address. Has never been run."""
+    """Pins the memory and returns its address."""
     first, last = arena.segments(0)[0], arena.segments(places - 1)[-1]
     begin = first.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     end = -(-(last.ctypes.data + last.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE

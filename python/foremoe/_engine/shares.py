@@ -34,7 +34,7 @@ class SharedPlan:
         self._planned = planned
 
     def begin(self) -> foremoe.Plan:
-        """Waits for the first block. An error of one rank's planning is raised on all ranks, here and in the other methods."""
+        """Waits for the first block. All methods raise an error of one rank's planning on all ranks."""
         self.wait_for(0)
         plan: foremoe.Plan = self._growing.begin()
         return plan

@@ -9,8 +9,8 @@ Failures            tells the other ranks, in a phase, that this one failed, and
 
 A rank that fails leaves its reason in the store of the default group and closes its channels to the others. On gloo
 their exchanges end at once, with an error that names no rank, so they look up the reason. A rank that dies leaves no
-reason. Then the survivors report that they are alive, and name the ranks that do not report. On NCCL, an exchange that a rank does not
-join ends by torch's watchdog, when its timeout expires.
+reason. Then the survivors report that they are alive, and name the ranks that do not report. On NCCL, a rank that waits
+for its device in an exchange that another rank did not join is ended by torch's watchdog, after the group's timeout.
 """
 
 from __future__ import annotations

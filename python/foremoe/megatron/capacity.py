@@ -6,8 +6,9 @@ HybridEP and NCCL-EP give every rank a buffer for a fixed number of rows, in eac
 
 HybridEP drops rows that exceed it; NCCL-EP ends the process. Without a plan the required factor is not known in
 advance. NCCL-EP sizes buffers by the tokens of the process's first micro-batch, rounded up to 64. No later micro-batch
-may have more, so rows that fit by the formula above fit there. Both then round up to their alignment, which only adds room.
-An option of HybridEP pads all ranks to the largest number of tokens. If GEMMs need it, each slot's rows are padded.
+may have more, so rows that fit by the formula above fit there. Both then round up to their alignment, which only adds
+room. An option of HybridEP pads all ranks to the largest number of tokens. If GEMMs need it, each slot's rows are
+padded.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Buffers:
         return _are_too_small(*self._sizes(load, rows_of_slots), factor)
 
     def _sizes(self, load: foremoe.Load, rows_of_slots: _Rows) -> tuple[_Rows, _Rows]:
-        """Returns the tokens · top_k that size each rank's buffer, and its rows: two [micro_steps, layers, ranks]."""
+        """Returns tokens · top_k, which sizes a buffer, and the rows of its rank; both [micro_steps, layers, ranks]."""
         own = load.array.sum(-1)
         if self.padded_ranks:
             own = np.broadcast_to(own.max(-1, keepdims=True), own.shape)
@@ -101,7 +102,7 @@ def home_slots(load: foremoe.Load) -> _Rows:
 def end_context(dispatchers: Iterable[Any]) -> None:
     """Ends the process's NCCL-EP context if a dispatcher uses it; the next dispatch creates it again.
 
-    The context is for a fixed number of experts; Megatron's own dispatchers have fewer than planned ones. Untested.
+    A context serves one number of experts: planned dispatchers have more than Megatron's own. Never run.
     """
     managers: list[Any] = [getattr(dispatcher, "_comm_manager", None) for dispatcher in dispatchers]
     of_nccl = [manager for manager in managers if hasattr(manager, "_bootstrapped")]

@@ -38,7 +38,7 @@ class Shadow:
     def __init__(
         self, stage: PipelineStage, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any
     ) -> None:
-        """chunks: MoE layers of each chunk. modelled: Models seconds, if not None. group: Gloo group of the same ranks."""
+        """chunks: MoE layers of each chunk. modelled: Models seconds, if given. group: Gloo group of the same ranks."""
         self._stage = stage
         self._modelled = modelled
         self._group = group

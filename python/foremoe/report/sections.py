@@ -52,8 +52,8 @@ def policies_section(report: Report) -> Section:
             table.strong_row = len(table.rows)
         table.rows.append(list(cells.values()))
     note = (
-        "Copies: per layer and pass of a micro-step, whole group. Memory: of the fullest rank, of which guests. Peak "
-        "and largest micro-batch: in tokens."
+        "Copies: per layer and pass of a micro-step, whole group. Memory: of the fullest rank, and its guests' part. "
+        "Peak and largest micro-batch: in tokens."
     )
     if "planning" not in left_out:
         note += " Planning: CPU time of one layer of one micro-step, without what is done once per step; measured, so "

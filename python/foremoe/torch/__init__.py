@@ -9,7 +9,7 @@
                 loss(model(**batch)).backward()
         phase.drain()
 
-Tested on CPU with gloo, but never run on CUDA with NCCL.
+Tested on CPU with gloo, and on one GPU that all ranks share, with NCCL.
 """
 
 from foremoe._engine.groups import stand_by

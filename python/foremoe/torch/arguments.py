@@ -66,7 +66,7 @@ def ranks_of(group: Any, name: str) -> list[int]:
     """Returns a group's ranks in the default group. Raises InputError unless this process is one of them."""
     is_group = isinstance(group, dist.ProcessGroup)
     if group is dist.GroupMember.NON_GROUP_MEMBER or (is_group and dist.get_rank(group) < 0):
-        raise foremoe.InputError(f"{name}: this process is none of its ranks", field=name)
+        raise foremoe.InputError(f"{name}: this process is not one of its ranks", field=name)
     if not is_group:
         raise foremoe.InputError(f"{name}: is a {type(group).__name__}; expected a process group", field=name)
     return dist.get_process_group_ranks(group)

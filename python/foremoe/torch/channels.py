@@ -39,6 +39,8 @@ def with_channels(
         wanted["agreement"] = ranks.group, "gloo"
     if ranks.num_ranks > 1 and can_make_gloo(ranks.num_ranks, dist.get_world_size()):
         wanted["plans"] = ranks.group, "gloo"
+        if backend != "gloo":
+            wanted["calls"] = ranks.group, "gloo"
     if replicate_group is not None and backend == "gloo":
         wanted["replicas"] = replicate_group, backend
     if replicate_group is not None and (backend == "gloo" or len(of_all) < dist.get_world_size()):
@@ -51,11 +53,12 @@ def with_channels(
     failures = Failures(f"{groups_made()}/{of_all}", of_all, dist.get_rank(), list(channels.values()))
     copies = channels.get("copies", Channel(copy_group))
     rows = channels.get("rows", Channel(ranks.group))
+    calls = (channels["calls"], torch.device("cpu")) if "calls" in channels else (copies, ranks.device)
     joined = dataclasses.replace(
         ranks,
         rows=rows,
         copies=copies,
-        calls=Calls(copies, failures, ranks.device),
+        calls=Calls(calls[0], failures, calls[1]),
         replicas=None if replicate_group is None else channels.get("replicas", Channel(replicate_group)),
         everyone=rows if replicate_group is None else channels.get("everyone", Channel(dist.group.WORLD)),
         grid=grid,

@@ -159,7 +159,7 @@ def _gain(differences: Numbers, moments: Numbers) -> float:
 
 
 def _of_layers(picked: Any, here: Any) -> tuple[Any, Any, int]:
-    """Returns sums and sums of squares, over rows, of each layer's gain with other layers' routes; and number of rows."""
+    """Returns sums and sums of squares, over rows, of each layer's gain with other layers' routes, and rows."""
     centred = here - here.mean(0)
     of_pairs = np.einsum("rle,rme->rlm", picked, centred, optimize=True)  # [rows, layer, layer that is recorded]
     differences = of_pairs - np.einsum("rll->rl", of_pairs)[:, :, None]

@@ -31,8 +31,8 @@ _INSTEAD = (
 )
 
 
-# Parameters that were replaced in their model, by id: by this rank's experts, by whole ones in detach(), or by shards.
-# An optimizer that refers to one would step it and never train the model.
+# Replaced parameters of models, by id. Each was replaced by this rank's experts, by all experts (detach()) or by a
+# shard. An optimizer that refers to one would step it and never train the model.
 _REPLACED: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 

@@ -157,7 +157,7 @@ class ExpertParallel:
     def _execute_at_homes(
         self, announce: Callable[[int], None], index: int, hidden: Tensor, ids: Tensor, gates: Tensor
     ) -> Tensor:
-        """Runs a layer without a plan. An error on one rank ends the layer on all ranks, which exchange rows with it.
+        """Runs a layer without a plan. An error on one rank ends the layer on all ranks, since they exchange rows.
 
         announce: Called with the layer's index before any exchange.
         """
@@ -206,7 +206,7 @@ class ExpertParallel:
                 by the trainer, in every backward or after drain(); also for models without other parameters. With
                 "ddp" and "fsdp2", and if the trainer wraps the model in DistributedDataParallel itself, all ranks must
                 have the same number of micro-steps.
-            sharded: Names of parameters, or patterns such as "head.*", of which each rank holds a different part on
+            sharded: Names of parameters, or patterns such as "head.*", that hold a different part on each rank on
                 purpose. Their gradients stay separate. With None and "own" only.
 
         Raises:
@@ -293,8 +293,8 @@ class ExpertParallel:
         """Returns the state_dict() of the unspread model. Collective.
 
         It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are those
-        of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at a time.
-        Entries share no memory with the model.
+        of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at a
+        time. Entries share no memory with the model.
 
         Args:
             model: The model whose experts are spread, or what wrap() returned.

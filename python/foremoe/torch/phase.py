@@ -357,7 +357,7 @@ class Phase:
         with experts at home; as planned; and as executed, including fallbacks and unplanned rows (no route, or another
         expert than recorded). Unplanned rows of other ranks are included after drain() or a recompute phase.
         copies: experts copied into this rank; host_copies: those by the host path. exposed_seconds: time that this rank
-        waited for copies; on CUDA, time that its stream waited, measured by events (never run). fallbacks: layers of
+        waited for copies; on CUDA, time that its stream waited, measured by events. fallbacks: layers of
         micro-steps that ran at homes because a rank lacked a guest; equal on all ranks. mismatch: share of tokens with
         a route for which the router would have chosen other experts, or did under on_mismatch="home".
         dropped: share of rows without a route, to which experts add nothing; 0 under unrouted="home". dropped_read:

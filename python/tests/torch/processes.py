@@ -26,8 +26,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 4
+DEVICE = torch.device("cuda:0" if os.environ.get("FOREMOE_TEST_DEVICE") == "cuda" else "cpu")
+"""Device of the tests' models: cpu, or cuda, where all ranks share the first GPU."""
+
 GRACE = 60
-"""Seconds that the other ranks have to finish a test that failed on one rank, which they may wait for."""
+"""Seconds that the other ranks have to finish a test that failed on one rank. They may be waiting for that rank."""
 
 LONGEST = 1200
 """Seconds after which a rank is considered hung: several times the longest test on a busy machine, and below pytest's
@@ -44,7 +47,12 @@ IMPORTED_ONCE = [
 
 @functools.cache
 def rank_starter() -> Any:
-    """Return a multiprocessing context whose processes are forked from a server that imported IMPORTED_ONCE."""
+    """Return a multiprocessing context whose processes are forked from a server that imported IMPORTED_ONCE.
+
+    On a GPU processes are spawned: an import may initialise CUDA, which does not survive a fork.
+    """
+    if DEVICE.type == "cuda":
+        return mp.get_context("spawn")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)
     return context
@@ -52,12 +60,11 @@ def rank_starter() -> Any:
 
 def run_ranks(ranks: int, work: Callable[..., None], *args: Any) -> None:
     """Run work(rank, *args) in one process per rank. If a rank raises, kill the others and raise its error."""
-    rank_starter()
-    mp.start_processes(work, args, nprocs=ranks, start_method="forkserver")
+    mp.start_processes(work, args, nprocs=ranks, start_method=rank_starter().get_start_method())
 
 
 def begin_rank(rank: int, ranks: int, folder: str) -> None:
-    """Create the gloo group of a test's ranks. Called by each rank.
+    """Create the group of a test's ranks: gloo's on the CPU, NCCL's on a GPU. Called by each rank.
 
     A rank that waits in a collective handles neither exceptions nor signals, so it is killed when the test's process
     dies. After LONGEST seconds it prints the stacks of its threads and exits. Each rank computes on one thread, because
@@ -79,11 +86,17 @@ def begin_rank(rank: int, ranks: int, folder: str) -> None:
         TOKENIZERS_PARALLELISM="false",
     )  # fmt: skip
     faulthandler.dump_traceback_later(LONGEST, exit=True)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    backend = "gloo"
+    if DEVICE.type == "cuda":
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # NCCL refuses ranks of one host that share a GPU
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic only then
+        torch.cuda.set_device(DEVICE)
+        backend = "nccl"
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
 
 
 def prepare_rank() -> None:
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=DEVICE.type == "cuda")
 
 
 def gather(value: Any) -> list[Any]:

@@ -40,7 +40,7 @@ def test_parameters_that_other_code_shards_keep_their_gradients(rank: int) -> No
     ep.detach()
 
 
-def test_a_head_that_wrap_never_saw_is_compared_once_it_has_stepped(rank: int) -> None:
+def test_an_unwrapped_head_that_differs_between_ranks_is_rejected_after_a_step(rank: int) -> None:
     """The experts' optimizer also trains a value head that is not part of the wrapped model."""
     ep, model, trained = begin()
     torch.manual_seed(0)
@@ -85,12 +85,14 @@ def unequal_fsdp2() -> None:
     (unequal_fsdp2, "RuntimeError: the last micro-step ran inside no_sync()"),
     (no_sync, "nothing"),
 ])  # fmt: skip
-def test_single_mistakes_are_refused_on_all_ranks(rank: int, mistake: Callable[[], None], words: str) -> None:
+def test_unsupported_training_code_is_rejected_on_all_ranks_and_no_sync_is_accepted(
+    rank: int, mistake: Callable[[], None], words: str
+) -> None:
     assert refusal(mistake).startswith(words)
 
 
 @pytest.mark.parametrize("kind", ["inputs", "grad"])
-def test_a_backward_that_leaves_out_experts_is_refused(rank: int, kind: str) -> None:
+def test_a_backward_that_leaves_out_experts_is_rejected(rank: int, kind: str) -> None:
     ep, _, trained = begin()
     dense = ep.dense_parameters()
 
@@ -104,7 +106,7 @@ def test_a_backward_that_leaves_out_experts_is_refused(rank: int, kind: str) -> 
     assert said.startswith("RuntimeError: no backward of this phase reached this rank's experts")
 
 
-def test_replaced_experts_are_refused_without_a_phase_too(rank: int) -> None:
+def test_replaced_experts_are_rejected_outside_a_phase(rank: int) -> None:
     _ep, model, trained = begin("own")
     (batch,) = draw_batches(rank, 1, 3)
     loss_of(trained, batch)
@@ -112,7 +114,7 @@ def test_replaced_experts_are_refused_without_a_phase_too(rank: int) -> None:
     assert "is no longer the parameter that was spread" in refusal(lambda: loss_of(trained, batch))
 
 
-def hooked(model: Any, rank: int) -> Any:
+def fail_in_second_layer(model: Any, rank: int) -> Any:
     """Make the second layer's forward fail on rank ODD until the returned handle is removed."""
 
     def fail(*_: Any) -> None:
@@ -122,11 +124,11 @@ def hooked(model: Any, rank: int) -> Any:
     return model.model.layers[1].self_attn.register_forward_pre_hook(fail)
 
 
-def try_again(rank: int) -> None:
+def retry_forward(rank: int) -> None:
     ep, model, trained = begin()
     (batch,) = draw_batches(rank, 1, 3)
     with ep.plan(draw_routes(rank, 1, 3)) as phase, phase.micro_step(0):
-        handle = hooked(model, rank)
+        handle = fail_in_second_layer(model, rank)
         try:
             loss_of(trained, batch)
         except ValueError:
@@ -138,7 +140,7 @@ def fail_unplanned(rank: int) -> None:
     ep, model, trained = begin()
     (batch,) = draw_batches(rank, 1, 3)
     with ep.plan(draw_routes(rank, 1, 3)) as phase:
-        handle = hooked(model, rank)
+        handle = fail_in_second_layer(model, rank)
         try:
             with ep.unplanned(), torch.no_grad():
                 trained(batch)
@@ -148,7 +150,7 @@ def fail_unplanned(rank: int) -> None:
             loss_of(trained, batch).backward()
 
 
-def one_forward_more(rank: int) -> None:
+def run_extra_forward(rank: int) -> None:
     ep, _model, trained = begin()
 
     def backward(loss: Any) -> None:
@@ -169,12 +171,12 @@ def detach_alone(rank: int) -> None:
 
 
 @pytest.mark.parametrize(("part", "reason"), [
-    (try_again, f"a forward of micro-step 0 began, but the one before it ended after layer 0 of {LAYERS}"),
+    (retry_forward, f"a forward of micro-step 0 began, but the one before it ended after layer 0 of {LAYERS}"),
     (fail_unplanned, "ValueError: planted"),
-    (one_forward_more, "another forward of micro-step"),
+    (run_extra_forward, "another forward of micro-step"),
     (detach_alone, f"detach() on rank {ODD}"),
 ])  # fmt: skip
-def test_ranks_that_part_end_at_once_and_some_rank_says_why(
+def test_ranks_that_run_different_code_stop_promptly_and_one_gives_the_reason(
     rank: int, part: Callable[[int], None], reason: str
 ) -> None:
     said = gather(refusal(lambda: part(rank)))

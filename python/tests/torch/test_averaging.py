@@ -42,7 +42,7 @@ def eager_gradients(seeds: list[int], scale: float = 1.0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("reentrant", [None, True, False])  # None: no activation checkpointing
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp2", "accelerate", "by hand"])
-def test_gradients_without_a_phase_are_those_of_one_process(rank: int, trainer: str, reentrant: bool | None) -> None:
+def test_gradients_without_a_phase_match_one_process(rank: int, trainer: str, reentrant: bool | None) -> None:
     model = make_model(torch.float64)
     if reentrant is not None:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})

@@ -123,9 +123,7 @@ of_wrappers = pytest.mark.parametrize("wrapper", [None, "ddp", "fsdp2"])
 
 
 @of_wrappers
-def test_a_checkpoint_of_four_ranks_has_all_weights_and_moments_on_four_two_and_one(
-    rank: int, wrapper: str | None
-) -> None:
+def test_a_checkpoint_of_four_ranks_loads_completely_on_four_two_and_one(rank: int, wrapper: str | None) -> None:
     """Uses torch.distributed.checkpoint, then takes one more step with each run."""
     pair = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
     into = f"{folder()}/{wrapper}"
@@ -150,7 +148,7 @@ def test_a_checkpoint_of_four_ranks_has_all_weights_and_moments_on_four_two_and_
 
 
 @of_wrappers
-def test_torchs_full_states_are_those_of_the_unspread_model_and_load(rank: int, wrapper: str | None) -> None:
+def test_full_states_of_torch_match_the_unspread_model_and_can_be_loaded(rank: int, wrapper: str | None) -> None:
     saving, expected = trained(STEPS, wrapper=wrapper), trained(STEPS, is_spread=False)
     whole = get_model_state_dict(saving.wrapped, options=FULL)
     moments = get_optimizer_state_dict(saving.wrapped, saving.optimizer, options=FULL)
@@ -171,7 +169,7 @@ def test_torchs_full_states_are_those_of_the_unspread_model_and_load(rank: int, 
         assert run.difference(expected) == ""
 
 
-def test_a_spread_model_and_its_optimizer_take_their_own_states_and_whole_ones(rank: int) -> None:
+def test_a_spread_model_and_its_optimizer_load_sharded_and_whole_states(rank: int) -> None:
     expected, saving = trained(STEPS, is_spread=False), trained(STEPS)
     state = saving.model.state_dict()
     assert tuple(state[EXPERT].shape) == (EXPERTS, 32, 16) and isinstance(state[EXPERT], DTensor)
@@ -191,7 +189,7 @@ def test_a_spread_model_and_its_optimizer_take_their_own_states_and_whole_ones(r
     assert type(detached) is torch.Tensor and len(detached) == EXPERTS
 
 
-def test_states_that_may_be_another_ranks_are_refused(rank: int) -> None:
+def test_states_that_may_belong_to_another_rank_are_rejected(rank: int) -> None:
     run = trained(1)
     state, own = run.model.state_dict(), dict(run.model.named_parameters())[EXPERT].detach()
     said = refusal(lambda: run.model.load_state_dict(state | {EXPERT: own}))
@@ -210,7 +208,7 @@ def test_states_that_may_be_another_ranks_are_refused(rank: int) -> None:
         assert refusal(way).startswith("InputError: optimizer: row_var of parameter 0 is [4, 32, 1]")
 
 
-def test_a_whole_state_that_is_kept_does_not_change_with_the_model(rank: int) -> None:
+def test_a_whole_state_does_not_change_when_training_continues(rank: int) -> None:
     run, expected = trained(1), trained(1, is_spread=False)
     best = run.ep.whole_state_dict(run.model, cpu_offload=True)
     shared = run.ep.whole_state_dict(run.model)
@@ -222,9 +220,7 @@ def test_a_whole_state_that_is_kept_does_not_change_with_the_model(rank: int) ->
 
 
 @pytest.mark.parametrize("is_exponential", [False, True])
-def test_a_copy_averages_experts_saves_them_and_is_evaluated_in_the_spread_model(
-    rank: int, is_exponential: bool
-) -> None:
+def test_an_averaged_copy_can_be_saved_and_evaluated_in_the_spread_model(rank: int, is_exponential: bool) -> None:
     options = {"multi_avg_fn": get_ema_multi_avg_fn(0.9)} if is_exponential else {}
     run, expected = Run(0), Run(0, is_spread=False)
     averaged, of_expected = (AveragedModel(of.model, **options) for of in (run, expected))
@@ -251,7 +247,7 @@ def save(what: Any) -> None:
     torch.save(what, io.BytesIO())
 
 
-def test_what_would_save_one_ranks_experts_refuses_when_it_saves(rank: int) -> None:
+def test_saving_the_experts_of_one_rank_alone_is_rejected(rank: int) -> None:
     run = trained(1)
     model, state = run.model, run.model.state_dict()
     into = f"{folder()}/{rank}"

@@ -62,7 +62,7 @@ def fail() -> None:
     raise Failure("something is wrong")
 
 
-def cannot(hardware: Hardware) -> Outcome:
+def raise_cannot_run(hardware: Hardware) -> Outcome:
     raise CannotRun("this machine lacks it")
 
 
@@ -98,7 +98,7 @@ def figures_of(document: dict[str, Any], check: str) -> dict[str, float]:
     return figures
 
 
-def test_all_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
+def test_every_check_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
     done, document = whole_run
     by_status: dict[str, list[str]] = {PASSED: [], FAILED: [], CANNOT_RUN: []}
     for row in document["checks"]:
@@ -112,7 +112,7 @@ def test_all_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
     assert f"{len(by_status[PASSED])} passed, {num_failed} failed, 1 cannot run here" in done.stdout
 
 
-def test_the_document_says_what_ran_and_not_where(whole_run: Any) -> None:
+def test_the_json_document_has_versions_and_results_but_no_host_or_path(whole_run: Any) -> None:
     _, document = whole_run
     assert document["format"] == 2
     assert document["versions"]["foremoe"] == foremoe.__version__
@@ -137,7 +137,7 @@ def test_every_residency_path_and_type_is_compared(whole_run: Any) -> None:
         assert row["figures"]["gradient_error"] > 0  # rounded differently, so computed independently
 
 
-def test_the_speed_is_predicted_by_the_rows_of_the_busiest_rank(whole_run: Any) -> None:
+def test_the_predicted_speedup_follows_the_rows_of_the_busiest_rank(whole_run: Any) -> None:
     figures = figures_of(whole_run[1], "speed of a planned step")
     assert figures["predicted_speedup"] > 1 and figures["rho_before"] > figures["rho"] >= 1
     # Layers and micro-steps have about equal numbers of rows, so both ratios are nearly the same mean.
@@ -146,7 +146,7 @@ def test_the_speed_is_predicted_by_the_rows_of_the_busiest_rank(whole_run: Any) 
     assert 0 <= figures["exposed_share"] <= 1
 
 
-def test_the_last_line_advises_the_depth_and_path_that_were_best(whole_run: Any) -> None:
+def test_the_last_line_recommends_the_best_depth_and_path(whole_run: Any) -> None:
     done, document = whole_run
     assert done.stdout.splitlines()[-1] == f"Advice: {document['advice']}"
     overlap = {"depth_1": 0.08, "depth_2": 0.01, "depth_4": 0.0095}
@@ -187,7 +187,7 @@ def test_an_executor_that_sends_wrong_experts_is_reported_as_failed(path: str) -
     assert "gradients are" in outcome.detail or "outputs are" in outcome.detail
 
 
-def test_a_rank_that_hangs_is_ended_and_the_next_check_has_other_ranks() -> None:
+def test_a_hung_rank_is_killed_and_the_next_check_gets_new_ranks() -> None:
     begin = time.monotonic()
     hangs = Check("hangs", functools.partial(on_rank_1, hang), limit=3.0)
     hung, after = outcomes(hangs, Check("passes", pass_quietly))
@@ -197,7 +197,7 @@ def test_a_rank_that_hangs_is_ended_and_the_next_check_has_other_ranks() -> None
     assert time.monotonic() - begin < 120
 
 
-def test_a_rank_that_dies_is_named_and_the_table_is_complete() -> None:
+def test_a_rank_that_dies_is_named_and_the_remaining_checks_run() -> None:
     died, raised, after = outcomes(
         Check("dies", functools.partial(on_rank_1, die)),
         Check("fails", functools.partial(on_rank_1, fail), grace=1.0),
@@ -213,19 +213,19 @@ def test_ranks_that_do_not_start_fail_their_check() -> None:
     assert outcome == Outcome(FAILED, "ranks did not start: all ranks: something is wrong")
 
 
-def test_what_does_not_run_never_passes() -> None:
+def test_a_check_that_does_not_run_never_passes() -> None:
     refused = Check("refused", pass_quietly, "there is no such device")
     assert outcomes(refused, Check("late", pass_quietly), limit=-1.0) == [
         Outcome(CANNOT_RUN, "there is no such device"),
         Outcome(CANNOT_RUN, "not run: the limit of -1 s was over"),
     ]
-    assert outcomes(Check("lacks", cannot)) == [Outcome(CANNOT_RUN, "this machine lacks it")]
+    assert outcomes(Check("lacks", raise_cannot_run)) == [Outcome(CANNOT_RUN, "this machine lacks it")]
 
 
 @pytest.mark.parametrize(("how", "ended", "text"), [
     ("is killed", "died", f"was killed by {signal.SIGKILL.name}"), ("raises", "raised", "PlantedError: planted"),
 ])  # fmt: skip
-def test_others_that_end_without_an_error_or_not_at_all_are_a_failure(how: str, ended: str, text: str) -> None:
+def test_a_failure_check_fails_if_a_rank_returns_or_hangs(how: str, ended: str, text: str) -> None:
     last = RankReport(1, ended, 1.0, text=text)
 
     def judge(*reports: RankReport) -> str:
@@ -237,7 +237,7 @@ def test_others_that_end_without_an_error_or_not_at_all_are_a_failure(how: str, 
     assert judge(RankReport(0, "raised", 2.0, text="an error"), RankReport(1, "returned", 1.0)) == FAILED
 
 
-def test_the_exit_code_is_1_where_a_check_failed(
+def test_the_exit_code_is_1_if_a_check_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
     failing = Check("fails", functools.partial(on_rank_1, fail), grace=1.0)
@@ -256,7 +256,9 @@ def test_the_exit_code_is_1_where_a_check_failed(
     (["--json", "/no/such/folder/found.json"], "--json: "),
     (["--device", "tpu"], "invalid choice"),
 ])  # fmt: skip
-def test_wrong_arguments_are_exit_code_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_exit_with_code_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(arguments)
     assert ended.value.code == 2
@@ -265,15 +267,15 @@ def test_wrong_arguments_are_exit_code_2(arguments: list[str], words: str, capsy
 
 @pytest.mark.parametrize(("gpus", "given", "expected"), [
     (0, {}, Hardware("cpu", 0, 2, "gloo")),
-    (1, {}, Hardware("cuda", 1, 2, "gloo")),
-    (1, {"ranks": 4}, Hardware("cuda", 1, 4, "gloo")),
+    (1, {}, Hardware("cuda", 1, 2, "nccl")),
+    (1, {"ranks": 4}, Hardware("cuda", 1, 4, "nccl")),
     (2, {}, Hardware("cuda", 2, 2, "nccl")),
     (3, {"ranks": 3}, Hardware("cuda", 3, 3, "nccl")),
     (7, {}, Hardware("cuda", 6, 6, "nccl")),
     (8, {}, Hardware("cuda", 8, 8, "nccl")),
     (8, {"device": "cpu", "ranks": 3}, Hardware("cpu", 0, 3, "gloo")),
 ])  # fmt: skip
-def test_ranks_run_on_what_is_there(
+def test_ranks_and_backend_follow_the_available_gpus(
     gpus: int, given: dict[str, Any], expected: Hardware, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
@@ -281,6 +283,6 @@ def test_ranks_run_on_what_is_there(
     assert find_hardware(**given) == expected
 
 
-def test_texts_lose_paths_hosts_and_addresses_and_keep_units() -> None:
+def test_scrub_removes_folders_hosts_and_addresses_but_keeps_units() -> None:
     text = f"/a/b/x.py:3 on {socket.gethostname()} [../gloo/pair.cc:5] 10.0.0.1:44 at 2 GB/s, ~/y"
     assert scrub(text) == "x.py:3 on HOST [pair.cc:5] ADDRESS:44 at 2 GB/s, y"

@@ -82,7 +82,7 @@ def error_of(grads: dict[str, Any], expected: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_errors_are_close_to_those_of_one_eager_process(rank: int, dtype: Any) -> None:
+def test_half_precision_errors_are_close_to_one_eager_process(rank: int, dtype: Any) -> None:
     """Compares errors relative to float64."""
     batches, routes = ([draw(r, 2, 9) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
     _, exact = reference(F64, batches, routes, weights=dtype)

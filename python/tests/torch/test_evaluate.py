@@ -29,7 +29,7 @@ def test_ranks_generate_completions_of_different_lengths(rank: int) -> None:
         model(prompt)
 
 
-def test_what_one_rank_raises_ends_all_ranks(rank: int) -> None:
+def test_an_error_on_one_rank_stops_all_ranks(rank: int) -> None:
     ep, model, _ = begin(dtype=torch.float32)
 
     def raise_on_one_rank() -> None:
@@ -43,13 +43,13 @@ def test_what_one_rank_raises_ends_all_ranks(rank: int) -> None:
     assert refusal(raise_on_one_rank) == expected
 
 
-def test_different_layers_at_the_same_time_are_refused_by_all_ranks(rank: int) -> None:
+def test_running_different_layers_at_the_same_time_is_rejected(rank: int) -> None:
     ep, model, _ = begin(dtype=torch.float32)
     with pytest.raises(RuntimeError, match="MoE layer 0 on rank 2, MoE layer 1 on rank 3"), ep.evaluate():
         model.model.layers[1 if rank == 3 else 0].mlp(torch.zeros(1, 4, 32))
 
 
-def test_evaluation_is_refused_where_it_cannot_run(rank: int) -> None:
+def test_evaluation_is_rejected_under_fsdp2_and_inside_a_phase(rank: int) -> None:
     ep, _, _ = begin("fsdp2", torch.float32)
     assert "FSDP2 gathers weights" in refusal(ep.evaluate().__enter__)
     ep, _, _ = begin(dtype=torch.float32)

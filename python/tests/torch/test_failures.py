@@ -39,19 +39,19 @@ def train(rank: int, ep: Any, model: Any, breaks: dict[str, Callable[[], None]])
     """Train for a phase of two micro-steps. `breaks` maps a place to the function that the failing rank calls there."""
     batches, routes = draw_batches(rank, 2, 1), draw_routes(rank, 2, 1)
 
-    def pass_by(place: str) -> None:
+    def reach(place: str) -> None:
         if rank == FAILING and place in breaks:
             breaks[place]()
 
-    pass_by("before")
+    reach("before")
     with ep.plan(routes) as phase:
         for m, batch in enumerate(batches):
-            pass_by("between")
+            reach("between")
             with phase.micro_step(m):
                 logits = model(batch).logits
-                pass_by("inside")
+                reach("inside")
                 (logits.sum() / 64).backward()
-        pass_by("drain")
+        reach("drain")
         phase.drain()
 
 
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], None]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_ranks_end_and_name_the_rank_that_failed_and_can_begin_anew_after_detach(rank: int, case: str) -> None:
+def test_all_ranks_stop_name_the_failed_rank_and_can_train_again_after_detach(rank: int, case: str) -> None:
     options, breaks = CASES[case]
     ep, model, _ = begin(**options)
     since = time.monotonic()
@@ -102,7 +102,7 @@ def work_until_killed(rank: int, folder: str, place: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["inside", "planning"])
-def test_survivors_name_a_rank_that_was_killed(tmp_path: pathlib.Path, place: str) -> None:
+def test_surviving_ranks_name_the_killed_rank(tmp_path: pathlib.Path, place: str) -> None:
     arguments = str(tmp_path), place
     ranks = [rank_starter().Process(target=work_until_killed, args=(rank, *arguments)) for rank in range(RANKS)]
     for process in ranks:

@@ -93,6 +93,12 @@ def test_planned_layers_never_wait_for_the_device(cuda: FakeCuda, residency: str
     assert cuda.uploads - before == MICRO_STEPS, "one copy brings the tables of all layers"
 
 
+@pytest.mark.parametrize("options", [{"guest_slots": 0}, {"policy": "vanilla"}], ids=str)
+def test_plans_without_guests_run_on_the_device(cuda: FakeCuda, options: dict[str, Any]) -> None:
+    """Their tables contain empty arrays."""
+    assert waits_of_a_phase(cuda, **options) == ([], 0)
+
+
 def test_layers_with_their_own_routing_wait_for_counts_and_the_harness_detects_it(cuda: FakeCuda) -> None:
     with pytest.raises(DATA_DEPENDENT):
         waits_of_a_phase(cuda, on_mismatch="home")

@@ -23,11 +23,11 @@ FUSED = ("fused_permute", "fused_permute_with_probs", "fused_unpermute", "fused_
          "fused_sort_chunks_by_index_with_probs")  # fmt: skip
 
 
-class Left(Exception):
+class LeaveStep(Exception):
     """Leaves a step early, because a completed step waits for the device once."""
 
 
-class AtOnce:
+class SynchronousExecutor:
     """A ThreadPoolExecutor that runs functions in submit(), because fake tensors work on one thread only."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -104,7 +104,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
     with pytest.MonkeyPatch.context() as patch, cuda.stand_ins():
         patch.setattr(of_replicas, "make_groups", fake_groups)
         patch.setattr(shares, "POLICIES", ())  # this process plans everything, since no other rank exists
-        patch.setattr(step, "ThreadPoolExecutor", AtOnce)
+        patch.setattr(step, "ThreadPoolExecutor", SynchronousExecutor)
         patch.setattr(moe_utils, "te_general_gemm", None, raising=False)
         for name, function in zip(
             FUSED, (None, permute_with_probs, unpermute, sort_chunks, sort_chunks_with_probs), strict=True
@@ -130,7 +130,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
             guests._parameters = experts.expert_parameters(guests.module, moe.name)
         patch.setattr(replicas, "_expect_same", lambda _: None)  # _expect_same() compares digests on the device
         cuda.waits.clear()
-        with contextlib.suppress(Left), replicas.step(plan):
+        with contextlib.suppress(LeaveStep), replicas.step(plan):
             for m in range(MICRO_STEPS):
                 replay(net, 0, m)
                 for layer in net.moe:  # a trainer keeps routes on the device
@@ -139,7 +139,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
                 hidden = torch.zeros(TOKENS, 1, HIDDEN, dtype=torch.bfloat16, device=cuda.device, requires_grad=True)
                 net(hidden).float().square().mean().backward()
             found = list(cuda.waits), net.moe[0].token_dispatcher.step.engine.guests.copies["peer"]
-            raise Left
+            raise LeaveStep
         return found
 
 
@@ -173,9 +173,7 @@ def test_planned_layers_with_fused_permutation_never_wait_for_the_device(found: 
 
 
 @pytest.mark.parametrize("residency", ["static", "resident", "shared"])
-def test_unfused_permutation_waits_twice_a_layer_in_megatrons_own_code_and_nowhere_else(
-    found: Any, residency: str
-) -> None:
+def test_unfused_permutation_waits_only_twice_per_layer_in_megatrons_own_code(found: Any, residency: str) -> None:
     from megatron_training import LAYERS
 
     waits, copies = found[f"{residency}, unfused"]
@@ -184,6 +182,6 @@ def test_unfused_permutation_waits_twice_a_layer_in_megatrons_own_code_and_nowhe
     assert all(MASKED_SELECT in wait for wait in waits)
 
 
-def test_the_device_refuses_that_selection_without_its_size(found: Any) -> None:
+def test_masked_select_without_a_known_size_raises(found: Any) -> None:
     (wait,) = found["not sized"]
     assert MASKED_SELECT in wait

@@ -80,7 +80,7 @@ def test_each_group_has_its_own_plan_and_matches_one_eager_process(rank: int, ca
 def test_a_group_without_this_process_is_rejected(rank: int) -> None:
     others = groups()[1 - place(rank)[0]]
     said = refusal(lambda: spread(make_model(F32), others))
-    assert said == "InputError: group: this process is none of its ranks"
+    assert said == "InputError: group: this process is not one of its ranks"
 
 
 def test_evaluation_and_state_use_the_groups_experts_and_detach_destroys_the_groups(rank: int) -> None:

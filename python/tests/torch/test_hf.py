@@ -125,7 +125,7 @@ def test_a_router_replays_routes_with_its_own_gates(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_experts_on_their_rows_are_the_familys_own(family: str) -> None:
+def test_forward_rows_matches_the_experts_of_the_model_family(family: str) -> None:
     model = make_model(family)
     layer = expert_layers(model)[0]
     rows = torch.randn(40, layer.hidden_size)
@@ -138,7 +138,7 @@ def test_experts_on_their_rows_are_the_familys_own(family: str) -> None:
     torch.testing.assert_close(found, expected.view_as(found), rtol=1e-4, atol=1e-4)
 
 
-def test_experts_multiply_in_the_type_of_their_weights() -> None:
+def test_experts_compute_in_the_dtype_of_their_weights() -> None:
     layer = expert_layers(make_model("Qwen3Moe"))[0]
     weights = {name: weight.bfloat16() for name, weight in layer.weights().items()}
     rows = torch.randn(EXPERTS, layer.hidden_size)
@@ -147,7 +147,7 @@ def test_experts_multiply_in_the_type_of_their_weights() -> None:
     assert torch.equal(found, layer.forward_rows(rows.bfloat16(), ends, weights))
 
 
-def test_what_generate_took_is_recorded_and_replays_without_mismatch() -> None:
+def test_routes_of_generate_are_recorded_and_replay_without_mismatch() -> None:
     model = make_model("Qwen3Moe")
     prompt = torch.randint(3, 97, (4, 6))
     prompt[0, :2] = 0
@@ -173,7 +173,7 @@ def test_what_generate_took_is_recorded_and_replays_without_mismatch() -> None:
         recorder.routes(torch.cat([out, out[:, :1]], 1), torch.ones(4, out.shape[1] + 1))
 
 
-def test_models_without_experts_and_unknown_routers_are_refused() -> None:
+def test_models_without_experts_and_unknown_routers_are_rejected() -> None:
     dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(**BASE))
     with pytest.raises(foremoe.InputError, match="no experts"):
         expert_layers(dense)
@@ -188,12 +188,12 @@ def test_models_without_experts_and_unknown_routers_are_refused() -> None:
 
 
 @pytest.mark.parametrize("family", NOT_REPLAYABLE)
-def test_a_router_whose_choice_cannot_be_replayed_is_refused_when_layers_are_made(family: str) -> None:
+def test_expert_layers_rejects_routers_that_cannot_be_replayed(family: str) -> None:
     with pytest.raises(foremoe.InputError, match=f"has a router, {family}.*Router, whose choice cannot be replayed"):
         expert_layers(make_model(family))
 
 
-def test_a_router_is_tried_without_a_trace() -> None:
+def test_testing_a_router_has_no_side_effects() -> None:
     """Leaves parameters, buffers and the random state unchanged, even if the router adds noise in training."""
     model = make_model("DeepseekV3").train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -212,37 +212,37 @@ class Adapter(torch.nn.Module):
         self.base_layer = experts
 
 
-class Low(torch.nn.Module):
+class AddUpdate(torch.nn.Module):
     """A parametrization that adds an adapter's update to a weight."""
 
     def forward(self, weight: Any) -> Any:
         return weight + 1
 
 
-def test_adapters_on_experts_are_refused_by_name() -> None:
+def test_adapters_on_experts_are_rejected_by_name() -> None:
     model = make_model("Qwen3Moe")
     block = model.model.layers[1].mlp
     block.experts = Adapter(Adapter(block.experts))
     with pytest.raises(foremoe.InputError, match=r"the experts of model\.layers\.1\.mlp have adapters"):
         expert_layers(model)
     block.experts = block.experts.base_layer.base_layer
-    torch.nn.utils.parametrize.register_parametrization(block.experts, "down_proj", Low())
+    torch.nn.utils.parametrize.register_parametrization(block.experts, "down_proj", AddUpdate())
     with pytest.raises(foremoe.InputError, match=r"the experts of model\.layers\.1\.mlp have adapters"):
         expert_layers(model)
 
 
-def test_adapters_that_come_later_are_refused_when_the_experts_run() -> None:
+def test_adapters_added_later_are_rejected_when_the_experts_run() -> None:
     model = make_model("Qwen3Moe")
     layers = expert_layers(model)
     for layer in layers:
         layer.execute_by(lambda hidden, ids, gates: hidden)
     model(torch.zeros(1, 4, dtype=torch.long))
-    torch.nn.utils.parametrize.register_parametrization(layers[0].experts, "down_proj", Low())
+    torch.nn.utils.parametrize.register_parametrization(layers[0].experts, "down_proj", AddUpdate())
     with pytest.raises(foremoe.InputError, match="model: experts have adapters"):
         model(torch.zeros(1, 4, dtype=torch.long))
 
 
-def test_a_compiled_model_is_refused_by_name() -> None:
+def test_a_compiled_model_is_rejected_by_name() -> None:
     model = make_model("Qwen3Moe")
     with pytest.raises(foremoe.InputError, match=r"model: torch\.compile\(\) cannot run planned layers"):
         expert_layers(torch.compile(model))
@@ -254,7 +254,7 @@ def test_a_compiled_model_is_refused_by_name() -> None:
     assert len(expert_layers(other)) == 2
 
 
-def test_a_model_that_is_compiled_later_is_refused_when_it_is_wrapped_or_runs() -> None:
+def test_a_model_compiled_later_is_rejected_when_it_is_wrapped_or_runs() -> None:
     model, ids = make_model("Qwen3Moe"), torch.zeros(1, 4, dtype=torch.long)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -269,7 +269,7 @@ def test_a_model_that_is_compiled_later_is_refused_when_it_is_wrapped_or_runs() 
         dist.destroy_process_group()
 
 
-def test_routes_of_other_rows_are_told_as_that() -> None:
+def test_replaying_routes_for_a_different_number_of_rows_raises() -> None:
     model = make_model("Qwen3Moe")
     expert_layers(model)[0].replay(torch.zeros(7, TOP_K).long())
     with pytest.raises(RuntimeError, match="10 rows ran, but there are routes of 7"):

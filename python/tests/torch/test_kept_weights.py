@@ -121,7 +121,7 @@ def gradients(multiply: Any, *, lent: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", GOOD)
-def test_a_backward_reads_the_guests_where_they_lie_then(case: str) -> None:
+def test_a_backward_reads_guests_from_their_current_buffers(case: str) -> None:
     for lent, kept in zip(gradients(GOOD[case], lent=True), gradients(GOOD[case], lent=False), strict=True):
         assert torch.equal(lent, kept)
     for frozen in ("", "up", "bias"):
@@ -129,7 +129,7 @@ def test_a_backward_reads_the_guests_where_they_lie_then(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_experts_that_would_read_others_in_the_backward_are_refused(case: str) -> None:
+def test_experts_that_would_read_overwritten_buffers_are_rejected(case: str) -> None:
     lent, kept = (gradients(BAD[case], lent=lent) for lent in (True, False))
     assert not torch.equal(lent[0], kept[0])
     for frozen in ("", "up", "bias"):
@@ -139,14 +139,14 @@ def test_experts_that_would_read_others_in_the_backward_are_refused(case: str) -
         try_lending_layer(Experts(lambda rows, w: BAD[case](rows, w) if rows.is_leaf else rows @ w))
 
 
-def test_an_expert_whose_weights_are_no_numbers_yet_is_not_refused() -> None:
+def test_experts_with_nan_weights_are_accepted() -> None:
     layer = Experts(torch.matmul)
     with torch.no_grad():
         layer.weights()["up"].fill_(torch.nan)
     try_lending_layer(layer)
 
 
-def test_one_layer_of_each_kind_is_tried() -> None:
+def test_lending_is_tried_on_one_layer_of_each_class() -> None:
     class Counted(Experts):
         tried = 0
 

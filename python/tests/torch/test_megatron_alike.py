@@ -53,19 +53,19 @@ def test_every_argument_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_all_ranks_refuse_an_argument_that_one_has_otherwise(rank: int, name: str) -> None:
+def test_all_ranks_reject_an_argument_that_differs_on_one_rank(rank: int, name: str) -> None:
     odd, others = ARGUMENTS[name]
     said = input_error(lambda: attach(net_of(), **{name: odd if rank == ODD else others}))
     assert said == f"{name}: {odd!r} on rank 2, {others!r} on {OTHERS}; expected the same on all ranks"
 
 
-def test_an_option_of_one_rank_alone_is_named_and_threads_may_differ(rank: int) -> None:
+def test_an_option_given_on_one_rank_is_rejected_and_threads_may_differ(rank: int) -> None:
     said = input_error(lambda: attach(net_of(), **{"tolerance": 0.1} if rank == ODD else {}))
     assert said.startswith(f"tolerance: 0.1 on rank 2, not given on {OTHERS}; expected")
     attach(net_of(), threads=1 + (rank == ODD)).detach()
 
 
-def test_other_versions_are_refused(rank: int) -> None:
+def test_a_megatron_version_that_differs_on_one_rank_is_rejected(rank: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if rank == ODD:
             patch.setattr("megatron.core.__version__", "0.16.99")
@@ -80,12 +80,12 @@ def test_other_versions_are_refused(rank: int) -> None:
     ({"params_dtype": torch.float32},
      ".moe.0.local_experts.0.linear_fc1.weight: float32 [16, 16], trained on rank 2, "),
 ])  # fmt: skip
-def test_all_ranks_refuse_a_model_that_one_has_otherwise(rank: int, odd: dict[str, Any], words: str) -> None:
+def test_all_ranks_reject_a_model_that_differs_on_one_rank(rank: int, odd: dict[str, Any], words: str) -> None:
     net = net_of(**odd if rank == ODD else {})
     assert input_error(lambda: attach(net)).startswith(f"model_chunks[0]{words}")
 
 
-def test_all_ranks_refuse_other_numbers_of_layers_and_chunks_and_other_frozen_weights(rank: int) -> None:
+def test_different_numbers_of_layers_or_chunks_and_frozen_weights_are_rejected(rank: int) -> None:
     frozen = net_of()
     net = make_net(make_config(Case()), layers=2 if rank == ODD else 3)
     expected = f"model_chunks[0]: 2 MoE layers on rank 2, 3 MoE layers on {OTHERS}; expected the same"
@@ -99,7 +99,7 @@ def test_all_ranks_refuse_other_numbers_of_layers_and_chunks_and_other_frozen_we
     attach(frozen, mode="shadow").detach()
 
 
-def test_all_ranks_plan_alike(rank: int) -> None:
+def test_arguments_of_plan_must_be_equal_on_all_ranks(rank: int) -> None:
     replicas = attach(net_of())
     odd, good = rank == ODD, counts_of(0, rank)
     begun = replicas.plan(good)
@@ -119,5 +119,5 @@ def test_all_ranks_plan_alike(rank: int) -> None:
     replicas.detach()
 
 
-def test_versions_are_those_that_are_served() -> None:
+def test_the_installed_megatron_version_is_supported() -> None:
     assert supported.expect_version().startswith("0.")

@@ -24,7 +24,7 @@ def consult_twice(net: Any) -> None:
     net.moe[1].register_forward_pre_hook(lambda layer, inputs: (layer.router(inputs[0]), None)[1])
 
 
-def pass_by_router(net: Any) -> None:
+def bypass_router(net: Any) -> None:
     router = net.moe[1].router
     net.moe[1].route = lambda hidden, *given: router.forward(hidden, *given)
 
@@ -33,7 +33,7 @@ def replay_nothing(net: Any) -> None:
     net.moe[1].router.router_replay.clear_router_replay_action()
 
 
-def turn_choice(net: Any) -> None:
+def rotate_routes(net: Any) -> None:
     """Route the planned number of rows to each expert, but not the replayed rows."""
     net.moe[0].router.register_forward_hook(lambda *of: tuple(out.roll(1, 0) for out in of[2]))
 
@@ -46,7 +46,7 @@ def make(ep: int = 4) -> tuple[Any, Any, Any]:
     return net, replicas, replicas.plan(counts_of(0, dist.get_rank()))
 
 
-def leave(
+def error_of_step(
     step: int, order: str, ep: int = 4, spoilt: bool = False, change: Callable[[Any], Any] = lambda net: None
 ) -> str:
     """Run forwards ("f") and backwards in `order`. Return the step's error, after which the replicas are unusable."""
@@ -81,21 +81,21 @@ OTHER_ROWS = "the rows of moe.0 in micro-step 0 were not those"
     (0, "ff", None, "moe.0: its forward of micro-step 1 ran out of order"),
     (0, "fbfbf", None, "the step was left before the last micro-step of its plan"),
     (0, "fb", consult_twice, "moe.1: its router was consulted 2 times in micro-step 0; expected once"),
-    (0, "fb", pass_by_router, "moe.1: its router was consulted 0 times in micro-step 0; expected once"),
+    (0, "fb", bypass_router, "moe.1: its router was consulted 0 times in micro-step 0; expected once"),
     (0, "fb", replay_nothing,
      "moe.1: its RouterReplay has no router_replay_action, but routes were given to it or to others"),
-    (0, "fbfbfb", turn_choice, OTHER_ROWS),
+    (0, "fbfbfb", rotate_routes, OTHER_ROWS),
     (1, "fbfbfb", None, f"{OTHER_ROWS} that counts told plan()"),
 ])  # fmt: skip
-def test_micro_batches_that_are_not_the_plans_end_the_step(
+def test_micro_batches_that_differ_from_the_plan_end_the_step(
     rank: int, step: int, order: str, change: Callable[[Any], Any] | None, words: str
 ) -> None:
-    said = leave(step, order, change=change or (lambda net: None))
+    said = error_of_step(step, order, change=change or (lambda net: None))
     assert words in said, said
 
 
-def test_replicas_of_a_group_that_failed_do_not_use_its_gradients(rank: int) -> None:
-    said = leave(0, "fbfbfb", ep=2, spoilt=rank < 2)
+def test_other_groups_do_not_use_the_gradients_of_a_failed_group(rank: int) -> None:
+    said = error_of_step(0, "fbfbfb", ep=2, spoilt=rank < 2)
     assert (OTHER_ROWS if rank < 2 else "rows in another expert-parallel group were not those of its plan") in said
 
 
@@ -147,7 +147,7 @@ def run_planned(replicas: Any, net: Any, plan: Any) -> Any:
     return step
 
 
-def test_an_error_at_the_end_of_a_step_ends_it_as_one_inside_and_the_other_ranks_hear_of_it(rank: int) -> None:
+def test_an_error_on_closing_a_step_is_reported_to_the_other_ranks(rank: int) -> None:
     """Closing the step fails on one rank after all ranks have reported completion."""
     net, replicas, plan = make(2)
     closed: list[bool] = []
@@ -174,7 +174,7 @@ def test_an_error_at_the_end_of_a_step_ends_it_as_one_inside_and_the_other_ranks
     assert len(distributed_c10d._world.pg_names) == groups  # messages may still be in flight in these groups
 
 
-def test_a_step_that_has_ended_leaves_nothing_to_the_garbage_collector(rank: int) -> None:
+def test_a_finished_step_is_freed_without_the_garbage_collector(rank: int) -> None:
     net, replicas, _ = make()
     gc.disable()
     try:

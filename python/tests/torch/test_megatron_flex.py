@@ -87,7 +87,7 @@ def test_a_chosen_expert_of_probability_zero_keeps_its_row(rank: int, backend: s
     expect_equal(found, expected)
 
 
-def test_top_k_of_the_probabilities_alone_would_lose_that_row() -> None:
+def test_top_k_of_the_probabilities_would_lose_a_row_of_probability_zero() -> None:
     from foremoe.megatron.dispatch import chosen_slots
 
     routing_map = torch.tensor([[False, False, True, True], [True, False, False, True], [False, True, False, False]])

@@ -188,14 +188,14 @@ def moved_guests(plan: foremoe.Plan) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_megatrons_own_layers(rank: int, case: str) -> None:
+def test_losses_and_gradients_match_megatrons_own_layers(rank: int, case: str) -> None:
     found = compare_case(case)
     assert found["worst"] <= 1e-12
     expect_planned_rows(found["metrics"])
 
 
 @pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
-def test_flex_dispatchers_compute_what_the_all_to_all_does(rank: int, backend: str) -> None:
+def test_flex_dispatchers_match_the_all_to_all_dispatcher(rank: int, backend: str) -> None:
     kernels.expect(backend)
     begin_groups(2, pipeline_model_parallel_size=STAGES)
     own = Case(ep=2, ddp=OVERLAP, config=kernels.ROUTER)
@@ -204,7 +204,7 @@ def test_flex_dispatchers_compute_what_the_all_to_all_does(rank: int, backend: s
     assert found["worst"] <= 1e-12
 
 
-def test_stages_plan_for_as_many_micro_steps_as_are_in_flight(rank: int) -> None:
+def test_each_stage_plans_for_its_own_number_of_micro_steps_in_flight(rank: int) -> None:
     assert compare_case("resident")["plan"].in_flight == (2 if rank < 2 else 1)
 
 
@@ -217,7 +217,7 @@ def test_guests_change_between_micro_steps_in_flight(rank: int) -> None:
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_a_planned_stage_exchanges_no_counts_and_waits_for_nothing(rank: int, planned: bool) -> None:
+def test_a_planned_stage_exchanges_no_counts_and_never_waits(rank: int, planned: bool) -> None:
     begin_groups(2, pipeline_model_parallel_size=STAGES)
     pipeline = Pipeline(Case(ep=2, ddp={}), on_device=True)
     replicas = foremoe.megatron.attach(pipeline.models, ranks_per_node=2) if planned else None
@@ -232,7 +232,7 @@ def test_a_planned_stage_exchanges_no_counts_and_waits_for_nothing(rank: int, pl
 
 
 @pytest.mark.parametrize("stage", range(STAGES))
-def test_a_stage_of_dense_layers_takes_part(rank: int, stage: int) -> None:
+def test_a_stage_without_moe_layers_trains_with_the_others(rank: int, stage: int) -> None:
     begin_groups(2, pipeline_model_parallel_size=STAGES)
     case = Case(ep=2, ddp=OVERLAP)
     found = compare(case, {}, Pipeline(case, dense_stage=stage).run(), dense_stage=stage)
@@ -240,7 +240,7 @@ def test_a_stage_of_dense_layers_takes_part(rank: int, stage: int) -> None:
     assert (found["metrics"] == {}) == (rank // 2 == stage)
 
 
-def test_a_stage_of_dense_layers_refuses_what_another_stage_does(rank: int) -> None:
+def test_a_stage_without_moe_layers_raises_the_error_of_another_stage(rank: int) -> None:
     """Only the stage with MoE layers can refuse the policy. Stages agree over gloo, which never waits for a device."""
     begin_groups(2, pipeline_model_parallel_size=STAGES)
     pipeline = Pipeline(Case(ep=2, ddp=OVERLAP), dense_stage=0)
@@ -253,7 +253,7 @@ def test_a_stage_of_dense_layers_refuses_what_another_stage_does(rank: int) -> N
 
 
 @pytest.mark.parametrize("chunks", [1, 2])  # virtual pipeline stages per rank
-def test_shadow_mode_counts_in_pipelines_and_changes_nothing(rank: int, chunks: int) -> None:
+def test_shadow_mode_counts_rows_in_pipelines_and_changes_no_results(rank: int, chunks: int) -> None:
     virtual = {"virtual_pipeline_model_parallel_size": chunks} if chunks > 1 else {}
     begin_groups(2, pipeline_model_parallel_size=STAGES, **virtual)
     case = Case(ep=2, ddp=OVERLAP)
@@ -270,7 +270,7 @@ def test_shadow_mode_counts_in_pipelines_and_changes_nothing(rank: int, chunks: 
 computed_again = steps.MicroBatchRows.computed_again
 
 
-def stay(self: Any, turn: Any, *_: Any) -> Any:
+def keep_forward_slot(self: Any, turn: Any, *_: Any) -> Any:
     return computed_again(self, turn, [], [])
 
 
@@ -283,11 +283,11 @@ def do_nothing(*_: Any) -> None: ...
 
 
 @pytest.mark.parametrize(("case", "where", "name", "by"), [
-    ("two guests", steps.MicroBatchRows, "computed_again", stay),  # gradients stay in the forward's slot
+    ("two guests", steps.MicroBatchRows, "computed_again", keep_forward_slot),  # gradients stay there
     ("two guests", layer_turn.LayerTurn, "end_forward", end_forward),  # departing guests keep their gradients
     ("three layers, all recomputed", guests.Guests, "begin_ahead", do_nothing),  # recomputes with the forward's guests
 ])  # fmt: skip
-def test_several_micro_steps_in_flight_that_are_not_heeded_are_seen(
+def test_faults_with_several_micro_steps_in_flight_change_the_results(
     rank: int, case: str, where: Any, name: str, by: Any
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

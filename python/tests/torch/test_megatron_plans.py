@@ -109,7 +109,7 @@ def test_a_plan_begun_earlier_is_reused_only_for_the_same_counts_and_phase_on_al
 
 
 def test_explicit_plans_in_shadow_mode_do_not_mix_with_background_plans(rank: int) -> None:
-    """The main and a background thread each start a plan. The main thread is first on even ranks, second on odd ones."""
+    """The main and a background thread each start a plan. The main thread is first on even ranks only."""
     begin_groups(2)
     net = make_net(make_config(CASE))
     replicas = foremoe.megatron.attach(net, mode="shadow", ranks_per_node=2, cluster=None)

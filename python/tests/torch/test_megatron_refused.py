@@ -46,7 +46,7 @@ def make(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("field", REFUSED)
-def test_configurations_that_cannot_be_served_are_refused_by_name_and_most_shadowed(rank: int, field: str) -> None:
+def test_unsupported_configurations_are_rejected_and_most_allow_shadow_mode(rank: int, field: str) -> None:
     net = make(**{field: REFUSED[field]})
     assert input_error(lambda: attach(net)).startswith(f"{field}: {REFUSED[field]!r} of moe.0; expected ")
     if field not in ("cuda_graph_impl", "transformer_impl"):
@@ -59,7 +59,7 @@ def test_configurations_that_cannot_be_served_are_refused_by_name_and_most_shado
     ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "other"},
      "moe_flex_dispatcher_backend: 'other' of moe.0; expected deepep or hybridep"),
 ])  # fmt: skip
-def test_other_dispatchers_are_refused_by_name(rank: int, fields: dict[str, Any], words: str) -> None:
+def test_unknown_dispatchers_are_rejected_by_name(rank: int, fields: dict[str, Any], words: str) -> None:
     net = make(**fields)
     assert input_error(lambda: attach(net)).startswith(words)
 
@@ -73,18 +73,18 @@ def test_other_dispatchers_are_refused_by_name(rank: int, fields: dict[str, Any]
     ({"mode": "shadow", "cluster": "z80"}, "cluster: "),
     ({"mode": "shadow", "model": "Mixtral-8x7B", "cluster": "h200"}, "nothing"),
     ({"mode": "shadow", "model": "Qwen3-30B-A3B"}, "model: "),
-    ({"rehome": 1}, "rehome: is none of"),
+    ({"rehome": 1}, "rehome: is not one of"),
     ({"policy": "eplb"}, "policy: eplb made a plan of residency free"),
     ({"policy": "best"}, "policy: 'best', expected one of"),
     ({"tolerance": 2.0}, "tolerance"),
     ({"depth": 0}, "depth: 0, expected an integer from 1 on"),
 ])  # fmt: skip
-def test_bad_arguments_are_refused_by_name(rank: int, arguments: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_rejected_by_name(rank: int, arguments: dict[str, Any], words: str) -> None:
     net = make()
     assert input_error(lambda: attach(net, **arguments)).startswith(words)
 
 
-def test_models_that_are_none_are_refused(rank: int) -> None:
+def test_objects_that_are_no_models_with_moe_layers_are_rejected(rank: int) -> None:
     net = make()
     for chunks, words in (
         (torch.nn.Linear(2, 2), "model_chunks: have no MoELayer"),
@@ -97,7 +97,7 @@ def test_models_that_are_none_are_refused(rank: int) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.15.3", "0.20.0", "1.0"])
-def test_other_versions_are_refused(rank: int, version: str) -> None:
+def test_unsupported_megatron_versions_are_rejected(rank: int, version: str) -> None:
     net = make()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("megatron.core.__version__", version)
@@ -105,7 +105,7 @@ def test_other_versions_are_refused(rank: int, version: str) -> None:
             attach(net)
 
 
-def test_bad_counts_and_plans_are_refused_by_name(rank: int) -> None:
+def test_invalid_counts_and_plans_are_rejected_by_name(rank: int) -> None:
     replicas, good = attach(make(), ranks_per_node=2), counts_of(0, rank)
     for arguments, words in (
         ((good.double(),), f"counts: is float64 {SHAPE}; expected integers"),
@@ -132,7 +132,7 @@ def test_bad_counts_and_plans_are_refused_by_name(rank: int) -> None:
     assert said.startswith("model_chunks: some experts of moe.1 are frozen and others not")
 
 
-def test_all_ranks_refuse_a_model_that_one_refuses_and_make_no_group(rank: int) -> None:
+def test_a_model_rejected_on_one_rank_is_rejected_on_all_without_new_groups(rank: int) -> None:
     net, adapted = make(), make()
     for expert in adapted.moe[0].experts.local_experts:
         expert.linear_fc1.adapter = torch.nn.Parameter(torch.zeros(2))
@@ -149,7 +149,7 @@ def test_all_ranks_refuse_a_model_that_one_refuses_and_make_no_group(rank: int) 
     assert len(distributed_c10d._world.pg_names) == before
 
 
-def test_a_trainers_functions_in_the_configuration_are_left_alone(rank: int) -> None:
+def test_attach_does_not_copy_functions_in_the_configuration(rank: int) -> None:
     """The function's owner holds a process group, as an optimizer does after the first training step."""
     begin_groups(4)
 
@@ -169,7 +169,7 @@ def test_a_trainers_functions_in_the_configuration_are_left_alone(rank: int) -> 
 
 
 @pytest.mark.parametrize("idle", [True, False])
-def test_an_error_is_explained_only_where_that_waits_for_no_device(monkeypatch: pytest.MonkeyPatch, idle: bool) -> None:
+def test_an_error_is_explained_only_if_the_device_is_idle(monkeypatch: pytest.MonkeyPatch, idle: bool) -> None:
     class OnCuda(torch.Tensor):
         device = torch.device("cuda")
 
@@ -181,7 +181,7 @@ def test_an_error_is_explained_only_where_that_waits_for_no_device(monkeypatch: 
     assert len(getattr(error, "__notes__", [])) == int(idle)
 
 
-def test_a_frozen_layer_has_its_turns(rank: int) -> None:
+def test_a_model_with_a_frozen_layer_trains_as_without_a_plan(rank: int) -> None:
     """If a layer's experts and input are frozen, gradients equal those of the same model without a plan."""
     gradients = []
     for planned in (False, True):
@@ -206,7 +206,7 @@ RUNNING = "a step is running"
     ("step", f"{RUNNING}: plan() and step() of another belong before or after it"),
     ("backward", ", and of the phase recompute forwards alone"),
 ])  # fmt: skip
-def test_what_does_not_belong_in_a_step_is_named(rank: int, act: str, words: str) -> None:
+def test_invalid_calls_inside_a_step_are_rejected(rank: int, act: str, words: str) -> None:
     net = make()
     replicas = attach(net, ranks_per_node=2)
     plan = replicas.plan(counts_of(0, rank), phase="recompute")
@@ -219,7 +219,7 @@ def test_what_does_not_belong_in_a_step_is_named(rank: int, act: str, words: str
     assert str(raised.value).endswith(words)
 
 
-def test_a_step_in_shadow_mode_is_not_entered_twice_or_detached(rank: int) -> None:
+def test_nested_steps_and_detach_inside_a_shadow_step_are_rejected(rank: int) -> None:
     shadow = attach(make(), mode="shadow")
     with shadow.step():
         for act in (shadow.step().__enter__, shadow.detach):
@@ -228,7 +228,7 @@ def test_a_step_in_shadow_mode_is_not_entered_twice_or_detached(rank: int) -> No
     shadow.detach()
 
 
-def test_shadow_mode_serves_a_pipeline_stage_of_dense_layers(rank: int) -> None:
+def test_shadow_mode_accepts_a_stage_without_moe_layers(rank: int) -> None:
     begin_groups(4)
     replicas = attach(torch.nn.Linear(2, 2), mode="shadow")
     with replicas.step():

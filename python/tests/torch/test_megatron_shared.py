@@ -81,53 +81,53 @@ def compare(case: str) -> tuple[dict[str, Any], dict[str, float], int, int]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_megatrons_own_layers(rank: int, case: str) -> None:
+def test_losses_and_gradients_match_megatrons_own_layers(rank: int, case: str) -> None:
     worst, metrics, _, _ = compare(case)
     assert max(worst.values()) <= 1e-12, worst
     expect_planned_rows(metrics)
     assert sum(gather(metrics["foremoe/copies"])) > 0
 
 
-def test_copies_are_fetched_at_every_use(rank: int) -> None:
+def test_guests_are_copied_again_for_every_use(rank: int) -> None:
     of_shared, of_resident = (sum(gather(compare(case)[1]["foremoe/copies"])) for case in ("EP 4", "resident"))
     assert of_shared > 2 * of_resident
 
 
-def test_guests_of_all_layers_have_the_memory_of_a_few_turns(rank: int) -> None:
+def test_guests_of_all_layers_share_the_buffers_of_a_few_turns(rank: int) -> None:
     of_one = 3 * HIDDEN * FFN * 8  # weights of an expert, or a sum of its gradients
     for case, held in (("EP 4", 2 + 1), ("EP 4, two guests, deep", (3 + 1) * 2), ("resident", 2 * LAYERS)):
         assert max(gather(compare(case)[2])) == held * of_one
     assert max(gather(compare("EP 2 × 2")[3])) == 0 < max(gather(compare("EP 4")[3]))
 
 
-def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(rank: int) -> None:
+def test_a_planned_layer_exchanges_no_counts_and_never_waits(rank: int) -> None:
     expect_no_waits(**SHARED)
 
 
-def test_old_log_probabilities_are_computed_under_a_plan(rank: int) -> None:
+def test_old_log_probabilities_are_unchanged_under_a_plan(rank: int) -> None:
     expect_planned_forwards(**SHARED)
 
 
-def left(self: Any, layer: int, name: str, slot: int) -> Any:
+def take_without_clearing(self: Any, layer: int, name: str, slot: int) -> Any:
     return self._gradients[layer, name][slot].clone()
 
 
-class Keeps(steps.KeptWeights):
+class KeepForwardBuffers(steps.KeptWeights):
     def pack(self, tensor: Any) -> Any:
         return tensor
 
 
 @pytest.mark.parametrize(("name", "by"), [
-    ("foremoe.megatron.step.KeptWeights", Keeps),  # a backward reads its forward's buffers
-    ("foremoe._engine.guests.Guests._take_gradient", left),  # a slot keeps its gradients for the next layer
+    ("foremoe.megatron.step.KeptWeights", KeepForwardBuffers),  # a backward reads its forward's buffers
+    ("foremoe._engine.guests.Guests._take_gradient", take_without_clearing),  # the next layer adds to them
 ])  # fmt: skip
-def test_buffers_that_are_lent_without_care_are_seen(rank: int, name: str, by: Any) -> None:
+def test_faults_in_buffer_sharing_change_the_results(rank: int, name: str, by: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(name, by)
         assert max(gather(max(compare.__wrapped__("EP 4")[0].values()))) > 1e-6
 
 
-def test_a_stale_guest_is_seen(rank: int) -> None:
+def test_a_stale_guest_is_detected(rank: int) -> None:
     with stale_guests():
         assert max(gather(max(compare.__wrapped__("EP 4")[0].values()))) > 1e-6
 
@@ -145,7 +145,7 @@ class Hides(torch.autograd.Function):
         return grads[0] @ ctx.weight, grads[0].T @ ctx.rows
 
 
-def test_experts_that_hide_their_weights_are_refused_since_their_gradients_would_be_wrong(rank: int) -> None:
+def test_experts_that_hide_their_weights_are_rejected_and_would_get_wrong_gradients(rank: int) -> None:
     from megatron.core.tensor_parallel import layers
 
     begin_groups(4)
@@ -162,7 +162,7 @@ def test_experts_that_hide_their_weights_are_refused_since_their_gradients_would
     assert max(worst["dx"], worst["dw"]) > 1e-6
 
 
-def test_layers_of_other_shapes_cannot_share_buffers(rank: int) -> None:
+def test_layers_of_different_shapes_cannot_share_buffers(rank: int) -> None:
     begin_groups(4)
     net = make_net(make_config(Case()))
     net.moe[1] = make_net(make_config(Case(), moe_ffn_hidden_size=2 * FFN, ffn_hidden_size=2 * FFN), 1).moe[0]
@@ -182,7 +182,7 @@ def test_a_checkpoint_of_all_layers_cannot_share_buffers(rank: int) -> None:
     ("uniform", 1, [True] * 4, False), ("block", 2, [True] * 4, False), ("uniform", 2, [False, True, True, True], True),
     ("uniform", 2, [False, True, True, False], False),
 ])  # fmt: skip
-def test_checkpoints_of_several_moe_layers_are_refused_when_that_is_configured(
+def test_attach_rejects_configured_checkpoints_of_several_moe_layers(
     rank: int, method: str, layers: int, sparse: list[bool], refused: bool
 ) -> None:
     """Uses Megatron-LM's own TransformerBlock with four layers."""

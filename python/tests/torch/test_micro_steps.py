@@ -100,7 +100,7 @@ def test_forwards_without_gradients_replay_the_routes_and_change_no_gradient(
 
 @pytest.mark.parametrize("checkpoint", ["", "not reentrant"])
 @pytest.mark.parametrize("residency", ["resident", "shared"])
-def test_batches_without_a_backward_count_for_nothing(rank: int, residency: str, checkpoint: str) -> None:
+def test_batches_without_a_backward_add_no_gradients(rank: int, residency: str, checkpoint: str) -> None:
     batches, routes = drawn(rank)
     ep, model, trained = make(checkpoint, residency=residency)
     with ep.plan(routes) as phase:
@@ -118,7 +118,7 @@ def test_batches_without_a_backward_count_for_nothing(rank: int, residency: str,
     ({"wrapper": "ddp"}, "micro-step 0 ended without its backward, but DistributedDataParallel and FSDP2 need it"),
     ({"checkpoint": "reentrant"}, "micro-step 0 ended without its backward, but its forward ran without gradients, or"),
 ])  # fmt: skip
-def test_a_backward_that_cannot_be_left_out_names_the_micro_step(
+def test_a_missing_backward_that_is_required_is_rejected_with_its_micro_step(
     rank: int, options: dict[str, Any], words: str
 ) -> None:
     ep, _, trained = make(**{"checkpoint": "", **options})
@@ -126,7 +126,7 @@ def test_a_backward_that_cannot_be_left_out_names_the_micro_step(
     assert words in said and "(0 * loss).backward()" in said
 
 
-def test_forwards_that_are_missing_or_too_many_name_the_micro_step(rank: int) -> None:
+def test_missing_and_repeated_forwards_are_rejected_with_their_micro_step(rank: int) -> None:
     batches, routes = drawn(rank)
     ep, model, trained = begin()
 
@@ -144,7 +144,7 @@ def test_forwards_that_are_missing_or_too_many_name_the_micro_step(rank: int) ->
     assert "its forward ran twice in one micro-step (0) with gradients" in said
 
 
-def test_a_phase_that_is_left_after_its_first_micro_step_is_refused(rank: int) -> None:
+def test_a_phase_left_after_its_first_micro_step_is_rejected(rank: int) -> None:
     ep, _, trained = begin()
     batches, routes = drawn(rank)
 
@@ -157,7 +157,7 @@ def test_a_phase_that_is_left_after_its_first_micro_step_is_refused(rank: int) -
     assert refusal(leave).startswith("RuntimeError: ")
 
 
-def test_arrays_and_packed_sequences_are_routes(rank: int) -> None:
+def test_routes_may_be_arrays_or_packed_sequences(rank: int) -> None:
     _, routes = drawn(rank)
     ep = spread(make_model(F64))
     packed = [of.reshape(1, -1, *of.shape[2:]) for of in routes]

@@ -101,7 +101,7 @@ def run(
     return {name: figures[name] for name in ("mismatch", "dropped", "dropped_read")}
 
 
-class Heard(logging.Handler):
+class MessageCollector(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.words: list[str] = []
@@ -147,7 +147,7 @@ def replan(ep: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", ALONE)
-def test_a_call_that_one_rank_makes_alone_is_named_on_all(rank: int, case: str) -> None:
+def test_a_call_that_one_rank_makes_alone_is_named_on_all_ranks(rank: int, case: str) -> None:
     odd, others, words = ALONE[case]
     model = make_model(F64)
     ep = ExpertParallel(expert_layers(model))
@@ -176,19 +176,19 @@ def test_routes_of_other_rows_end_the_phase_on_all_ranks(rank: int, case: str) -
     assert said.startswith("InputError: routes: ") and words in said, said
 
 
-def test_so_do_they_in_a_recompute_phase_unless_routes_may_be_any(rank: int) -> None:
+def test_routes_of_other_rows_end_a_recompute_phase_unless_mismatches_are_replayed(rank: int) -> None:
     others = OTHER_ROWS["shuffled"][0](rank)
     said = refusal(lambda: run(rank, others, phase="recompute"))
     assert "no better than in any other order of rows" in said
     run(rank, others, on_mismatch="replay")
 
 
-def test_stale_routes_pass(rank: int) -> None:
+def test_routes_of_earlier_weights_are_accepted(rank: int) -> None:
     assert run(rank, recorded(rank))["mismatch"] == 0
     assert run(rank, recorded(rank), noise=1.0)["mismatch"] > 0.6
 
 
-def test_constant_routes_are_refused_when_they_are_read(rank: int) -> None:
+def test_constant_routes_are_rejected_when_they_are_read(rank: int) -> None:
     constant = [torch.arange(of.shape[-1]).expand_as(of).clone() for of in recorded(rank)]
     said = refusal(lambda: run(rank, constant if rank == 1 else recorded(rank)))
     told = "" if rank == 1 else "rank 1 refused: "
@@ -196,8 +196,8 @@ def test_constant_routes_are_refused_when_they_are_read(rank: int) -> None:
     assert "routes[0]" in refusal(lambda: run(rank, [torch.zeros_like(of) for of in recorded(rank)]))
 
 
-def test_rows_without_a_route_that_the_loss_reads_are_counted_and_warned_of(rank: int) -> None:
-    heard = Heard()
+def test_rows_without_a_route_that_the_loss_reads_are_counted_and_cause_a_warning(rank: int) -> None:
+    heard = MessageCollector()
     logging.getLogger("foremoe").addHandler(heard)
 
     def figures(routes: list[Any], *, warns: bool, **options: Any) -> tuple[float, float]:
@@ -215,7 +215,7 @@ def test_rows_without_a_route_that_the_loss_reads_are_counted_and_warned_of(rank
     assert figures(without_prefix(rank), warns=False, unrouted="home", every_row=True) == (0, 0)
 
 
-def drawn_pool(seed: int, kept: float) -> Any:
+def draw_samples(seed: int, kept: float) -> Any:
     """Draw Sample.numbers() of two ranks, for 2 micro-steps of 16 rows, 2 layers, top 2 of 8 experts. A fraction `kept`
     of the routes equals the router's choice; the rest are redrawn by popularity. Equal tokens choose alike."""
     random = np.random.default_rng(seed)
@@ -237,14 +237,14 @@ def drawn_pool(seed: int, kept: float) -> Any:
     return np.stack(numbers)
 
 
-def test_few_honest_pools_are_refused_and_most_others_are() -> None:
-    """Each pool has 16 rows per micro-step, as few as in other tests."""
-    pools = 300
-    assert sum(bool(judge(drawn_pool(seed, 0.4))) for seed in range(pools)) <= 0.01 * pools
-    assert sum(bool(judge(drawn_pool(seed, 0.0))) for seed in range(pools)) >= 0.7 * pools
+def test_samples_of_matching_routes_are_rarely_rejected_and_most_others_are() -> None:
+    """Each sample has 16 rows per micro-step, as few as in other tests."""
+    samples = 300
+    assert sum(bool(judge(draw_samples(seed, 0.4))) for seed in range(samples)) <= 0.01 * samples
+    assert sum(bool(judge(draw_samples(seed, 0.0))) for seed in range(samples)) >= 0.7 * samples
 
 
-def test_a_sample_of_many_rows_is_judged_by_each_micro_step() -> None:
+def test_each_micro_step_of_a_large_sample_is_judged_separately() -> None:
     random = np.random.default_rng(1)
     own = [np.argsort(random.random((500, 3, EXPERTS)))[..., :2] for _ in range(2)]
     routes = [own[0], own[1][random.permutation(500)]]

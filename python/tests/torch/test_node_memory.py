@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import mmap
 from unittest import mock
 
@@ -25,7 +26,7 @@ def segments(value: int) -> list[np.ndarray]:
     return [np.full(size, value, np.uint8) for size in EXPERT_BYTES]
 
 
-def test_a_reader_takes_no_expert_but_the_one_that_was_published() -> None:
+def test_a_reader_copies_only_the_published_version_of_an_expert() -> None:
     arena = HostArena.create(PLACES, EXPERT_BYTES)
     reader = HostArena.open(arena.name, PLACES, EXPERT_BYTES)
     arena.remove_name()
@@ -44,7 +45,7 @@ def test_a_reader_takes_no_expert_but_the_one_that_was_published() -> None:
     assert not reader.copy(place, 7, to)
 
 
-def test_mistakes_with_an_arena_are_named() -> None:
+def test_invalid_arguments_of_an_arena_are_rejected_by_name() -> None:
     arena = HostArena.create(PLACES, EXPERT_BYTES)
     for call, field in [
         (lambda: HostArena.create(0, EXPERT_BYTES), "places"),
@@ -98,7 +99,7 @@ def test_phases_share_memory_until_one_needs_more(rank: int) -> None:
     assert ep._memory.num_bytes == 0
 
 
-def test_memory_is_pinned_when_it_is_made_and_let_go_once(rank: int) -> None:
+def test_memory_is_pinned_when_allocated_and_unpinned_once(rank: int) -> None:
     """Creates NodeMemory for device "cuda", with a fake CUDA runtime."""
     model = make_model(torch.float32)
     ep = spread(model, path="host", ranks_per_node=2)
@@ -120,7 +121,7 @@ def test_memory_is_pinned_when_it_is_made_and_let_go_once(rank: int) -> None:
             dist.barrier(ep.ranks.agreement.group)
             assert all(places.is_intact(expert) for expert in experts)
         (start, size), last = driver.pinned[-1], places.segments((0, 3))[-1]
-        assert (len(driver.pinned), len(driver.let_go)) == (2, 1), "four phases, of which the last needs more places"
+        assert (len(driver.pinned), len(driver.let_go)) == (2, 1), "four phases; the last needs more places"
         assert start <= places.segments((0, 0))[0].ctypes.data
         assert last.ctypes.data + last.nbytes <= start + size
         assert start % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
@@ -128,5 +129,12 @@ def test_memory_is_pinned_when_it_is_made_and_let_go_once(rank: int) -> None:
             memory.take_places([(0, 2)] if rank == 3 else [(0, 1)], [8192, 6])
         memory.release()
         memory.release()
-    assert [address for address, _ in driver.pinned] == driver.let_go
-    assert waits == [0, 1], "the device reads it until then"
+        assert [address for address, _ in driver.pinned] == driver.let_go
+        assert waits == [0, 1], "the device reads it until then"
+        places = memory.take_places([(0, 1)], [8192, 6])
+        dist.barrier(ep.ranks.agreement.group)
+        memory.abandon()
+        memory.release()
+        gc.collect()
+        assert len(driver.pinned) == len(driver.let_go) + 1 and waits == [0, 1], "abandoned memory stays pinned"
+        assert places.segments((0, 1))[0].nbytes == 8192

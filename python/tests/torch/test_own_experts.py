@@ -39,7 +39,7 @@ of_wrappers = pytest.mark.parametrize("wrapper", [None, "own"])
 
 @of_wrappers
 @of_trainers
-def test_a_trainer_that_wraps_the_model_after_ep_wrap_leaves_experts_alone(
+def test_wrapping_the_model_after_ep_wrap_does_not_average_experts(
     rank: int, wrap: Callable[[Any], Any], wrapper: str | None
 ) -> None:
     ep, model, _ = begin(wrapper)
@@ -49,7 +49,7 @@ def test_a_trainer_that_wraps_the_model_after_ep_wrap_leaves_experts_alone(
 
 @of_wrappers
 @of_trainers
-def test_a_rank_with_fewer_batches_in_a_trainers_ddp_is_refused_by_all(
+def test_fewer_batches_on_one_rank_are_rejected_under_the_trainers_ddp(
     rank: int, wrap: Callable[[Any], Any], wrapper: str | None
 ) -> None:
     """The rank's idle() would never join DistributedDataParallel's all-reduce, so the other ranks would hang."""
@@ -61,7 +61,7 @@ def test_a_rank_with_fewer_batches_in_a_trainers_ddp_is_refused_by_all(
 
 
 @of_trainers
-def test_a_trainer_that_holds_experts_is_refused_before_any_backward(rank: int, wrap: Callable[[Any], Any]) -> None:
+def test_a_wrapper_that_includes_experts_is_rejected_before_any_backward(rank: int, wrap: Callable[[Any], Any]) -> None:
     """Without ep.wrap(), DistributedDataParallel also overwrites the other ranks' experts with rank 0's."""
     model = make_model(F32)
     ep = spread(model)
@@ -79,15 +79,15 @@ def test_a_trainer_that_holds_experts_is_refused_before_any_backward(rank: int, 
         assert refusal(lambda: loss_of(unwritten, batch)) == said
 
 
-def test_a_detached_model_is_averaged_whole(rank: int) -> None:
+def test_ddp_averages_all_parameters_of_a_detached_model(rank: int) -> None:
     ep, model, _ = begin("own", F32)
     ep.detach()
     assert not DistributedDataParallel(model).parameters_to_ignore
 
 
-def test_experts_that_were_loaded_may_be_alike_and_others_not(rank: int) -> None:
-    """Loads weights by load_whole_state_dict(), and by load_state_dict() of the model and of a submodule. Experts that
-    were equal before a load of other weights alone are rejected."""
+def test_ranks_may_have_equal_experts_only_after_loading_them(rank: int) -> None:
+    """Loads experts by load_whole_state_dict(), and by load_state_dict() of the model and of a submodule. Loading other
+    weights does not permit equal experts."""
 
     def said(ep: Any) -> str:
         return refusal(lambda: ep.plan(draw_routes(rank, 1, 3)))
@@ -113,7 +113,7 @@ def test_experts_that_were_loaded_may_be_alike_and_others_not(rank: int) -> None
     assert said(ep).startswith(same)
 
 
-def test_an_optimizer_of_parameters_that_were_replaced_is_refused(rank: int) -> None:
+def test_an_optimizer_of_replaced_parameters_is_rejected(rank: int) -> None:
     refused = "RuntimeError: the optimizer holds 6 parameters that are no longer the model's"
     model = make_model(F32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -130,7 +130,7 @@ def test_an_optimizer_of_parameters_that_were_replaced_is_refused(rank: int) -> 
     assert old() is None
 
 
-def test_a_drain_without_wrap_is_refused(rank: int) -> None:
+def test_drain_without_wrap_is_rejected(rank: int) -> None:
     model = make_model(F32)
     ep = spread(model)
     assert refusal(lambda: run_phase(ep, model)).startswith("RuntimeError: ep.wrap(model) was never called")
@@ -148,7 +148,7 @@ def make_sparse(model: Any) -> None:
     (freeze, "lm_head.weight]: frozen on rank 2, trained on ranks 0, 1, 3; expected the same"),
     (make_sparse, "model.embed_tokens.weight]: trained, with a sparse gradient on rank 2, trained on ranks 0, 1, 3"),
 ])  # fmt: skip
-def test_all_ranks_refuse_to_average_what_one_has_otherwise(
+def test_all_ranks_reject_dense_parameters_that_differ_on_one_rank(
     rank: int, change: Callable[[Any], None], words: str
 ) -> None:
     ep, model, trained = begin(dtype=F32)
@@ -172,7 +172,7 @@ def step_an_optimizer(dense: list[Any]) -> None:
     (scale_by_hand, "the weights model.embed_tokens.weight were changed inside a phase"),
     (step_an_optimizer, "an optimizer of model.embed_tokens.weight stepped inside a phase, before drain()"),
 ])  # fmt: skip
-def test_other_weights_that_change_inside_a_phase_are_refused(
+def test_dense_weights_changed_inside_a_phase_are_rejected(
     rank: int, change: Callable[[list[Any]], None], words: str, wrapper: str | None
 ) -> None:
     ep, _, trained = begin(wrapper, F32)
@@ -180,7 +180,7 @@ def test_other_weights_that_change_inside_a_phase_are_refused(
     assert words in refusal(lambda: run_phase(ep, trained, between=lambda m: change(dense) if m else None))
 
 
-def test_a_backward_after_the_micro_step_is_as_good(rank: int) -> None:
+def test_a_backward_after_its_micro_step_gives_the_same_gradients(rank: int) -> None:
     ep, model, trained = begin()
     kept: list[Any] = []
     run_phase(ep, trained, backward=kept.append, between=lambda m: kept.pop().backward() if m else None)

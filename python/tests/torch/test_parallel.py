@@ -118,8 +118,8 @@ def run_one(ep: Any, layer: Layer, micro_steps: int = 1) -> int:
     ("threads", -1, "InputError: threads: -1; must be an integer from 0 to "),
     ("tolerance", 2, "InputError: tolerance: 2 is not in 0 … 1"),
     ("stages", "Z", "InputError: stages: 'Z', expected some of B, L, P, T and S"),
-    ("rehome", 1, "InputError: rehome: is none of"),
-    ("in_flight", 2, "InputError: in_flight: is none of"),
+    ("rehome", 1, "InputError: rehome: is not one of"),
+    ("in_flight", 2, "InputError: in_flight: is not one of"),
 ])  # fmt: skip
 def test_invalid_arguments_are_rejected_by_name(rank: int, name: str, value: Any, words: str) -> None:
     assert words in refusal(lambda: spread([Layer()], **{name: value}))

@@ -42,14 +42,14 @@ def test_gradients_in_buckets_are_neither_doubled_nor_lost(rank: int) -> None:
     assert worst_difference(dense, {name: both[name] for name in dense})[0] <= 1e-12
 
 
-def test_a_phase_that_averages_nothing_is_refused(rank: int) -> None:
+def test_a_phase_that_averages_no_gradients_is_rejected(rank: int) -> None:
     ep, model, _ = begin("own")
     trained = DistributedDataParallel(model)
     with trained.no_sync():  # the trainer intends to average in a later phase
         assert "the last micro-step ran inside no_sync()" in refusal(lambda: run_phase(ep, trained))
 
 
-def test_the_last_micro_step_averages_the_gradients_of_all(rank: int) -> None:
+def test_the_last_micro_step_averages_the_gradients_of_all_micro_steps(rank: int) -> None:
     ep, model, _ = begin("own")
     trained = DistributedDataParallel(model)
     with contextlib.ExitStack() as stack:
@@ -58,14 +58,14 @@ def test_the_last_micro_step_averages_the_gradients_of_all(rank: int) -> None:
     assert gradient_error(ep, model, expected_gradients()) <= 1e-12
 
 
-def test_experts_that_fsdp_has_taken_are_refused(rank: int) -> None:
+def test_experts_sharded_by_fully_shard_are_rejected(rank: int) -> None:
     ep, model, _ = begin("own")
     fully_shard(model)
     said = refusal(lambda: run_phase(ep, model))
     assert "is no longer the parameter that was spread; fully_shard()" in said
 
 
-def test_an_error_after_the_drain_leaves_all_ranks_alike(rank: int) -> None:
+def test_an_error_on_one_rank_after_drain_keeps_gradients_correct(rank: int) -> None:
     """One rank fails; its trainer catches the error and continues."""
     ep, model, trained = begin()
 
@@ -81,7 +81,7 @@ def test_an_error_after_the_drain_leaves_all_ranks_alike(rank: int) -> None:
     assert gradient_error(ep, model, expected_gradients(4)) <= 1e-12
 
 
-def test_experts_that_one_rank_freezes_inside_a_phase_end_it_on_all(rank: int) -> None:
+def test_freezing_experts_on_one_rank_inside_a_phase_ends_it_on_all_ranks(rank: int) -> None:
     ep, _, trained = begin()
 
     def freeze(m: int) -> None:
@@ -93,7 +93,7 @@ def test_experts_that_one_rank_freezes_inside_a_phase_end_it_on_all(rank: int) -
     assert expected in refusal(lambda: run_phase(ep, trained, between=freeze))
 
 
-def test_a_phase_that_cannot_be_closed_is_told_to_all(rank: int) -> None:
+def test_an_error_on_closing_a_phase_is_reported_to_all_ranks(rank: int) -> None:
     """Closing the phase fails on one rank after the drain."""
     ep, _, trained = begin()
     close = PlannedPhase.close
@@ -112,7 +112,7 @@ def test_a_phase_that_cannot_be_closed_is_told_to_all(rank: int) -> None:
 
 
 @pytest.mark.parametrize("table", ["slot_expert", "slot_tokens"])
-def test_plans_that_differ_between_ranks_are_refused(rank: int, table: str) -> None:
+def test_plans_that_differ_between_ranks_are_rejected(rank: int, table: str) -> None:
     """One rank's plan differs in guests or in quotas."""
     ep, _, trained = begin()
     init = PlannedPhase.__init__

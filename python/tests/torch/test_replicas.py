@@ -224,7 +224,7 @@ def eager(layout: str, which: int, wrapper: bool | None) -> tuple[dict[str, Any]
 
 
 @pytest.mark.parametrize(("layout", "wrapper"), CASES)
-def test_five_steps_of_replicas_are_those_of_one_process(
+def test_five_steps_of_replicas_match_one_process(
     found: list[dict[str, Any]], layout: str, wrapper: str | None
 ) -> None:
     for which in range(len(LAYOUTS[layout])):
@@ -240,7 +240,7 @@ def test_five_steps_of_replicas_are_those_of_one_process(
 
 
 @pytest.mark.parametrize(("layout", "wrapper"), CASES)
-def test_replicas_stay_equal_to_the_last_bit(found: list[dict[str, Any]], layout: str, wrapper: str | None) -> None:
+def test_replicas_stay_bit_equal(found: list[dict[str, Any]], layout: str, wrapper: str | None) -> None:
     first: dict[int, dict[str, Any]] = {}
     for of in found:
         own = of[f"{layout}, {wrapper}"]["weights"]
@@ -249,7 +249,7 @@ def test_replicas_stay_equal_to_the_last_bit(found: list[dict[str, Any]], layout
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
-def test_gradients_without_a_phase_are_means_over_replicas_too(found: list[dict[str, Any]], wrapper: str) -> None:
+def test_gradients_without_a_phase_are_averaged_over_replicas(found: list[dict[str, Any]], wrapper: str) -> None:
     for which in range(2):
         model = make_eager_model(which)
         for of in (0, 1, 10, 11):
@@ -260,7 +260,7 @@ def test_gradients_without_a_phase_are_means_over_replicas_too(found: list[dict[
                 assert worst_difference(of_rank[f"without a phase, {wrapper}"], expected)[0] <= 1e-12
 
 
-def test_one_rank_of_all_replicas_saves(found: list[dict[str, Any]]) -> None:
+def test_only_one_rank_of_all_replicas_saves(found: list[dict[str, Any]]) -> None:
     for of in found:
         for layout, wrapper in CASES:
             holds = of["places"][layout][1:] == (0, 0)
@@ -268,31 +268,31 @@ def test_one_rank_of_all_replicas_saves(found: list[dict[str, Any]]) -> None:
         assert of["saved"] == [True]
 
 
-def test_replicas_whose_experts_differ_are_refused(found: list[dict[str, Any]]) -> None:
+def test_replicas_whose_experts_differ_are_rejected(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["drift"].startswith("InputError: experts[1]: ")
         assert "Replicas hold other experts" in of["drift"]
 
 
-def test_a_group_of_some_processes_must_name_its_replicas(found: list[dict[str, Any]]) -> None:
+def test_a_group_of_some_processes_requires_a_replicate_group(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert "replicate_group: not given, but group has 2 of the 8 processes" in of["not given"]
         assert "or None where there are no such ranks" in of["not given"]
 
 
-def test_replicas_that_make_no_grid_are_refused(found: list[dict[str, Any]]) -> None:
+def test_replicate_groups_that_form_no_grid_are_rejected(found: list[dict[str, Any]]) -> None:
     for of in found:
         for case in ("the group itself", "other places"):
             assert of[case].startswith("InputError: replicate_group: ranks ["), of[case]
             assert "expected one rank of each replica of the group" in of[case]
 
 
-def test_replicas_have_the_same_arguments(found: list[dict[str, Any]]) -> None:
+def test_replicas_must_have_the_same_arguments(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["one replica has other options"].startswith("InputError: depth: ")
 
 
-def test_a_rank_that_fails_ends_all_replicas(found: list[dict[str, Any]]) -> None:
+def test_a_failing_rank_ends_all_replicas_of_its_group_only(found: list[dict[str, Any]]) -> None:
     for rank, of in enumerate(found):
         if rank == 0:
             assert of["fails"] == "ValueError: planted"

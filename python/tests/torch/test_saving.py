@@ -104,7 +104,7 @@ def folder() -> str:
 
 @pytest.mark.parametrize("wrapper", [None, "fsdp2"])
 @pytest.mark.parametrize("case", ALL)
-def test_whole_states_and_files_equal_those_of_the_unspread_model_and_load(
+def test_whole_states_and_files_equal_those_of_the_unspread_model_and_can_be_loaded(
     rank: int, case: str, wrapper: str | None
 ) -> None:
     eager, model = make_model(case), make_model(case)

@@ -95,7 +95,7 @@ def make_shares(**options: Any) -> Shares:
 @pytest.mark.parametrize("options", PLANNED, ids=str)
 @pytest.mark.parametrize("layers", [6, 2])
 @pytest.mark.parametrize("finish", FINISHED)
-def test_shares_join_to_the_plan_that_a_rank_makes_alone_and_every_layer_is_planned_by_one_rank(
+def test_joined_shares_equal_the_plan_of_one_rank_and_each_layer_is_planned_once(
     rank: int, options: dict[str, Any], layers: int, finish: str
 ) -> None:
     options = {"guest_slots": 1, **options}
@@ -114,7 +114,7 @@ def test_shares_join_to_the_plan_that_a_rank_makes_alone_and_every_layer_is_plan
     assert max(len(share) for of in by_rank for share in [*of, []]) <= -(-layers // RANKS)
 
 
-def test_what_one_rank_raises_is_raised_on_all_and_the_next_plan_is_made(rank: int) -> None:
+def test_a_planning_error_on_one_rank_is_raised_on_all_and_the_next_plan_succeeds(rank: int) -> None:
     load, few = draw(6), draw(2)
     shares = make_shares()
     with failing_on(2):
@@ -137,7 +137,7 @@ def test_what_one_rank_raises_is_raised_on_all_and_the_next_plan_is_made(rank: i
     shares.close()
 
 
-def test_micro_steps_of_residency_shared_stream_in(rank: int) -> None:
+def test_a_shared_residency_plan_is_usable_while_later_micro_steps_are_planned(rank: int) -> None:
     """A phase can begin once its first micro-step is planned."""
     load, shares = draw(6), make_shares(residency="shared")
     go, begun = threading.Event(), []

@@ -52,7 +52,7 @@ def average(rank: int, *, whole: bool, bucket_bytes: int) -> tuple[dict[str, int
     )
 
 
-def test_means_in_buckets_are_those_of_each_tensor_and_tensors_of_one_type_share_a_collective(rank: int) -> None:
+def test_bucketed_means_match_single_tensors_and_each_dtype_shares_a_collective(rank: int) -> None:
     assert average(rank, whole=True, bucket_bytes=1 << 20)[1] == 0
     for bucket_bytes, collectives in ((1 << 20, 3), (64, 4)):
         counts, worst = average(rank, whole=False, bucket_bytes=bucket_bytes)
@@ -66,7 +66,7 @@ def test_sparse_gradients_are_averaged(rank: int) -> None:
     assert tensor.to_dense().tolist() == [1.0] * RANKS + [8.0]
 
 
-def test_a_drain_averages_all_other_weights_in_one_collective(rank: int) -> None:
+def test_drain_averages_all_dense_gradients_in_one_collective(rank: int) -> None:
     ep, _, trained = begin(dtype=torch.float32)
     assert len(ep.dense_parameters()) > 20
     reduced: list[int] = []  # elements per collective; figures and agreements are small

@@ -63,7 +63,7 @@ class Failing(foremoe.trl.GRPOTrainer):
 
 
 @contextlib.contextmanager
-def written_late() -> Iterator[None]:
+def delay_writing() -> Iterator[None]:
     """Delay rank 0's writing by one second, so that other ranks would return earlier."""
     write = trl.GRPOTrainer._save
 
@@ -176,7 +176,7 @@ def train_and_resume(found: dict[str, Any], folder: str, rank: int) -> Any:
     found["experts trained"] = all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     found["dense equal"] = equal_on_all_ranks(dense(planned))
     found["dense of trl"] = largest_difference(dense(planned), dense(plain))
-    with written_late():
+    with delay_writing():
         planned.save_model(f"{folder}/saved")
     found["saved"] = difference_to_file(planned, f"{folder}/saved")
 
@@ -233,21 +233,21 @@ def found() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", LOGGED)
-def test_five_steps_log_what_trl_itself_logs(found: list[dict[str, Any]], name: str) -> None:
+def test_five_steps_log_the_same_values_as_trl(found: list[dict[str, Any]], name: str) -> None:
     for of in found:
         assert len(of["planned"][name]) == STEPS
         assert of["planned"][name] == pytest.approx(of["vanilla"][name], rel=1e-4)
         assert of["planned"][name] == pytest.approx(of["plain"][name], rel=1e-4)
 
 
-def test_weights_are_trls_and_equal_on_all_ranks(found: list[dict[str, Any]]) -> None:
+def test_weights_match_trl_and_are_equal_on_all_ranks(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["dense equal"] and of["experts trained"]
         assert of["dense of trl"] < 1e-3
         assert of["mixed dense equal"] and of["other dense equal"]
 
 
-def test_the_plan_levels_ranks_and_replay_finds_its_own_routes(found: list[dict[str, Any]]) -> None:
+def test_the_plan_balances_ranks_and_replayed_routes_match(found: list[dict[str, Any]]) -> None:
     for of in found:
         figures = of["figures"]
         assert all(len(values) == STEPS for values in figures.values())
@@ -268,29 +268,29 @@ def test_routes_of_generation_are_replayed_in_old_and_new_log_probabilities(foun
 
 
 @pytest.mark.parametrize("name", [*LOGGED, "kl", "eval_reward"])
-def test_a_reference_model_and_evaluation_are_trls(found: list[dict[str, Any]], name: str) -> None:
+def test_a_reference_model_and_evaluation_match_trl(found: list[dict[str, Any]], name: str) -> None:
     for of in found:
         assert len(of["reference"][name]) == 2
         assert of["reference"][name] == pytest.approx(of["plain reference"][name], rel=1e-4, abs=1e-7)
 
 
-def test_bfloat16_trains_as_float32_does(found: list[dict[str, Any]]) -> None:
+def test_bfloat16_training_is_close_to_float32(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["mixed"]["grad_norm"][0] == pytest.approx(of["plain"]["grad_norm"][0], rel=0.05)
 
 
-def test_a_warm_start_plans_each_step_from_the_last_ones_plan(found: list[dict[str, Any]]) -> None:
+def test_a_warm_start_plans_each_step_from_the_previous_plan(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["planned from"] == [None, ("foremoe", 2)]
 
 
-def test_files_hold_all_experts_and_training_resumes(found: list[dict[str, Any]]) -> None:
+def test_saved_files_contain_all_experts_and_training_resumes(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["saved"] < 1e-5 and of["best"] < 1e-5
         assert of["resumed"] < 1e-6 and of["optimizer"], "the optimizer's state is that of all experts"
 
 
-def test_what_fails_within_a_step_leaves_no_gradients(found: list[dict[str, Any]]) -> None:
+def test_an_error_inside_a_step_leaves_no_gradients(found: list[dict[str, Any]]) -> None:
     for of in found:
         message, without_gradient = of["failing"]
         assert message == "'of the loss'" and all(without_gradient)
@@ -307,6 +307,8 @@ def test_what_fails_within_a_step_leaves_no_gradients(found: list[dict[str, Any]
         ("of trl", "resume_from_checkpoint: resume_from_checkpoint: optimizer.pt was not written by this trainer"),
     ],
 )
-def test_what_several_ranks_cannot_do_is_refused(found: list[dict[str, Any]], case: str, words: str) -> None:
+def test_setups_that_several_ranks_cannot_train_are_rejected(
+    found: list[dict[str, Any]], case: str, words: str
+) -> None:
     for of in found:
         assert of[case].startswith(words)

@@ -21,7 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, case: str) -> None:
+def test_losses_and_gradients_match_one_eager_process(rank: int, case: str) -> None:
     result = run_step(rank, **{"dtype": torch.float64, "unrouted": "home", **CASES[case]})
     assert result["rho_computed"] == pytest.approx(result["rho_expected"], rel=1e-12), "they count as computed"
     assert result["rho_computed"] > 1.01 * result["rho_planned"], "and not as planned"
@@ -29,7 +29,7 @@ def test_losses_and_gradients_are_those_of_one_eager_process(rank: int, case: st
     assert sum(gather(result["copies"])) > 0
 
 
-def test_a_phase_of_forwards_alone_gives_the_same_outputs(rank: int) -> None:
+def test_a_forward_only_phase_gives_the_same_outputs(rank: int) -> None:
     worst, figures = recompute(rank, draw_partial_routes, unrouted="home")
     assert worst < 1e-12
     planned, computed = (figures[name]["mean"] for name in ("rho_planned", "rho_computed"))

@@ -316,7 +316,7 @@ def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[d
         "model_chunks=1": "FOREMOE_ATTACH: has 'model_chunks=1'",
         "no replay": "enable_routing_replay: is False for an update",
         "no routes": "routed_experts: is missing; set rollout.enable_rollout_routing_replay",
-        "unknown argument": "guests: is none of",
+        "unknown argument": "guests: is not one of",
         "bias": "moe_router_bias_update_rate: is 0.001; expected 0",
         "split": "experimental_attention_variant: is 'dsv4_hybrid'",
     }.items():

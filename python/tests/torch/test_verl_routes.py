@@ -68,13 +68,13 @@ def count(routes: list[Any], place: Place = PLACES[0], layers: Any = (0, 2, 3), 
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_rows_are_those_of_this_rank(place: Place) -> None:
+def test_each_rank_gets_the_tokens_that_verl_assigns_to_it(place: Place) -> None:
     begins = np.cumsum([0, *LENGTHS])
     expected = [-1 if row is None else begins[row[0]] + row[1] for row in rows_by_hand(LENGTHS, place)]
     assert local_tokens(LENGTHS, place).tolist() == expected
 
 
-def test_ranks_have_each_token_once() -> None:
+def test_each_token_belongs_to_exactly_one_rank() -> None:
     for tp, cp in SIZES:
         of_ranks = [local_tokens(LENGTHS, place) for place in PLACES if (place.tp_size, place.cp_size) == (tp, cp)]
         assert len({len(tokens) for tokens in of_ranks}) == 1
@@ -85,7 +85,7 @@ def test_ranks_have_each_token_once() -> None:
 
 
 @pytest.mark.parametrize("missing_last", [False, True])
-def test_counts_are_those_of_every_row(missing_last: bool) -> None:
+def test_counts_match_a_count_of_every_row(missing_last: bool) -> None:
     routes = draw_routes(missing_last)
     for place in PLACES:
         for first in (0, 5):
@@ -94,7 +94,7 @@ def test_counts_are_those_of_every_row(missing_last: bool) -> None:
     np.testing.assert_array_equal(count(routes, layers=range(4)), counts_by_hand(routes, PLACES[0], [0, 1, 2, 3], 5))
 
 
-def test_rows_that_are_not_replayed_get_all_experts_in_turn() -> None:
+def test_rows_that_are_not_replayed_get_experts_round_robin() -> None:
     replayed = replayed_tokens(LENGTHS, RESPONSES)
     assert replayed.sum() == 6 + 12 + 4
     routes = torch.full((50, TOP_K), -1)
@@ -104,7 +104,7 @@ def test_rows_that_are_not_replayed_get_all_experts_in_turn() -> None:
     assert not found.equal(with_filler_routes(routes, torch.from_numpy(replayed), num_experts=EXPERTS, first=0))
 
 
-def test_routes_that_cannot_be_replayed_are_refused_by_name() -> None:
+def test_routes_that_cannot_be_replayed_are_rejected_by_name() -> None:
     def refused(words: str) -> Any:
         return pytest.raises(foremoe.InputError, match=words)
 

@@ -55,7 +55,7 @@ def make_optimizer(groups: list[Any]) -> Any:
     return torch.optim.AdamW([{"params": group} for group in groups], lr=1e-2, eps=1e-3, foreach=True)
 
 
-def give_up(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
+def abandon_phase(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
     """Run a phase without drain(). Return whether all gradients were kept, and the error."""
     parameters = [*ep.dense_parameters(), *ep.expert_parameters()]
     before = [(p.grad, whole(p.grad).clone()) for p in parameters]
@@ -70,7 +70,7 @@ def give_up(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("wrapper", (*WRAPPERS, *SHARDED))
-def test_an_optimizer_step_of_two_phases_is_that_of_one_eager_process(rank: int, wrapper: str | None) -> None:
+def test_an_optimizer_step_of_two_phases_matches_one_eager_process(rank: int, wrapper: str | None) -> None:
     """An evaluation comes first, and a third phase is abandoned."""
     batches, routes = ([draw(r, 4, 11) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
     _, expected = reference(torch.float64, batches, routes)
@@ -105,7 +105,7 @@ def test_an_optimizer_step_of_two_phases_is_that_of_one_eager_process(rank: int,
     assert float(ep.clip_grad_norm_(MAX_NORM) / norm) == pytest.approx(1.0, rel=1e-12)
     clipped = torch.stack([gradient.norm() for gradient in whole_gradients(ep, model).values()]).norm()
     assert float(clipped) == pytest.approx(MAX_NORM, rel=1e-4)
-    said = give_up(ep, trained, batches[rank][0], routes[rank][:1])
+    said = abandon_phase(ep, trained, batches[rank][0], routes[rank][:1])
     assert said.startswith("kept: the phase was left"), said
     optimizer.step()
     weights = ep.whole_state_dict(trained)
@@ -118,7 +118,7 @@ def test_an_optimizer_step_of_two_phases_is_that_of_one_eager_process(rank: int,
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
-def test_a_rank_without_a_batch_is_refused(rank: int, wrapper: str) -> None:
+def test_a_rank_without_a_batch_is_rejected(rank: int, wrapper: str) -> None:
     ep, _, _ = begin(wrapper, torch.float32)
     refused = "routes: 0 micro-steps on rank 0, 1 micro-steps on ranks 1, 2, 3; expected the same on all ranks"
     assert refusal(lambda: ep.plan(draw_routes(rank, 1, 5) if rank else [])) == f"InputError: {refused}"
@@ -126,7 +126,7 @@ def test_a_rank_without_a_batch_is_refused(rank: int, wrapper: str) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("residency", ["static", "resident", "shared"])
-def test_losses_and_gradients_under_fsdp2_are_those_of_one_eager_process(
+def test_losses_and_gradients_under_fsdp2_match_one_eager_process(
     rank: int, residency: str, checkpointing: bool
 ) -> None:
     run_step(rank, torch.float64, wrapper="fsdp2", residency=residency, checkpointing=checkpointing)

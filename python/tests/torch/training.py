@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from processes import RANKS, begin_rank, prepare_rank, run_ranks
+from processes import DEVICE, RANKS, begin_rank, prepare_rank, run_ranks
 
 from foremoe.hf import expert_layers
 from foremoe.torch import ExpertParallel
@@ -33,7 +33,7 @@ def make_model(dtype: Any, seed: int = 0) -> Any:
         num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=EXPERTS, num_experts_per_tok=TOP_K,
         norm_topk_prob=True, initializer_range=0.2, tie_word_embeddings=False, attn_implementation="eager",
     )  # fmt: skip
-    return transformers.Qwen3MoeForCausalLM(config).to(dtype)
+    return transformers.Qwen3MoeForCausalLM(config).to(DEVICE, dtype)
 
 
 def spread(model: Any, group: Any = None, **options: Any) -> Any:
@@ -87,7 +87,7 @@ def gradient_error(ep: Any, model: Any, expected: dict[str, Any]) -> float:
 
 def draw_batches(rank: int, micro_steps: int, seed: int) -> list[Any]:
     random = torch.Generator().manual_seed(1000 * seed + rank)
-    return [torch.randint(0, 64, (2, 12), generator=random) for _ in range(micro_steps)]
+    return [torch.randint(0, 64, (2, 12), generator=random).to(DEVICE) for _ in range(micro_steps)]
 
 
 def draw_all_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
@@ -168,7 +168,7 @@ def wrong_routes(dtype: Any, batches: list[Any], routes: list[Any], share: float
         calls.clear()
         with torch.no_grad():
             model(batch)
-        of = torch.stack(calls, 1).flip(-1)
+        of = torch.stack(calls, 1).flip(-1).cpu()
         for ids in of.view(-1, TOP_K):
             chosen = ids.tolist()
             for k in (torch.rand(TOP_K, generator=random) < share).nonzero()[:, 0].tolist():
@@ -226,7 +226,11 @@ def reference(
             routed = layer.ids_now >= 0
             if on_mismatch == "home":
                 others = routed & torch.tensor(
-                    [[e not in was for e in now] for now, was in zip(ids.tolist(), layer.ids_now.tolist(), strict=True)]
+                    [
+                        [e not in was for e in now]
+                        for now, was in zip(ids.tolist(), layer.ids_now.tolist(), strict=True)
+                    ],
+                    device=DEVICE,
                 )
                 layer.chosen += torch.bincount(ids[others], minlength=EXPERTS)
                 layer.mismatched += others.sum()
@@ -246,9 +250,13 @@ def reference(
     for of_rank, routes_of_rank in zip(batches, routes, strict=True):
         for m, (ids, of) in enumerate(zip(of_rank, routes_of_rank, strict=True)):
             for i, layer in enumerate(layers):
-                layer.ids_now = of[:, :, i].reshape(-1, TOP_K)
-                layer.chosen = chosen[m, i] if chosen is not None else torch.zeros(EXPERTS, dtype=torch.long)
-                layer.mismatched = mismatched[m, i] if mismatched is not None else torch.zeros((), dtype=torch.long)
+                layer.ids_now = of[:, :, i].reshape(-1, TOP_K).to(DEVICE)
+                layer.chosen = (
+                    chosen[m, i] if chosen is not None else torch.zeros(EXPERTS, dtype=torch.long, device=DEVICE)
+                )
+                layer.mismatched = (
+                    mismatched[m, i] if mismatched is not None else torch.zeros((), dtype=torch.long, device=DEVICE)
+                )
                 layer.replay(None if on_mismatch == "home" else layer.ids_now)
             loss = loss_of(model, ids, unrouted == "home") / len(batches)
             loss.backward()
@@ -325,18 +333,18 @@ def draw_step(
     on_mismatch = "replay" if wrong is None else "home"
     if wrong is not None:
         routes = wrong_routes(dtype, batches, routes, wrong, 10 * seed + rank)
-    chosen = torch.zeros(max(micro_steps), LAYERS, EXPERTS, dtype=torch.long)
-    mismatched = torch.zeros(max(micro_steps), LAYERS, dtype=torch.long)
+    chosen = torch.zeros(max(micro_steps), LAYERS, EXPERTS, dtype=torch.long, device=DEVICE)
+    mismatched = torch.zeros(max(micro_steps), LAYERS, dtype=torch.long, device=DEVICE)
     loss, gradients = reference(
         dtype, [batches], [routes], model_seed=model_seed, unrouted=unrouted, on_mismatch=on_mismatch,
         chosen=chosen, mismatched=mismatched,
     )  # fmt: skip
-    losses = torch.tensor(loss, dtype=torch.float64)
+    losses = torch.tensor(loss, dtype=torch.float64, device=DEVICE)
     for of in (chosen, mismatched, losses, *gradients.values()):
         dist.all_reduce(of, group=group)
     gradients = {name: gradient / len(micro_steps) for name, gradient in gradients.items()}
     loss = float(losses) / len(micro_steps)
-    _drawn[key] = Step(batches, routes, on_mismatch, chosen, mismatched, loss, gradients)
+    _drawn[key] = Step(batches, routes, on_mismatch, chosen.cpu(), mismatched.cpu(), loss, gradients)
     return _drawn[key]
 
 
@@ -388,7 +396,7 @@ def run_step(
                 loss.backward()
                 total += float(loss.detach())
         phase.drain()
-    loss_all = torch.tensor(total, dtype=torch.float64)
+    loss_all = torch.tensor(total, dtype=torch.float64, device=DEVICE)
     dist.all_reduce(loss_all, group=ep.group)
     difference, whose = worst_difference(whole_gradients(ep, model), step.gradients)
     figures = phase.figures()

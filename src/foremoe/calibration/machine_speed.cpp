@@ -46,7 +46,7 @@ class RankProbe {
   }
 
  private:
-  // All ranks begin together. They agree on the number of repetitions, from a first repetition that warms up, because
+  // All ranks begin together. After a warm-up, they time one operation and agree on the number of repetitions, since
   // operations may be collective.
   template <class Operation>
   Repetitions repeat(Operation&& operation) {
@@ -154,7 +154,7 @@ class RankProbe {
   const SharedMemory& shared_;
 };
 
-// Averages over ranks: rates as rates, times as times.
+// Returns the mean of every rate and of every time over ranks.
 MachineSpeed mean_of(const std::vector<MachineSpeed>& ranks) {
   MachineSpeed mean;
   const auto n = static_cast<double>(ranks.size());
@@ -191,7 +191,7 @@ namespace {
 
 Bytes memory_of_machine() { return Bytes{std::int64_t{sysconf(_SC_PHYS_PAGES)} * std::int64_t{sysconf(_SC_PAGESIZE)}}; }
 
-// Measurements repeat to fewer than four digits.
+// Rounds to four digits; repeated measurements agree in fewer.
 void round_numbers(Cluster& cluster) {
   for (double* const number :
        {&cluster.flops_per_second, &cluster.gemm_efficiency, &cluster.attention_efficiency,

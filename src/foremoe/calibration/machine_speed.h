@@ -25,22 +25,22 @@ struct SpeedOptions {
   double seconds = 0.3;                                    // minimum duration of each measurement
 };
 
-// Speed of one rank while all ranks do the same.
+// Speed of one rank while all ranks are being measured.
 struct MachineSpeed {
   double best_flops_per_second = 0;    // fastest forward of the expert
   double expert_flops_per_second = 0;  // mean over all forwards
   double moved_bytes_per_second = 0;   // bytes read and written by memcpy
-  double operation_seconds = 0;        // an operation on one element
+  double operation_seconds = 0;        // per operation on one element
   double exchange_bytes_per_second = 0;
-  double exchange_seconds = 0;         // an exchange of 64 bytes with each rank
+  double exchange_seconds = 0;         // per exchange of 64 bytes with each rank
   double copied_bytes_per_second = 0;  // by a copy link from memory shared by all ranks of the node
-  double copy_seconds = 0;             // a copy of 64 bytes
+  double copy_seconds = 0;             // per copy of 64 bytes
 };
 
 // Throws InputError if there is too little memory. With one rank the exchange's speed and time are 0.
 MachineSpeed measure_machine(const SpeedOptions& options);
 
-// The machine as a cluster for modelling time. A note for each number states how it was measured or what was assumed.
+// A cluster that models this machine. A note for each number states how it was measured or what was assumed.
 struct Calibration {
   Cluster cluster;
   ClusterNotes notes;  // one for each number

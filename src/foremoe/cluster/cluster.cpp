@@ -29,7 +29,7 @@ std::string dotted(std::string_view section, std::string_view key) {
 
 std::string line_of(const toml::node& node) { return fmt::format("line {}", node.source().begin.line); }
 
-// Control characters could be interpreted by a terminal.
+// A terminal could interpret control characters.
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
 // Converts one parsed cluster file into a Cluster, key by key.
@@ -135,7 +135,7 @@ bool same_name(std::string_view a, std::string_view b) {
   });
 }
 
-// Uses the short form if it reads back to the same value: 9.894e+14, not 989400000000000.0.
+// Uses the short form if parsing it returns the same value: 9.894e+14, not 989400000000000.0.
 std::string number(double value) {
   const std::string brief = fmt::format("{:g}", value);
   return std::stod(brief) == value ? brief : fmt::format("{}", value);
@@ -143,7 +143,7 @@ std::string number(double value) {
 std::string number(int value) { return fmt::format("{}", value); }
 std::string number(Bytes value) { return fmt::format("{}", value.value); }
 
-// A TOML basic string. Escapes quotes, backslashes and control characters.
+// Returns the text as a TOML basic string, with quotes, backslashes and control characters escaped.
 std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {

@@ -12,15 +12,15 @@ namespace {
 
 constexpr double kAttentionBackward = 2.5;  // five GEMMs of the size of the forward's two
 constexpr double kScoreBytes = 4;           // the router's scores are float32
-constexpr std::int64_t kBytesPerCount = 4;  // token count of one expert in gather_loads()
+constexpr std::int64_t kBytesPerCount = 4;  // size of one expert's token count in gather_loads()
 
-// Reads and writes of a row of `hidden` elements between the GEMMs of a layer: two norms read and write it; two
-// residual additions read two rows and write one.
+// Reads and writes of a row of `hidden` elements between the GEMMs of a layer. Each of two norms reads and writes one
+// row. Each of two residual additions reads two rows and writes one.
 constexpr double kResidualPasses = 2 * 2 + 2 * 3;
 
 constexpr int kDenseKernels = 7;         // two norms, query-key-value, attention, output, router, top-k
 constexpr int kFeedForwardKernels = 3;   // gate-up, activation, down
-constexpr int kExpertKernels = 5;        // including sorting rows by expert, and back
+constexpr int kExpertKernels = 5;        // including sorting rows by expert and back
 constexpr double kActivationPasses = 3;  // over the intermediate width: read gate and up, write their product
 constexpr double kSortPasses = 4;        // over the hidden width: read and write, before and after
 
@@ -80,7 +80,7 @@ double CostModel::seconds(const Product& product, Pass direction) const {
   const double weights = product.parameters * options_.bytes_per_parameter;
   const double forward = roofline(product.flops, weights + product.row_bytes);
   if (direction == Pass::kForward) return forward;
-  // Both gradients read and write rows. Rows' gradients read the weights; weights' gradients are accumulated.
+  // Both gradients read and write rows. The rows' gradient reads the weights; the weights' gradient is accumulated.
   const double gradients = product.parameters * 2 * options_.bytes_per_gradient;
   const double backward = roofline(product.backward_flops * product.flops, weights + gradients + 2 * product.row_bytes);
   return backward + (anew(product.of_experts) ? forward : 0);
@@ -213,8 +213,8 @@ Bytes CostModel::row() const { return Bytes{std::int64_t{model_.hidden} * option
 
 Bytes CostModel::activations_per_token() const {
   if (options_.recompute_activations) return row();
-  // Layer input, results of two norms, the sum between them; queries, keys, values and result; router scores; gate, up
-  // and their product of shared experts.
+  // Layer input, results of two norms, the sum between them; queries, keys, values and attention's result; router
+  // scores; gate, up and their product in shared experts.
   const std::int64_t elements = std::int64_t{4} * model_.hidden + model_.attention.token_width() +
                                 std::int64_t{3} * model_.shared_experts * model_.intermediate;
   return Bytes{elements * options_.bytes_per_parameter + static_cast<std::int64_t>(kScoreBytes) * model_.experts};
@@ -227,8 +227,8 @@ Bytes CostModel::activations_per_row() const {
 }
 
 Bytes CostModel::working_memory_per_row(Pass direction) const {
-  // Forward: the row as received and as returned; gate, up and their product. Backward: the gradients of these, and
-  // those activations that were not kept.
+  // Forward: the row as received and as returned; gate, up and their product. Backward: the gradients of these, and the
+  // activations that were not kept.
   const Bytes all = row() + row() + inside_experts_per_row();
   if (direction == Pass::kForward || !anew(/*of_experts=*/true)) return all;
   return all + (options_.recompute_activations ? all : inside_experts_per_row());

@@ -1,16 +1,15 @@
 #pragma once
 
 // Costs of the parts of a training step on a cluster: seconds and bytes as functions of the numbers of tokens, rows and
-// copies. It has no state and no schedule. The simulator decides when parts run and which transfers share a link.
+// copies. The model has no state or schedule. The simulator decides when parts run and which transfers share a link.
 //
 // Compute follows a roofline: max(FLOPs ÷ reached FLOP/s, bytes ÷ memory bandwidth) plus a fixed cost per kernel
 // (Williams, Waterman, Patterson, 2009). A grouped GEMM pads each replica's rows to whole row tiles and reads each
 // replica's weights once, so splitting is not free: 64 replicas of 8 rows use 64 tiles of 128 rows where one replica of
 // 512 rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the rank's busiest link direction; the
-// dispatch determines the rows. A backward pass has twice the FLOPs of a forward, or three times if activations (of
-// whole layers or of experts only) are recomputed. Attention's factor is 2.5 instead of 2, since its scores are
-// recomputed (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md documents the formulas and
-// omissions.
+// dispatch determines the rows. A backward pass has twice the FLOPs of a forward pass, or three times if activations
+// (of whole layers or of experts only) are recomputed. Attention's factor is 2.5 instead of 2, since its scores are
+// recomputed (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md gives the formulas and omissions.
 
 #include <cstdint>
 #include <span>
@@ -26,7 +25,7 @@ namespace foremoe {
 
 // How rows travel between ranks.
 //   row    sends every token–expert assignment separately, directly to the rank that serves it
-//   token  sends a token once to each node that serves it, to the rank with the source's position on that node, which
+//   token  sends a token once to each node that serves it. There, the rank in the source's position receives it and
 //          forwards it once to each rank that serves it. Results return on the same path and are summed on the way
 enum class Dispatch : std::uint8_t { kRow, kToken };
 
@@ -35,7 +34,7 @@ std::string_view to_string(Dispatch dispatch);
 struct CostOptions {
   int sequence_tokens = 4096;              // sequence length; a token attends to half as many on average
   bool recompute_activations = true;       // backward repeats the forward, and only layer inputs are kept
-  bool recompute_experts = false;          // repeats only experts' GEMMs, keeps only their rows; requires false above
+  bool recompute_experts = false;          // repeats only experts' GEMMs, keeps only their rows; not with the above
   int bytes_per_parameter = 2;             // of weights and rows (bf16)
   int bytes_per_gradient = 4;              // accumulated in float32
   int optimizer_bytes_per_parameter = 12;  // master weights and two moments, float32
@@ -68,7 +67,7 @@ class CostModel {
   double experts(std::span<const Tokens> replicas, Pass direction) const;  // [replica], assignments; 0: idle
   double sort(Tokens assignments) const;                                   // part of experts(): sorting rows by expert
   double exchange(const RankRows& rows) const;                             // dispatch or combine on this rank
-  // All-gather of the tokens per expert of all ranks for this number of layers: one message from all other ranks.
+  // All-gather of the ranks' token counts per expert for this number of layers: one message from each other rank.
   double gather_loads(const Topology& topology, std::int64_t layers = 1) const;
   // Seconds per micro-step on one rank outside the MoE layers: dense layers and the output head.
   double other_layers(Tokens tokens, Pass direction) const;
@@ -76,7 +75,7 @@ class CostModel {
   int round_trips(Pass direction) const {
     return direction == Pass::kBackward && options_.recompute_activations ? 2 : 1;
   }
-  double optimizer(int num_experts) const;  // one step of this number of home experts, counted over all layers
+  double optimizer(int num_experts) const;  // one step for `num_experts` home experts, counted over all layers
 
   // Bytes.
   Bytes expert_weights() const;         // of one expert, as copied
@@ -89,8 +88,8 @@ class CostModel {
   // optimizer state of the other parameters is sharded over num_ranks ranks.
   Bytes rank_state(int num_experts_per_layer, int num_ranks) const;
 
-  // The number of copies over the host path, and from peers, that one rank can receive during one layer's forward of a
-  // balanced micro-step with this number of tokens (not assignments) per rank: the copies that a planner can hide. All
+  // The numbers of copies that a planner can hide: those that one rank can receive, over the host path and from peers,
+  // during one layer's forward of a balanced micro-step with this number of tokens (not assignments) per rank. All
   // ranks receive at once, so each has its share of the node's resources. Exchanges of rows use other links. A rank can
   // send as many copies to peers as it receives, since links are equally fast in both directions.
   struct HiddenCopies {
@@ -106,10 +105,10 @@ class CostModel {
     double parameters = 0;  // read once
     double row_bytes = 0;   // of input and output rows
     double efficiency = 1;
-    double backward_flops = 2;  // multiple of the forward's
+    double backward_flops = 2;  // multiple of the forward pass's FLOPs
     bool of_experts = false;
   };
-  // True if a backward repeats the forward.
+  // True if a backward pass repeats the forward pass.
   bool anew(bool of_experts) const {
     return options_.recompute_activations || (of_experts && options_.recompute_experts);
   }

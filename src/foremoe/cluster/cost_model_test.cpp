@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kMicro = 1e-6;
 
-// Numbers for hand calculation: 0.5 TFLOP/s reached in GEMMs, 0.25 in attention, 100 GB/s.
+// Round numbers for calculation by hand: 0.5 TFLOP/s reached in GEMMs, 0.25 in attention, 100 GB/s of memory.
 Cluster round_cluster() {
   return {.name = "round",
           .ranks_per_node = 4,
@@ -79,9 +79,9 @@ std::vector<std::pair<std::string, double>> all_seconds(const CostModel& cost, i
 
 }  // namespace
 
-// 20 rows are two tiles of 16: 32 rows · 2 · 6144 FLOPs = 393216, at 0.5 TFLOP/s 0.786432 µs. Weights of 12288 bytes
-// and rows of 20 · 2 · (2 · 64 + 3 · 32) bytes take less, 0.21 µs. Sorting and activation move another 20 · 2 · (4 · 64
-// + 3 · 32) = 14080 bytes, at 100 GB/s 0.1408 µs, in five kernels.
+// 20 rows are two tiles of 16. 32 rows · 2 · 6144 = 393216 FLOPs take 0.786432 µs at 0.5 TFLOP/s. Weights of 12288
+// bytes and rows of 20 · 2 · (2 · 64 + 3 · 32) bytes take less, 0.21 µs. Sorting and activation move another
+// 20 · 2 · (4 · 64 + 3 · 32) = 14080 bytes in 0.1408 µs at 100 GB/s, in five kernels.
 TEST(CostModel, ComputeBoundExpertsTakeTheTimeOfTheirTiles) {
   EXPECT_NEAR(experts(small(), {20}), (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
   EXPECT_NEAR(experts(small(), {32}) - experts(small(), {20}), 12 * 2 * 352 / 1e11, 1e-15) << "no more tiles";
@@ -98,23 +98,23 @@ TEST(CostModel, MemoryBoundExpertsTakeTheTimeOfTheirBytes) {
   EXPECT_NEAR(experts(cost, {10, 10}), (33.536 + 14.08 + 5) * kMicro, 1e-15);
 }
 
-// At 1 GB/s a backward reads weights (12288 bytes), reads and writes their float32 gradients (2 · 4 · 6144), and reads
-// and writes rows twice as often (2 · 8960): 79360 bytes. The forward runs before it. Moving rows runs three times.
+// At 1 GB/s, a backward pass reads weights (12288 bytes), reads and writes their float32 gradients (2 · 4 · 6144), and
+// reads and writes rows twice as often as a forward (2 · 8960): 79360 bytes. The forward runs before. Rows move thrice.
 TEST(CostModel, ABackwardBoundByMemoryReadsAndWritesGradients) {
   Cluster cluster = round_cluster();
   cluster.memory_bytes_per_second = 1e9;
   EXPECT_NEAR(experts({cluster, small_model()}, {20}, Pass::kBackward), (21.248 + 79.36 + 3 * 19.08) * kMicro, 1e-15);
 }
 
-// The forward again, then twice its FLOPs. Moving rows runs three times.
+// A backward runs the forward again, then twice its FLOPs. Moving rows runs three times.
 TEST(CostModel, ABackwardHasTwiceTheFlopsOrThriceWithRecomputation) {
   EXPECT_NEAR(experts(small(), {20}, Pass::kBackward), 3 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
   EXPECT_NEAR(experts(small({.recompute_activations = false}), {20}, Pass::kBackward),
               2 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
 }
 
-// FineMoE, C.1: repeats all of experts(), nothing else, and no exchange. Keeps rows as received and as returned, but
-// not gate, up and their product.
+// FineMoE, C.1: a backward repeats all of experts() but no other computation or exchange. Rows are kept as received and
+// as returned; gate, up and their product are not.
 TEST(CostModel, RecomputesOnlyExpertsIfOtherActivationsAreKept) {
   const CostModel kept = small({.recompute_activations = false});
   const CostModel anew = small({.recompute_activations = false, .recompute_experts = true});
@@ -129,13 +129,13 @@ TEST(CostModel, RecomputesOnlyExpertsIfOtherActivationsAreKept) {
   EXPECT_THROW((void)small({.recompute_experts = true}), InputError);
 }
 
-// Reads and writes 64 values of 2 bytes per row, in one kernel.
+// Sorting reads and writes 64 values of 2 bytes per row, in one kernel.
 TEST(CostModel, SortingIsPartOfTheExpertsTime) {
   EXPECT_NEAR(small().sort(Tokens{20}), (20 * 64 * 2 * 2 / 1e5 + 1) * kMicro, 1e-15);
   EXPECT_EQ(small().sort(Tokens{0}), 0);
 }
 
-// Counts of 8 experts, 4 bytes each, from every other rank: over peer links within a node of 4, else over the network.
+// Every other rank sends the counts of 8 experts, 4 bytes each: over peer links within a node of 4, else the network.
 TEST(CostModel, GathersLoadsOfAllRanksInOneMessage) {
   const auto gathered = [](int ranks, std::int64_t layers) {
     return small().gather_loads({.num_ranks = ranks, .ranks_per_node = 4}, layers);
@@ -186,7 +186,7 @@ TEST(CostModel, AnExchangeTakesTheBusiestDirectionOfALink) {
               1e-15);
 }
 
-// Per parameter: 4 bytes of gradient, 12 of state read and written, 2 of weights: 30. 3 · 6144 parameters.
+// 30 bytes for each of 3 · 6144 parameters: 4 of gradient, 12 of state read and written, 2 of weights.
 TEST(CostModel, TheOptimizerReadsAndWritesItsState) {
   EXPECT_NEAR(small().optimizer(3), 3 * 6144 * 30 / 1e11 + 1e-6, 1e-15);
   EXPECT_NEAR(small({.optimizer_shards = 4}).optimizer(4), 6144 * 30 / 1e11 + 1e-6, 1e-15);

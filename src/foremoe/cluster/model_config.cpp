@@ -25,8 +25,8 @@ constexpr std::int64_t kMost = 1 << 24;  // upper bound of every count and width
 enum class MoeLayers : std::uint8_t {
   kAll,
   kAfterFirst,  // after the first first_k_dense_replace layers, which are dense
-  kSparseStep,  // every decoder_sparse_step-th, except mlp_only_layers
-  kInterleaved  // listed in moe_layers, or else every interleave_moe_layer_step-th
+  kSparseStep,  // every decoder_sparse_step-th layer, except mlp_only_layers
+  kInterleaved  // the layers in moe_layers, or without this list every interleave_moe_layer_step-th layer
 };
 
 struct Family {
@@ -147,7 +147,7 @@ class ConfigReader {
     return value;
   }
 
-  // Number of experts, under any of these keys. All keys that are present must agree.
+  // Number of experts, which may have any of these keys. All keys that are present must agree.
   int experts() const {
     const std::initializer_list<const char*> keys{family_.experts, "num_experts", "num_local_experts",
                                                   "n_routed_experts"};

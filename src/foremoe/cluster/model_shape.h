@@ -13,7 +13,7 @@
 
 namespace foremoe {
 
-// Attention of one layer. Key-value heads are shared among query heads (kv_rank 0), or queries, keys and values are
+// Attention of one layer. If kv_rank is 0, query heads share key-value heads. Otherwise, queries, keys and values are
 // expanded from latent vectors (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
 struct AttentionShape {
   int heads = 0;         // query heads
@@ -25,7 +25,7 @@ struct AttentionShape {
   int rotary_width = 0;  // latent only: part of key_width that all heads share, outside the latent vector
 
   std::int64_t parameters(int hidden) const;  // of all projections
-  // Multiplies and adds of one token that attends to `context` others; forward, without projections.
+  // Multiplies and adds in the forward pass of one token that attends to `context` others, without projections.
   std::int64_t flops_per_token(int context) const;
   // Elements of queries, keys, values and results of one token.
   std::int64_t token_width() const;
@@ -43,8 +43,8 @@ struct ExpertGroups {
   friend bool operator==(const ExpertGroups&, const ExpertGroups&) = default;
 };
 
-// Throws InputError, field `expert_groups` or `groups_per_token` of `file`, unless these groups are possible and a
-// token finds top_k experts in them.
+// Throws InputError, field `expert_groups` or `groups_per_token` of `file`, unless the groups are valid and a token can
+// choose top_k experts from them.
 void expect_groups_fit(const ExpertGroups& groups, int experts, int top_k, const std::string& file = {});
 
 struct ModelShape {
@@ -58,7 +58,7 @@ struct ModelShape {
   int hidden = 0;              // width of a token
   int intermediate = 0;        // width inside one routed expert, and inside one shared expert
   int dense_intermediate = 0;  // width inside the feed-forward block of a dense layer; 0 without one
-  int vocabulary = 0;          // embedding and output head, two matrices of hidden · vocabulary
+  int vocabulary = 0;          // the embedding and the output head each have hidden · vocabulary parameters
   AttentionShape attention;    // of every layer
 
   int layers() const { return moe_layers + dense_layers; }
@@ -66,7 +66,7 @@ struct ModelShape {
   std::int64_t expert_parameters() const { return std::int64_t{3} * hidden * intermediate; }
   Bytes expert_bytes(int bytes_per_parameter = 2) const { return Bytes{expert_parameters() * bytes_per_parameter}; }
 
-  // Multiplies and adds of one token in one routed expert, forward.
+  // Multiplies and adds of one token in one routed expert, in the forward pass.
   std::int64_t flops_per_assignment() const { return 2 * expert_parameters(); }
 
   std::int64_t attention_parameters() const { return attention.parameters(hidden); }               // per layer
@@ -74,7 +74,7 @@ struct ModelShape {
   std::int64_t router_parameters() const { return std::int64_t{hidden} * experts; }                // per MoE layer
   std::int64_t dense_parameters() const { return std::int64_t{3} * hidden * dense_intermediate; }  // per dense layer
   std::int64_t head_parameters() const { return std::int64_t{hidden} * vocabulary; }  // the embedding has as many again
-  // Number of parameters except routed experts (every rank has them), and of all. Both exclude norms and biases.
+  // Numbers of parameters outside routed experts (stored on every rank) and in total. Both exclude norms and biases.
   std::int64_t parameters_besides_experts() const;
   std::int64_t parameters() const;
 };
@@ -85,13 +85,13 @@ std::vector<std::string> model_names();  // names of the presets
 // Finds a preset by name, ignoring case: "qwen3-30b-a3b". None if unknown.
 std::optional<ModelShape> find_model_shape(std::string_view name);
 
-// Finds a preset by name, or reads that config.json. Throws InputError, field `model`, if it is neither.
+// Finds a preset by name, or reads the config.json at this path. Throws InputError, field `model`, if neither exists.
 ModelShape model_named(const std::string& name_or_path);
 
-// Reads the shape from a model's config.json. Supports those model_types of huggingface/transformers whose layers it
-// can count (listed in model_config.cpp). Reads text_config if the model is multimodal. Rejects dense models and all
-// other model_types. The name is that of the folder if the file is called config.json, else that of the file. Throws
-// InputError with file, key and problem.
+// Reads the shape from a model's config.json. Supports the model_types of huggingface/transformers that
+// model_config.cpp lists, whose layers it can count. Reads text_config if the model is multimodal. Rejects dense models
+// and all other model_types. The model's name is the folder's if the file is called config.json, else the file's.
+// Throws InputError with file, key and problem.
 ModelShape read_model_config(const std::string& path);
 ModelShape parse_model_config(std::string_view text, const std::string& file);  // `file` names the text in errors
 

@@ -15,7 +15,7 @@ TEST(ModelShape, AQwen3ExpertIsNineMegabytesInBf16) {
   EXPECT_EQ(find_model_shape("Qwen3-30B-A3B")->expert_bytes(), Bytes{9437184});
 }
 
-// Published totals in billions, from model cards and papers. Only norms and biases are excluded here.
+// Published totals in billions, from model cards and papers. ModelShape excludes only norms and biases.
 TEST(ModelShape, ParametersMatchThePublishedSize) {
   const auto billions = [](const char* name) {
     return static_cast<double>(find_model_shape(name)->parameters()) * 1e-9;
@@ -44,8 +44,8 @@ TEST(ModelShape, ActiveParametersMatchThePublishedSize) {
   EXPECT_NEAR(billions("Mixtral-8x7B"), 12.9, 0.1);
 }
 
-// FineMoE, table 2, names its models by the number of experts and the size with one expert, in billions. The vocabulary
-// counts once here, since GPT's embedding is its output head. The paper does not define its sizes.
+// FineMoE, table 2, names its models by the number of experts and the size with one expert, in billions. The paper does
+// not define the size. Here the vocabulary counts once, since GPT's embedding is its output head.
 TEST(ModelShape, FineMoeModelsWithOneExpertHaveTheSizeInTheirName) {
   const auto billions = [](const char* name) {
     ModelShape shape = *find_model_shape(name);

@@ -48,17 +48,17 @@ class ArrayView {
   }
   constexpr std::span<T> flat() const { return {data_, size()}; }
 
-  // Returns the element at one index per axis.
+  // Returns the element with these indices, one per axis.
   template <IndexLike... I>
   requires(sizeof...(I) == N) constexpr T& operator()(I... i) const { return data_[offset(i...)]; }
 
-  // Returns the last axis at one index for each axis before it.
+  // Returns the row along the last axis with these indices, one for each earlier axis.
   template <IndexLike... I>
   requires(sizeof...(I) + 1 == N) constexpr std::span<T> row(I... i) const {
     return {data_ + offset(i...) * shape_[N - 1], shape_[N - 1]};
   }
 
-  // Returns the sub-array at one index of the leading axis.
+  // Returns the sub-array at this index of the leading axis.
   constexpr ArrayView<T, N - 1> operator[](IndexLike auto i) const requires(N > 1) {
     assert(to_index(i) < shape_[0]);
     std::array<std::size_t, N - 1> rest{};

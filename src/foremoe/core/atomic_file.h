@@ -1,14 +1,14 @@
 #pragma once
 
 // Writes an output file atomically: it appears complete or not at all. The file has no name while it is written, so the
-// system removes it however the process ends. commit() flushes it to the disk and renames it to its final name. Without
-// commit(), the destructor removes it and an older file of that name is unchanged.
+// system removes it however the process ends. commit() flushes it to the disk and gives it its final name. Without
+// commit(), the destructor removes the new file, and an older file of that name is unchanged.
 //
 // On file systems without O_TMPFILE the file is written as .foremoe.PID.N, which remains if the process is killed.
 //
-// If the path is a symbolic link, writes the link's target, whether or not it exists.
+// If the path is a symbolic link, writes the link's target, whether or not the target exists.
 //
-// If the path is a device or a pipe (/dev/stdout), writes in place, since there is nothing to replace.
+// If the path is a device or a pipe (/dev/stdout), writes to it directly, since there is no file to replace.
 
 #include <cstddef>
 #include <functional>
@@ -20,7 +20,7 @@ namespace foremoe {
 
 class AtomicFile {
  public:
-  // Throws InputError if the file cannot be created, the path is empty or it is a directory.
+  // Throws InputError if the path is empty or a directory, or if the file cannot be created.
   explicit AtomicFile(const std::string& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Identifiers. Each counts from 0 and converts only explicitly, so a rank cannot be mistaken for an expert.
-// docs/users/glossary.md defines the words.
+// Identifiers. Each type counts from 0 and converts only explicitly, so a rank cannot be mistaken for an expert.
+// docs/users/glossary.md defines the terms.
 
 #include <compare>
 #include <concepts>
@@ -31,7 +31,7 @@ using EventId = Id<struct EventTag>;  // one (pass, micro-step) pair, in executi
 
 enum class Pass : std::uint8_t { kForward = 0, kBackward = 1 };
 
-inline constexpr ExpertId kNoExpert{-1};  // an empty slot; also a missing entry of a route
+inline constexpr ExpertId kNoExpert{-1};  // marks an empty slot or a missing entry of a route
 
 static_assert(sizeof(ExpertId) == 4, "arrays of ids are read and written as I32");
 

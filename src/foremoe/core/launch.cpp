@@ -22,7 +22,7 @@ std::optional<std::uint32_t> number_in(const char* variable) {
   return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
 }
 
-// Reserved step ids of Slurm, not started by srun: the script of an sbatch, the shell of an salloc and others.
+// From this step id on, Slurm reserves ids for steps that srun did not start, such as an sbatch script or salloc shell.
 constexpr std::uint32_t kFirstReservedStep = 0xffff'fff0;
 
 std::optional<std::uint32_t> tasks_of_srun() {

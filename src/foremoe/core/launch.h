@@ -7,14 +7,14 @@
 //
 // Slurm also sets SLURM_NTASKS and SLURM_PROCID for an sbatch script, which is one process. Only srun sets
 // SLURM_STEP_NUM_TASKS. A script submitted from within a step inherits it, but has a step id reserved for scripts. An
-// interactive shell (`srun --pty`) counts as one process, since only one has the terminal.
+// interactive shell (`srun --pty`) counts as one process, since only one process has the terminal.
 
 namespace foremoe {
 
 struct Launch {
   int processes = 1;          // number of processes that run this command, including this one
   const char* variable = "";  // the environment variable that gives this number
-  bool joins = false;         // MPI_Init can join them; false if srun started them without PMI or PMIx
+  bool joins = false;         // MPI_Init can connect the processes; false if srun started them without PMI or PMIx
 };
 
 Launch launch();

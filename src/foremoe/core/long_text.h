@@ -1,6 +1,6 @@
 #pragma once
 
-// Shortens text that messages quote from files, since it can be of any length.
+// Shortens text of any length that messages quote from files.
 
 #include <cstddef>
 #include <string>
@@ -9,7 +9,7 @@ namespace foremoe {
 
 inline constexpr std::size_t kLongestText = 1000;  // bytes of one value in a message
 
-// Replaces the middle of a longer text by "…", without splitting UTF-8 characters.
+// Replaces the middle of a text longer than kLongestText by "…", without splitting UTF-8 characters.
 std::string shortened(std::string text);
 
 }  // namespace foremoe

@@ -1,6 +1,6 @@
 #pragma once
 
-// Input files: mapped into memory, or embedded in the program.
+// Input files that are mapped into memory or embedded in the program.
 
 #include <cstddef>
 #include <span>

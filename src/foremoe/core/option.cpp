@@ -57,7 +57,7 @@ double parse_number(const std::string& name, const std::string& text, NumberRang
   return value;
 }
 
-// T: type of the variable's value; the variable itself may be optional.
+// Binds an option to a variable of type T or std::optional<T>.
 template <class T, class Variable, class Range>
 Option bound(Option option, Variable& variable, Range range) {
   option.type = std::is_integral_v<T> ? "integer" : "number";

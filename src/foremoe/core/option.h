@@ -7,8 +7,8 @@
 //     return {integer_option({.name = "guest_slots", .value = "G", .help = "…"}, o.guest_slots, {0, 512}), …};
 //   }
 //
-// Values are texts, as a user types them. An invalid value is an InputError with the option's name as its field; the
-// message describes the valid values.
+// Values are texts, as a user types them. For an invalid value, throws InputError with the option's name as its field
+// and a message that describes the valid values.
 
 #include <cstdint>
 #include <functional>
@@ -25,10 +25,10 @@ struct Option {
   char letter = 0;    // short form: 'G' is -G; 0: none
   std::string value;  // placeholder for the value in help: "G", "TOKENS"; empty for a flag
   std::string help;
-  std::string initial;  // the default as text; empty: the variable's value, or no default
+  std::string initial;  // the default as text; if empty, the default is the variable's value, or there is none
   std::string group;    // heading in the full help
   std::string former;   // previous name; using it is an error that names the new one
-  bool main = false;    // also in the short help
+  bool main = false;    // listed in the short help, too
   bool required = false;
   bool positional = false;
 
@@ -55,19 +55,19 @@ Option integer_option(Option option, int& variable, IntegerRange range);
 Option integer_option(Option option, std::int64_t& variable, IntegerRange range);
 Option integer_option(Option option, std::optional<int>& variable, IntegerRange range);
 Option integer_option(Option option, bool& variable);        // 0 or 1
-Option seed_option(Option option, std::uint64_t& variable);  // any of 64 bits
+Option seed_option(Option option, std::uint64_t& variable);  // any 64-bit value
 Option number_option(Option option, double& variable, NumberRange range);
 Option number_option(Option option, std::optional<double>& variable, NumberRange range);
 Option flag_option(Option option, bool& variable, bool value = true);  // if given, sets the variable to `value`
 Option text_option(Option option, std::string& variable);
 Option list_option(Option option, std::vector<std::string>& variable);    // "a,b,c"
-Option values_option(Option option, std::vector<std::string>& variable);  // given several times, or with several values
+Option values_option(Option option, std::vector<std::string>& variable);  // may be repeated or have several values
 
-// A count, or a word such as "none" for no limit.
+// Accepts a count, or a word such as "none" for no limit.
 Option integer_or_word_option(Option option, IntegerRange range, std::vector<std::string> words,
                               std::function<void(std::optional<std::int64_t> number, const std::string& word)> set);
 
-// One of several words; `set` takes the word's index.
+// Accepts one of several words and passes its index to `set`.
 Option word_option(Option option, std::vector<std::string> words, std::function<void(std::size_t index)> set);
 
 template <class T>

@@ -1,7 +1,7 @@
 #pragma once
 
-// Seeded random numbers that do not depend on the standard library. The standard fixes the sequence of the engine,
-// std::mt19937_64, but not of distributions, so the distributions are our own.
+// Seeded random numbers that are the same with every standard library. The C++ standard fixes the sequence of the
+// engine, std::mt19937_64, but not those of its distributions, so this class implements its own.
 
 #include <cmath>
 #include <cstdint>

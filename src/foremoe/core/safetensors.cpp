@@ -52,7 +52,7 @@ std::optional<std::size_t> bytes_of(std::span<const std::uint64_t> shape, std::s
   return total;
 }
 
-// One tensor of the JSON header. HeaderReader checks the grammar, Safetensors::parse the values.
+// One tensor of the JSON header. HeaderReader checks the grammar, and Safetensors::parse checks the values.
 struct TensorEntry {
   std::string name;
   std::string dtype;
@@ -68,8 +68,8 @@ struct SafetensorsHeader {
 
 constexpr std::size_t kMaxAxes = 32;
 
-// A SAX handler with a small state machine, instead of a document tree: memory is proportional to the retained data,
-// the grammar bounds the depth, and repeated keys are detected.
+// A SAX handler with a small state machine. Unlike a document tree, it needs memory only for the retained data, bounds
+// the depth by the grammar, and detects repeated keys.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderReader(SafetensorsHeader& header, const std::string& file) : header_(header), file_(file) {}
@@ -192,11 +192,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   const std::string& file_;
   State state_ = State::kStart;
   std::set<std::string> names_;
-  std::string name_;  // of the entry being read
-  std::string key_;   // of the metadata being read
+  std::string name_;  // tensor whose entry is being read
+  std::string key_;   // metadata key whose value is being read
   unsigned seen_ = 0;
   bool in_list_ = false;
-  int offsets_ = 0;  // numbers read of data_offsets
+  int offsets_ = 0;  // numbers of data_offsets read so far
 };
 
 // Parses {"__metadata__": {string: string}, name: {"dtype": string, "shape": [n…], "data_offsets": [begin, end]}, …}.
@@ -251,7 +251,7 @@ Safetensors Safetensors::parse(std::span<const std::byte> bytes, std::string nam
   const auto data = bytes.subspan(header_bytes);
   file.metadata_ = std::move(header.metadata);
 
-  // Sorted by offset, tensors must tile the data, so that none overlap and every byte belongs to a tensor.
+  // Tensors, sorted by offset, must tile the data: none overlap and every byte belongs to a tensor.
   std::ranges::sort(header.tensors, {}, [](const TensorEntry& t) { return std::tuple(t.begin, t.end, t.name); });
   std::uint64_t tiled = 0;
   for (TensorEntry& t : header.tensors) {

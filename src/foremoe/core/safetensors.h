@@ -7,9 +7,9 @@
 //   const std::vector<std::int64_t> values = load.to_vector<std::int64_t>();
 //
 // The reader checks the whole header first: unique names, known dtypes, shapes without overflow, and byte ranges that
-// match their shapes and cover the rest of the file without gap or overlap. An accepted file is safe to index.
-// Otherwise throws InputError with file, field and index. Stricter than the reference reader in one point: a tensor's
-// entry may contain only dtype, shape and data_offsets.
+// match their shapes and cover the rest of the file without gap or overlap. An accepted file is safe to index. For any
+// other file, the reader throws InputError with file, field and index. It is stricter than the reference reader in one
+// point: a tensor's entry may contain only dtype, shape and data_offsets.
 
 #include <bit>
 #include <cassert>
@@ -31,7 +31,7 @@ using Metadata = std::map<std::string, std::string, std::less<>>;
 
 static_assert(std::endian::native == std::endian::little, "files are mapped as they are, and they are little-endian");
 
-inline constexpr std::size_t kMaxHeaderBytes = 100'000'000;  // as the reference implementation
+inline constexpr std::size_t kMaxHeaderBytes = 100'000'000;  // same as in the reference implementation
 
 enum class DType : std::uint8_t {
   kBool,
@@ -80,8 +80,8 @@ class Safetensors {
  public:
   // Memory-maps the file.
   static Safetensors open(const std::string& path);
-  // Reads a file from memory; messages use `name` as its path. The bytes must outlive every view, or `storage` must
-  // keep them alive.
+  // Reads a file from memory. Messages use `name` as its path. `storage` must keep the bytes alive, or they must
+  // outlive every view.
   static Safetensors parse(std::span<const std::byte> bytes, std::string name,
                            std::shared_ptr<const void> storage = {});
 
@@ -94,7 +94,7 @@ class Safetensors {
 
   // Throws InputError unless the tensor is present with one of these dtypes and this number of axes.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes, std::size_t num_axes) const;
-  // The same for one exact shape.
+  // As above, but requires this exact shape.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes,
                            const std::vector<std::size_t>& shape) const;
 
@@ -117,9 +117,9 @@ class Safetensors {
 
 // ---- writing ----
 //
-// Writes files that any reader of the format accepts. Equal tensors and metadata give equal bytes: metadata is sorted
-// by key, tensors by descending element size, then name, so that each is aligned. The header is padded with spaces to a
-// multiple of eight bytes. The file appears complete or not at all (atomic_file.h).
+// Writes files that any reader of the format accepts. Equal tensors and metadata give equal bytes. Metadata is sorted
+// by key. Tensors are sorted by descending element size, then name, so that each is aligned. The header is padded with
+// spaces to a multiple of eight bytes. The file appears complete or not at all (atomic_file.h).
 
 // A tensor to be written. The caller owns the bytes until the file is written.
 struct TensorData {
@@ -136,11 +136,11 @@ TensorData tensor_data(std::string name, std::span<const T> values, std::vector<
   return {std::move(name), dtype_of<T>(), std::move(shape), std::as_bytes(values)};
 }
 
-// Names must be distinct. A size that differs from its shape is a broken invariant. Throws InputError if the file
+// Names must be distinct, and the size of each tensor must match its shape (asserted). Throws InputError if the file
 // cannot be written.
 void write_safetensors(const std::string& path, std::vector<TensorData> tensors, const Metadata& metadata);
 
-// The same in memory.
+// As write_safetensors(), but returns the file's bytes.
 std::vector<std::byte> to_safetensors(std::vector<TensorData> tensors, const Metadata& metadata);
 
 // ---- implementation ----

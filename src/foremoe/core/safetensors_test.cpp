@@ -24,7 +24,7 @@ std::string file_of(const std::string& header, std::size_t data_bytes) {
   return file + header + std::string(data_bytes, '\1');
 }
 
-// The bytes must outlive the views.
+// Takes no temporary, since the bytes must outlive the views.
 Safetensors parse(std::string&& bytes) = delete;
 Safetensors parse(const std::string& bytes) {
   return Safetensors::parse(std::as_bytes(std::span(bytes)), "t.safetensors");

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kHeaderAlignment = 8;
 
-// Returns header length and header. Sorts the tensors by the order of their bytes in the file.
+// Sorts the tensors into the order of the file. Returns the header, preceded by its length.
 std::string prologue(std::vector<TensorData>& tensors, const Metadata& metadata) {
   std::ranges::sort(tensors, [](const TensorData& a, const TensorData& b) {
     return size_of(a.dtype) != size_of(b.dtype) ? size_of(a.dtype) > size_of(b.dtype) : a.name < b.name;

@@ -24,7 +24,7 @@ class Timeline {
   static std::int64_t now_ns();  // steady clock
   // Thread-safe. Records at most `most_spans`; the trace contains the number of dropped spans.
   void add(RankId rank, Lane lane, const std::string& name, std::int64_t begin_ns, std::int64_t end_ns);
-  // Returns the trace as JSON text: spans by rank, lane and begin, with times relative to the earliest begin.
+  // Returns the trace as JSON text. Spans are sorted by rank, lane and begin; times are relative to the earliest begin.
   std::string to_json() const;
 
  private:

@@ -83,7 +83,7 @@ struct Evaluation {
 
   std::optional<SimulatedStep> step;  // set with a cost model if the plans are valid
   double speedup_over_vanilla = 1;
-  double placed_speedup = 1;                         // with placement included, of which vanilla has none
+  double placed_speedup = 1;                         // with placement included; vanilla has none
   double rl_step_speedup = 1;                        // with rollout included
   std::optional<Tokens> largest_micro_batch_tokens;  // mean per rank; set with a memory budget
 

@@ -67,7 +67,7 @@ namespace {
 
 using nlohmann::json;
 
-// Validates a recorded option. Each function returns an error message, or nothing.
+// Result of validating a recorded option: an error message, or none if the value is valid.
 using Complaint = std::optional<std::string>;
 
 bool is_count(const json& value) {
@@ -80,7 +80,7 @@ Complaint count(const json& value, std::uint64_t most = std::numeric_limits<std:
   return fmt::format("not a count from 0 to {}", most);
 }
 
-// A count, or `unlimited`.
+// Accepts a count or `unlimited`.
 Complaint limit(const json& value, std::string_view unlimited) {
   if (value == unlimited || !count(value)) return {};
   return fmt::format("neither a count nor {}", unlimited);
@@ -91,7 +91,7 @@ Complaint one_of(const json& value, std::initializer_list<std::string_view> word
   return fmt::format("none of {}", fmt::join(words, ", "));
 }
 
-// Some of B, L, P, T and S, in this order; "" if there are none.
+// Accepts any of B, L, P, T and S, in this order, or "".
 Complaint stages(const json& value) {
   if (!value.is_string()) return "not a string";
   std::string rest = value.get<std::string>();
@@ -101,7 +101,7 @@ Complaint stages(const json& value) {
   return rest.empty() ? Complaint() : "not some of B, L, P, T and S in this order";
 }
 
-// Must equal the plan's own value.
+// Accepts only the plan's own value.
 Complaint same(const json& value, const json& of_plan) {
   if (value == of_plan && !value.is_number_float()) return {};
   return fmt::format("but the plan has {}", of_plan.dump());
@@ -127,8 +127,8 @@ Complaint complaint(const StepPlan& plan, std::string_view option, const json& v
 
 }  // namespace
 
-// Checks the recorded options, keyed by long option name, against the plan's metadata and their ranges. budgets()
-// checks whether slots and quotas respect the budgets among them.
+// Checks that the recorded options, keyed by long option name, agree with the plan's metadata and are in range.
+// budgets() checks that slots and quotas respect the recorded budgets.
 void recorded_options(const Subject& subject, Findings& findings) {
   const auto options = json::parse(subject.plan.options, nullptr, /*allow_exceptions=*/false);
   if (!options.is_object()) {
@@ -149,7 +149,7 @@ void recorded_options(const Subject& subject, Findings& findings) {
 }
 
 // With K = 1 the micro-steps run one after the other. Otherwise the next event is a forward if one is left and fewer
-// than K micro-steps are between their passes, else the oldest backward.
+// than K micro-steps await their backward; else it is the oldest backward.
 void event_order(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   const int num_micro_steps = subject.load.num_micro_steps();

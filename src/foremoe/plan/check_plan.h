@@ -61,9 +61,9 @@ std::string place_of(const Violation& violation);
 struct CheckOptions {
   ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: from the plan's options
   int align = 128;                          // tokens, for rho_padded
-  const BatchedTrace* tokens = nullptr;     // the tokens behind the load; null: unknown
+  const BatchedTrace* tokens = nullptr;     // the tokens that the load counts; null: unknown
   const PlanFigures* reported = nullptr;    // figures to compare with the recomputed ones
-  int max_listed = 100;                     // number of violations to list; all are counted
+  int max_listed = 100;                     // maximum number of violations to list; all are counted
   const ThreadPool* pool = nullptr;         // the check throws Cancelled after this pool is cancelled
 };
 
@@ -71,7 +71,7 @@ struct CheckReport {
   std::vector<Violation> violations;                           // the first max_listed
   std::array<std::int64_t, kNumViolationKinds> num_of_kind{};  // [kind], all violations
   std::vector<std::string> not_checked;                        // skipped checks, with reasons
-  std::optional<PlanFigures> figures;                          // recomputed; none if the plan is too broken
+  std::optional<PlanFigures> figures;                          // recomputed; none if shapes, slots or quotas are wrong
 
   std::int64_t num_violations() const;
   bool ok() const { return num_violations() == 0; }

@@ -197,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(With, CheckSpoiledPlan, testing::ValuesIn(kMutations), 
 
 // ---- recorded options ----
 
-// A plan with a guest on every rank that records every option a plan may record.
+// A plan that has a guest on every rank and records every option that a plan may record.
 ValidPlan with_recorded_options() {
   ValidPlan good(Residency::kResident, 2);
   good.plan.options = nlohmann::json{

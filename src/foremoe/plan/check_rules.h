@@ -13,7 +13,7 @@ struct Subject {
   const StepPlan& plan;
   const LoadTable& load;
   const CheckOptions& options;
-  const SourceTokens* tokens = nullptr;  // of the load; null if unknown
+  const SourceTokens* tokens = nullptr;  // the tokens that the load counts; null if unknown
 
   // Throws Cancelled once the pool is cancelled. Called between rules, and in long rules between layers.
   void throw_if_cancelled() const {
@@ -63,7 +63,7 @@ void routes(const Subject&, Findings&);
 PlanFigures recompute_figures(const Subject&);
 void reported_figures(const PlanFigures& reported, const PlanFigures& recomputed, Findings&);
 
-// True if the trace and batching in the options have exactly the rows that the load counts.
+// True if the batched trace in the options has exactly the rows that the load counts.
 bool trace_matches_load(const Subject&);
 
 // Rows of one expert that a source sends to a replica.
@@ -73,13 +73,13 @@ struct Delivery {
   std::int64_t rows;
 };
 
-// [expert]: the deliveries of the three sweeps at one event, in the order of the sweeps.
+// [expert]: deliveries at one event, in the order of the three sweeps (own rank, own node, other nodes).
 std::vector<std::vector<Delivery>> deliveries(const Subject&, EventId, LayerId);
 
-// True if no slot of the rank held the expert at the event before. Under `shared`: true for a guest with quota.
+// True if the slot's expert was in no slot of the rank at the previous event; under `shared`, if a guest has quota.
 bool is_copy(const StepPlan& plan, EventId t, LayerId l, RankId r, SlotId s);
 
-// [micro_step]: its first event. With more than one in flight, this is its forward.
+// [micro_step]: the first event of each. With more than one micro-step in flight, this is the forward event.
 std::vector<EventId> first_events(const Subject&);
 
 // Tokens of one expert, summed over all sources.

@@ -114,8 +114,8 @@ void replicas(const Subject& subject, Findings& findings) {
   }
 }
 
-// Before the first event a rank's first slots hold its home experts in ascending order. Under `shared` only homes stay,
-// and home_slots() has checked them.
+// Before the first event, a rank's first slots hold its home experts in ascending order. Under `shared`, only home
+// experts stay, and home_slots() has checked their slots.
 void staying_experts(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   if (plan.residency == Residency::kShared) return;
@@ -213,7 +213,7 @@ void copies(const Subject& subject, const Budgets& budgets, Findings& findings) 
   for (int t = 0; t < plan.num_events(); ++t) {
     for (int l = 0; l < plan.num_layers(); ++l) {
       std::vector<int> into(plan.num_ranks());
-      std::vector<int> from(plan.num_ranks());  // at the home of the copied expert, whatever the copy's path
+      std::vector<int> from(plan.num_ranks());  // [rank], copies of experts at home there, on any path
       for (int r = 0; r < plan.num_ranks(); ++r) {
         for (int s = 0; s < plan.num_slots(); ++s) {
           if (!is_copy(plan, EventId{t}, LayerId{l}, RankId{r}, SlotId{s})) continue;

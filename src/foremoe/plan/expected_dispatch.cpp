@@ -56,12 +56,12 @@ class Places {
   }
 
   std::vector<double> expected_, missed_;         // [place]
-  std::vector<std::int64_t> all_, busiest_;       // [place], rows of all experts, and of the busiest expert there
+  std::vector<std::int64_t> all_, busiest_;       // [place], rows of all experts; rows of the place's busiest expert
   std::vector<std::int64_t> of_expert_;           // [place], rows of the current expert
-  std::vector<std::size_t> of_shipment_, place_;  // the place of each shipment; the place of each expert
+  std::vector<std::size_t> of_shipment_, place_;  // place of each shipment; place of each expert
 };
 
-// Positions among a source's tokens, from 0 to 1, at which an expert switches to its next replica.
+// Positions in the sequence of a source's tokens, from 0 to 1, at which an expert switches to its next replica.
 struct Positions {
   std::vector<double> ends;     // [shipment]
   std::vector<double> borders;  // ascending, including 0 and 1

@@ -24,7 +24,7 @@ struct Shape {
   ExpertGroups groups;
 };
 
-// A token's experts: those with the best scores, from the groups whose two best experts have the highest sum.
+// A token's experts: those with the best scores, from the groups whose two best scores have the highest sums.
 std::vector<std::uint8_t> choose(const std::vector<double>& score, const Shape& shape) {
   const std::size_t size = score.size() / static_cast<std::size_t>(shape.groups.count);
   std::vector<std::pair<double, std::size_t>> of_group;
@@ -47,7 +47,7 @@ std::vector<std::uint8_t> choose(const std::vector<double>& score, const Shape& 
   return chosen;
 }
 
-// One micro-step and layer. Tokens differ by chance only; sources differ in which experts are popular.
+// One micro-step and layer. Sources differ in which experts are popular; tokens of a source differ by chance only.
 test::CountedTrace draw(const Shape& shape, Random& random) {
   const auto gumbel = [&] { return -std::log(-std::log(std::max(random.uniform(), 1e-12))); };
   test::CountedTrace result;
@@ -80,7 +80,7 @@ struct Slots {
   LayerQuotas quotas() const { return {.slot_expert = expert, .slot_tokens = tokens}; }
 };
 
-// Each expert is at home, in contiguous blocks, and serves all of its rows. Each rank has one empty guest slot.
+// Each expert is only at home, in contiguous blocks, and serves all of its rows. Each rank has one empty guest slot.
 Slots at_home(const LoadTable& load) {
   const auto ranks = static_cast<std::size_t>(load.num_ranks());
   const std::size_t homes = static_cast<std::size_t>(load.num_experts()) / ranks;
@@ -222,7 +222,7 @@ TEST(ExpectedDispatch, RespectsItsBoundsIfCountsMatchNoDistinctExperts) {
   const TokenDispatch rows = of_one_source(at_home(load), load);
   EXPECT_EQ(rows.to_rank(0, 0), Tokens{0});
   EXPECT_EQ(rows.to_rank(0, 1), Tokens{1000});
-  EXPECT_EQ(rows.to_rank(0, 2), Tokens{1});  // each of these ranks has one expert, and receives exactly its rows
+  EXPECT_EQ(rows.to_rank(0, 2), Tokens{1});  // ranks 2 and 3 serve one chosen expert each and receive all of its rows
   EXPECT_EQ(rows.to_rank(0, 3), Tokens{3});
   EXPECT_GE(rows.to_node(0, 1), Tokens{3});
   EXPECT_LE(rows.to_node(0, 1), Tokens{4});
@@ -249,7 +249,7 @@ TEST(ExpectedDispatch, RoundingPreservesTheExpectedSumOverPlaces) {
   const TokenDispatch rows = of_one_source(at_home(load), load);
   std::int64_t to_ranks = 0;
   for (const Tokens n : rows.to_rank.row(0)) to_ranks += n.value;
-  EXPECT_NEAR(static_cast<double>(to_ranks), 4 * 20 * 13.0 / 28, 0.5);  // 37.1; rounding each rank alone gives 9
+  EXPECT_NEAR(static_cast<double>(to_ranks), 4 * 20 * 13.0 / 28, 0.5);  // 37.1; rounding each rank alone gives 36
   EXPECT_NEAR(static_cast<double>(rows.to_node(0, 0).value + rows.to_node(0, 1).value), 2 * 20 * 22.0 / 28, 0.5);
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 
-// Adapts a plan to another load, for executing other routes than those that were recorded.
+// Adapts a plan to another load, to execute routes that differ from the recorded ones.
 //
-// Slots do not change. Each guest keeps its quota, reduced in proportion (rounded down) if the load has fewer rows of
-// its expert. Homes serve the rest. Complexity: O(events · layers · (ranks · slots + experts)).
+// Slots and guests' quotas stay, but if the load has fewer rows of an expert than planned, its guests' quotas shrink in
+// proportion (rounded down). Homes serve the rest. Complexity: O(events · layers · (ranks · slots + experts)).
 
 #include <cstdint>
 
@@ -17,7 +17,7 @@ struct FittedPlan {
   std::int64_t mismatched = 0;  // rows above the planned rows of their expert, summed over micro-steps and layers
 };
 
-// Throws InputError, field `plan`, if the load has another size, or if experts have no homes (residency `free`).
+// Throws InputError, field `plan`, if the load has another size, or if homes are not pinned (residency `free`).
 FittedPlan fit_plan(StepPlan plan, const LoadTable& load);
 
 }  // namespace foremoe

@@ -38,7 +38,7 @@ RankLoads rank_loads(const Pair& pair, std::int64_t align) {
   return loads;
 }
 
-// Sums each node's surplus and deficit over the experts: that many tokens must cross its link.
+// Tokens that the busiest node must send (its surplus of each expert) or receive (its deficits), whichever is more.
 std::int64_t busiest_node_link(const Pair& pair) {
   const std::size_t num_experts = pair.load.extent(1);
   Array<Tokens, 2> surplus({static_cast<std::size_t>(pair.topology.num_nodes()), num_experts});  // load − quota
@@ -85,7 +85,7 @@ void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const 
 
   std::vector<double> rho, rho_lower_bound, rho_padded, node_link_tokens, node_link_rows;  // [pair]
   for (int t = 0; t < plan.num_events(); ++t) {
-    if (plan.in_flight > 1 && plan.event_pass[t] == Pass::kBackward) continue;  // its forward counts the pair
+    if (plan.in_flight > 1 && plan.event_pass[t] == Pass::kBackward) continue;  // counted at its forward event
     const MicroStepId m = plan.event_micro_step[t];
     for (int l = 0; l < plan.num_layers(); ++l) {
       if (options.pool != nullptr) options.pool->throw_if_cancelled();

@@ -51,17 +51,17 @@ struct PlanFigures {
   int home_moves = 0;           // (layer, expert) pairs whose home is not the initial one
   double guests_per_layer = 0;  // mean over (layer, event) of the guests with quota on all ranks
 
-  // Per pair: token–expert assignments that the busiest node sends to or receives from other nodes, if as many as the
-  // quotas allow stay on their node.
+  // Per pair: token–expert assignments that the busiest node sends to or receives from other nodes, if as many stay on
+  // their node as the quotas allow.
   Spread node_link_tokens;
-  // The same in rows, one per token and node, as route_tokens sends them. None if the tokens are unknown.
+  // The same traffic in rows, one per token and node, as route_tokens sends them. None if the tokens are unknown.
   std::optional<Spread> node_link_rows;
 };
 
 struct FiguresOptions {
   ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: contiguous blocks
   int align = 128;                          // tokens, ≥ 1
-  const BatchedTrace* tokens = nullptr;     // the tokens behind the load; null: unknown
+  const BatchedTrace* tokens = nullptr;     // the tokens that the load counts; null: unknown
   const ThreadPool* pool = nullptr;         // plan_figures() throws Cancelled after this pool is cancelled
 };
 

@@ -14,7 +14,7 @@ namespace foremoe {
 namespace {
 
 // Two nodes of one rank, experts 0 and 1 at home on ranks 0 and 1, one guest slot, one layer, three micro-steps. In the
-// first micro-step, rank 1 has expert 0 as a guest and the load is balanced. The last has no load.
+// first micro-step, rank 1 has expert 0 as a guest and the load is balanced. The last micro-step has no load.
 struct WorkedExample {
   LoadTable load{.load = Array<Tokens, 4>({3, 1, 2, 2}), .ranks_per_node = 1};
   StepPlan plan;
@@ -84,7 +84,7 @@ TEST(PlanFigures, LinkFiguresAreZeroOnOneNode) {
 }
 
 TEST(PlanFigures, IncludeNodesThatOnlyReceive) {
-  // Three nodes of one rank. The other two send all their rows to the expert at home on rank 0.
+  // Three nodes of one rank. Ranks 1 and 2 send all their rows to the expert at home on rank 0.
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 3, 3}), .ranks_per_node = 1};
   load.load(0, 0, 1, 0) = Tokens{4};
   load.load(0, 0, 2, 0) = Tokens{3};

@@ -69,7 +69,7 @@ struct StoredTensors {
   const TensorView& slot_tokens;
   const TensorView& micro_step;
   const TensorView& pass;
-  const TensorView* max_load;  // null if absent; also lower_bound
+  const TensorView* max_load;  // null if absent, as is lower_bound
   const TensorView* lower_bound;
   std::size_t num_micro_steps;
 };

@@ -28,11 +28,11 @@ namespace foremoe {
 StepPlan read_plan(const Safetensors& file);
 StepPlan read_plan(const std::string& path);
 
-// Throws InputError, field `load_digest`, if the plan in that file was made for another load.
+// Throws InputError for file `path`, field `load_digest`, if the plan was made for another load.
 void expect_plan_for(const LoadTable& load, const StepPlan& plan, const std::string& path);
 StepPlan read_plan_for(const LoadTable& load, const std::string& path);
 
-// Equal plans give equal bytes. Each tensor has the narrowest of its types that holds every value.
+// Equal plans give equal bytes. Each tensor is stored in the narrowest of its types that can represent all values.
 void write_plan(const StepPlan& plan, const std::string& path);
 std::vector<std::byte> to_bytes(const StepPlan& plan);  // the contents of such a file
 

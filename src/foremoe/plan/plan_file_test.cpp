@@ -108,7 +108,7 @@ TEST_F(PlanFile, IsReadOrRejectedIfAnyByteIsDamaged) {
   EXPECT_GT(refused, static_cast<int>(bytes.size()));
 }
 
-// The parts of a plan file: a test changes one of them and writes the file again.
+// The parts of a plan file. A test changes one part and writes the file again.
 struct Parts {
   struct Tensor {
     DType dtype;

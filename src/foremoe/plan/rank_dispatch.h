@@ -1,11 +1,11 @@
 #pragma once
 
 // Rows of one rank in one layer: the destinations of its own rows, and the order of received rows for the grouped GEMM.
-// An executor needs no more for its two all-to-alls. Ranks do not communicate to compute it.
+// This is all that an executor needs for its two all-to-alls. Ranks compute it without communication.
 //
 // A row is a token–expert assignment. Sent rows are ordered by destination rank, then expert, then row order at the
-// source; received rows by source, then expert, then row order; computed rows by slot, then source, then row order. The
-// rows of a slot are contiguous.
+// source. Received rows are ordered by source, then expert, then row order. Computed rows are ordered by slot, then
+// source, then row order, so the rows of a slot are contiguous.
 //
 // Complexity. That of route_tokens_of(), plus O(ranks · slots of the rank + rows).
 
@@ -22,7 +22,7 @@ struct RankDispatch {
   std::vector<std::int64_t> recv;      // [rank], rows received from that rank
   std::vector<std::int32_t> to_slots;  // [computed row], the index of its received row
   std::vector<std::int64_t>
-      slot_offsets;                    // [slots + 1], first computed row of each slot; the last entry is their number
+      slot_offsets;                    // [slots + 1], first computed row of each slot; the last entry counts all rows
   std::vector<std::int64_t> received;  // [slot][source], rows
 
   std::vector<Shipment> blocks;     // of sent rows, by expert; each goes to one replica
@@ -45,7 +45,7 @@ struct RankDispatchWorkspace {
 // Throws InputError: field `slot_tokens` if quotas and load differ, field `load` if a rank has more than 2³¹ − 1 rows.
 void rank_dispatch(const RoutingProblem& problem, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
-// The same from shipments, for rows without a plan: the shipments that this rank sends and receives, both by expert.
+// Shipments that one rank sends and receives, both sorted by expert. For dispatching rows without a plan.
 struct Shipments {
   const RoutedRank& of_rank;
   std::size_t num_ranks = 0;
@@ -55,13 +55,13 @@ struct Shipments {
 void rank_dispatch(const Shipments& shipments, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
 // Sets slots[i] to rank·num_slots + slot of the replica that serves routes[i], or to −1 if routes[i] is negative.
-// `routes`: this rank's, [token·k + j]. An executor derives from `slots` alone where its rows go. Throws InputError,
-// field `routes`, if the load does not count these routes.
+// `routes`: of this rank, [token·k + j]. An executor needs only `slots` to send its rows. Throws InputError, field
+// `routes`, if the load does not count these routes.
 void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> slots);
 
-// Sets order[i] to the entry that is sent as row i, so that its token is order[i] ÷ k. `slots`: from row_slots().
-// order: [rows.sent].
+// Sets order[i] to the index in `slots` of the entry that is sent as row i; its token is order[i] ÷ k. `slots`: from
+// row_slots(). order: [rows.sent].
 void row_order(const RankDispatch& rows, std::span<const std::int32_t> slots, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> order);
 

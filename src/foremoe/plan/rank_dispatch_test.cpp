@@ -57,7 +57,7 @@ struct Layer {
   std::vector<std::vector<ExpertId>> routes;  // [source][row]
 };
 
-// A sent row, with its destination and positions by definition.
+// A sent row: its index and expert at the source, and the replica and slot that serve it.
 struct Row {
   int source, row, expert, replica, slot;
 };

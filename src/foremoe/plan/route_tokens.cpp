@@ -79,8 +79,8 @@ struct Sweeper {
     }
   }
 
-  // The same, with each source's rows divided among the replicas in proportion to their remaining quotas: rounded down,
-  // then one more row each to the largest remainders.
+  // Sends share[s] rows of each source, divided among these replicas in proportion to their remaining quotas. Rounds
+  // down, then sends one more row each to the replicas with the largest remainders.
   void deal(int first, int last, std::span<const std::int64_t> share, std::span<Replica> replicas) const {
     std::int64_t quota = quota_of(replicas);
     std::vector<std::pair<std::int64_t, std::size_t>> remainders;

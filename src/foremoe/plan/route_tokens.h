@@ -5,14 +5,15 @@
 // Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. For each expert both
 //   have the same sum. Decide which rows go to which replica, so that all ranks reach the same answer without
 //   communication.
-// Method. Three sweeps per expert: to the replica on the source's own rank, then to those on its node, then to all
-//   others. If the sources of a node have more rows left than its replicas have quota, each keeps its share, in
-//   proportion to its rows (divide_fairly()); remainders are carried from expert to expert, in ascending order. In the
+// Method. Each expert has three sweeps: to the replica on the source's own rank, to those on its node, to all others. If
+//   the sources of a node have more rows left than its replicas have quota, each keeps its share of the quota, in
+//   proportion to its rows (divide_fairly()). Remainders are carried from expert to expert, in ascending order. In the
 //   last sweep, sources send in ascending order.
-//   Rows::kOrder   A source fills each replica, in ascending rank order, before the next.
-//   Rows::kToken   A source divides its rows of a sweep among the replicas in proportion to their remaining quotas, so
+//   Rows::kOrder   A source fills the quota of each replica, in ascending rank order, before the next.
+//   Rows::kToken   A source divides the rows of a sweep among the replicas in proportion to their remaining quotas, so
 //                  that it can choose which of its tokens go where (row_choice.h).
-// Invariant. After a sweep, no source with rows left can reach quota that is left within the scope of that sweep.
+// Invariant. After a sweep, if a source has rows left, no replica in the sweep's scope (own rank, own node, all ranks)
+//   has quota left for it.
 // Guarantee. All rows are placed and all quotas are met. For these quotas, as many rows as possible stay on their rank,
 //   and as many as possible on their node. A source keeps the floor or the ceiling of its share of each expert on its
 //   node. With Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per expert.
@@ -120,11 +121,11 @@ void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace&
 
 // Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 if routes[row] is negative.
 // `sent`: shipments of one source by expert, from route_tokens() or route_tokens_of(). Returns false, with `of_row`
-// unspecified, if the shipments count other rows: more or fewer of an expert, or none of it.
+// unspecified, if the shipments contain more or fewer rows of an expert than `routes`, or none.
 bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& workspace,
                       std::span<std::int32_t> of_row);
 
-// A row without a route. It goes to the home of the expert that the router picks when the layer runs.
+// Replica of a row without a route. The row goes to the home of the expert that the router picks when the layer runs.
 inline constexpr RankId kNoReplica{-1};
 
 // The rows of one source.

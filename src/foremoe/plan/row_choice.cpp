@@ -8,7 +8,7 @@ namespace foremoe {
 namespace {
 
 constexpr int kMostSweeps = 6;
-constexpr std::size_t kMostNodes = 64;  // to which the rows of one expert may go for it to be chosen: bits of a mask
+constexpr std::size_t kMostNodes = 64;  // experts on more nodes keep their rows in order; one bit of a mask per node
 
 // One expert's rows and the nodes that they go to.
 class ExpertStep {
@@ -20,7 +20,7 @@ class ExpertStep {
         num_nodes_(static_cast<std::size_t>(problem.topology.num_nodes())),
         home_(problem.topology.node_of(problem.source)) {}
 
-  // shipments: indices [first, last) of the expert's. Whether the number of pairs decreased.
+  // The expert's shipments are [first, last). Returns whether the number of pairs decreased.
   bool improve(std::span<const std::int32_t> rows, std::size_t first, std::size_t last) {
     find_nodes(first, last);
     if (nodes_.size() < 2 || nodes_.size() > kMostNodes) return false;
@@ -103,7 +103,7 @@ class ExpertStep {
 
   std::int64_t& flow(std::size_t type, std::size_t node) { return flow_[type * nodes_.size() + node]; }
 
-  // Sends up to `most` rows of the type along a shortest augmenting path. Returns how many.
+  // Sends up to `most` rows of the type along a shortest augmenting path. Returns their number.
   std::int64_t augment(std::size_t type, std::int64_t most) {
     constexpr std::size_t kUnseen = ~std::size_t{0};
     from_type_.assign(nodes_.size(), kUnseen);  // the type whose flow moves from from_node_ to the node
@@ -143,7 +143,7 @@ class ExpertStep {
     }
   }
 
-  // Gives rows to the expert's shipments: those at free nodes as the flow says, the rest to the remaining room.
+  // Assigns rows to the expert's shipments: to free nodes according to the flow, the rest wherever room remains.
   void place(std::size_t first, std::size_t last) {
     rows_of_node_.resize(nodes_.size());
     for (auto& of_node : rows_of_node_) of_node.clear();
@@ -181,7 +181,7 @@ class ExpertStep {
   std::size_t num_nodes_;
   NodeId home_;
   std::vector<NodeId> nodes_;                          // of the expert's shipments, ascending
-  std::vector<std::int64_t> room_;                     // [place in nodes_], rows of shipments without a row yet
+  std::vector<std::int64_t> room_;                     // [place in nodes_], rows that its shipments can still take
   std::map<std::uint64_t, std::size_t> type_of_mask_;  // a mask has a bit for each free node
   std::vector<std::uint64_t> masks_;                   // [type]
   std::vector<std::int64_t> flow_;                     // [type][place]

@@ -6,14 +6,13 @@
 //   Dispatch by token sends a token once to each other node that serves any of its rows. Assign rows to shipments such
 //   that the number of (token, other node) pairs is small.
 // Method. Start in row order. Given the assignment of all other experts, a node is free for a row if it is the source's
-//   own or already serves another row of the row's token. The rows of one expert then form a transportation problem:
-//   as many rows as possible at free nodes, with the shipments as capacities. Rows with equal free nodes are one type,
-//   so it is a maximum flow from types to nodes, solved by augmenting paths. Sweep over the experts, in ascending
-//   order, until a sweep changes no number of pairs, at most kMostSweeps times.
-// Guarantees. Every shipment keeps its rows. A step never increases the number of pairs and is optimal for its expert
-// given
-//   the others; the whole is a local optimum of such steps. Deterministic. The result depends only on the source's own
-//   routes and shipments.
+//   own or already serves another row of the same token. The rows of one expert then form a transportation problem:
+//   assign as many rows as possible to free nodes, with the shipments as capacities. Rows with the same free nodes form
+//   one type. The problem is a maximum flow from types to nodes, solved by augmenting paths. Sweep over the experts, in
+//   ascending order, until a sweep does not reduce the number of pairs, at most kMostSweeps times.
+// Guarantees. Every shipment keeps its number of rows. A step never increases the number of pairs and is optimal for
+//   its expert if the other experts' rows are fixed. Unless sweeps reach their limit, the result is a local optimum.
+//   Deterministic. The result depends only on the source's own routes and shipments.
 // Complexity. Per sweep and expert with shipments to n > 1 nodes: O(rows + t·n · augmentations) for t types.
 
 #include <cstdint>
@@ -42,7 +41,7 @@ struct RowChoiceWorkspace {
 };
 
 // Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 without a route. Returns
-// false, with `of_row` unspecified, if the shipments count other rows.
+// false, with `of_row` unspecified, if the shipments do not match the routes.
 bool choose_rows(const RowChoiceProblem& problem, RowChoiceWorkspace& workspace, std::span<std::int32_t> of_row);
 
 }  // namespace foremoe

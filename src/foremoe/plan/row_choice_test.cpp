@@ -1,4 +1,4 @@
-// Tests rows by token: shares of a node's quota, and the choice of a source's tokens against exhaustive search.
+// Tests Rows::kToken: the shares of a node's quota, and the choice of a source's tokens against exhaustive search.
 
 #include "foremoe/plan/row_choice.h"
 
@@ -72,7 +72,7 @@ int pairs(const Source& s, const std::vector<std::int32_t>& of_row) {
   return static_cast<int>(found.size());
 }
 
-// The fewest pairs over all assignments of one expert's rows that keep its shipments, with all other rows as they are.
+// The fewest pairs over all assignments of one expert's rows to its shipments, with all other rows unchanged.
 int fewest_pairs(const Source& s, std::vector<std::int32_t> of_row, ExpertId e) {
   std::vector<std::size_t> rows;
   std::vector<std::int32_t> shipments;
@@ -161,7 +161,7 @@ TEST(RowsByToken, MeetQuotasAndCrossNodesNoMoreThanRowOrder) {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     const Layer layer(seed);
     const Topology topology = layer.load.topology();
-    std::map<Rows, std::array<std::int64_t, 3>> rows;  // kept on the rank, on the node, sent to other nodes
+    std::map<Rows, std::array<std::int64_t, 3>> rows;  // kept on the rank, sent within the node, sent to other nodes
     for (const Rows by : {Rows::kOrder, Rows::kToken}) {
       Array<Tokens, 2> sent({10, 20});
       Array<Tokens, 2> received({10, 20});

@@ -1,7 +1,7 @@
 #pragma once
 
-// A step's plan: the expert and the quota of every slot, at every event of every layer. It is the planner's only
-// output. Checker, simulator and executor read it.
+// A step's plan: the expert and the quota of every slot, at every event of every layer. It is the planner's only output
+// and the input of the checker, the simulator and the executor.
 //
 // A rank has E/R home slots, in ascending order of expert id, then G guest slots. With `Residency::kFree` any slot may
 // hold any expert. An expert that stays on a rank keeps its slot, except guests under `Residency::kShared`.
@@ -83,8 +83,8 @@ struct StepPlan {
 
 // Returns a plan for `load` with empty slots. `header` supplies policy, residency, guest slots (≥ 0), micro-steps in
 // flight (≥ 1) and options. Each of the R ranks has E/R slots (rounded down) plus the guest slots, without experts or
-// tokens. Events follow the execution order. Largest loads and bounds are 0, and all homes are rank 0: the caller fills
-// them. Throws nothing.
+// tokens. Events follow the execution order. The caller fills in the largest loads and bounds, which are 0, and the
+// homes, which are all rank 0. Throws nothing.
 StepPlan empty_plan(StepPlan header, const LoadTable& load);
 
 // Returns the part of `plan` for `part`, the first micro-steps and layers of the plan's load (take_first() in
@@ -112,9 +112,9 @@ struct Copy {
   friend bool operator==(const Copy&, const Copy&) = default;
 };
 
-// Finds the copies of one layer. A copy is an expert in a rank's slots at an event that was in none of that rank's
-// slots at the event before. Before the first event a rank holds only its home experts. Under `Residency::kShared`
-// guests do not persist, so every guest with quota is a copy at every event.
+// Finds the copies of one layer. An expert is copied at an event if it is in a slot of a rank but was in none of that
+// rank's slots at the previous event. Before the first event a rank holds only its home experts. Under
+// `Residency::kShared` guests do not persist, so every guest with quota is copied at every event.
 class CopyFinder {
  public:
   CopyFinder(const StepPlan& plan, LayerId layer) : plan_(plan), layer_(layer) {}  // keeps a reference to the plan

@@ -138,7 +138,7 @@ TEST(PlannedLoads, AreSumsOfARanksQuotasCountedOnceForBothPasses) {
   EXPECT_THAT(loads.row(1, 0), ElementsAre(Tokens{0}, Tokens{6}));
 }
 
-// The plan records its largest loads, which random_plans.h sums independently.
+// random_plans.h computes the plan's recorded largest loads independently.
 TEST(PlannedLoads, MatchTheLargestLoadsOfThePlan) {
   for (const int in_flight : {1, 2}) {
     const LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 5);

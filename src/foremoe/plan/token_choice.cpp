@@ -44,7 +44,7 @@ void set_to_one(Chances chances) {
   chances[0] = 1;
 }
 
-// Adds a group from which a set takes no expert or some. used: [number of groups used][number of experts].
+// Adds a group, from which a set takes no experts or at least one. used: [number of groups used][number of experts].
 void add_group(Array<double, 2>& used, std::span<const double> chances) {
   for (std::size_t u = used.extent(0); u-- > 0;) {
     const std::span<double> to = used.row(u);
@@ -145,8 +145,8 @@ void TokenChoice::improve() {
   chance_ = best;
 }
 
-// Moves the odds of each expert towards its target frequency. A common factor of all odds does not change the
-// probability of a set. The factor keeps the expected number of experts near top_k.
+// Changes the odds of each expert so that its frequency approaches the target. A common factor of all odds does not
+// change the probability of a set. The factor chosen keeps the expected number of experts near top_k.
 void TokenChoice::change_odds(double step) {
   double sum = 0;
   for (std::size_t e = 0; e < chance_.size(); ++e) {
@@ -247,7 +247,7 @@ void TokenChoice::multiply_other_groups() {
   }
 }
 
-// Probability of choosing top_k experts from at most per_token groups, none of them from these parts. The parts must
+// Probability of choosing top_k experts from at most per_token groups and no expert of `parts`. The parts must
 // belong to different groups.
 double TokenChoice::sets_without(std::span<const std::size_t> parts) {
   if (parts.size() <= 1) {

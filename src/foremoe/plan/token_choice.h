@@ -8,10 +8,10 @@
 // counts are ignored.
 //
 // Method. Each expert is a factor 1 − p + p·t with p = weight ÷ (1 + weight). In the product of all factors, the
-//   coefficient of t^top_k is the probability that independent choices form a set. Without the experts of one place, it
-//   is the probability of a set that misses the place. Prefix and suffix products give both for all places at once. All
-//   terms are positive, so nothing cancels. A damped fixed-point iteration fits the weights (Chen, Dempster and Liu,
-//   Biometrika 81, 1994). The best iterate is kept.
+//   coefficient of t^top_k is the probability that independent choices form a set. If the experts of one place are left
+//   out, it is the probability of a set that misses the place. Prefix and suffix products give both for all places at
+//   once. All terms are positive, so nothing cancels. A damped fixed-point iteration fits the weights (Chen, Dempster
+//   and Liu, Biometrika 81, 1994). The best iterate is kept.
 // Complexity. misses(): O(experts · top_k + (groups + places) · top_k²) without groups; with groups also O(groups² ·
 //   per_token · top_k²), and O(groups · per_token · top_k²) for each place with experts of several groups. fit(): up to
 //   60 calls of misses() with every expert at a place of its own.
@@ -29,7 +29,7 @@ namespace foremoe {
 class TokenChoice {
  public:
   // Fits the weights. counts: [expert], tokens that chose it; at least one must be positive. Counts that no such
-  // distribution can have are approximated. If fewer than top_k experts are chosen, sets have that size.
+  // distribution can have are approximated. If fewer than top_k counts are positive, sets consist of those experts.
   void fit(std::span<const Tokens> counts, int top_k, const ExpertGroups& groups);
 
   // Number of tokens: assignments ÷ size of a set, or the largest count if that is greater.
@@ -51,8 +51,8 @@ class TokenChoice {
   std::size_t k_ = 0;
   ExpertGroups groups_;
   double tokens_ = 0;
-  // [expert]: the target fraction of tokens that choose it; weight ÷ (1 + weight); a place of its own; the modelled
-  // fraction of tokens that do not choose it.
+  // [expert]. frequency_: target fraction of tokens that choose it. chance_: weight ÷ (1 + weight). own_place_: a place
+  // of its own. excluded_: modelled fraction of tokens that do not choose it.
   std::vector<double> frequency_, chance_;
   std::vector<std::size_t> own_place_;
   std::vector<double> excluded_;

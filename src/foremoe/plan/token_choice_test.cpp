@@ -33,7 +33,7 @@ std::vector<Set> sets_of(const Case& c) {
   return sets;
 }
 
-// The maximum-entropy distribution with these frequencies, computed by scaling the sets of one expert after the other.
+// The maximum-entropy distribution with these frequencies, computed by iterative proportional fitting.
 std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<const double> frequency) {
   std::vector<double> p(sets.size(), 1.0 / static_cast<double>(sets.size()));
   for (int sweep = 0; sweep < 3000; ++sweep) {
@@ -48,7 +48,7 @@ std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<cons
   return p;
 }
 
-// Counts of each expert if tokens choose each set with a random frequency: some almost never, some almost always.
+// Counts of each expert if tokens choose each set with a random frequency, from almost never to almost always.
 std::vector<Tokens> draw_counts(const std::vector<Set>& sets, const Case& c, Random& random) {
   std::vector<Tokens> counts(static_cast<std::size_t>(c.experts));
   for (const Set set : sets) {
@@ -117,7 +117,7 @@ TEST(TokenChoice, MatchesDrawingWithoutReplacementForEqualExperts) {
 TEST(TokenChoice, NeverMissesAnExpertThatEveryTokenChooses) {
   TokenChoice choice;
   std::vector<Tokens> counts(64, Tokens{10});
-  counts[5] = Tokens{630};  // top-2: every token and one other expert
+  counts[5] = Tokens{630};  // top-2: every token chooses it and one other expert
   choice.fit(counts, 2, {});
   EXPECT_DOUBLE_EQ(choice.tokens(), 630);
   std::vector<std::size_t> place(64, 1);

@@ -33,7 +33,7 @@ std::int64_t densest(const Instance& i) {
   return most;
 }
 
-// Tokens still to assign: `left` tokens of `expert` (−1: all) to its holders from `holder` on, and all later experts.
+// Tokens to assign: `left` tokens of `expert` (−1: all) to its holders from `holder` on, and all of later experts.
 struct Undealt {
   std::size_t expert = 0;
   std::size_t holder = 0;

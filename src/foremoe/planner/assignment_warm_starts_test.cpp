@@ -1,5 +1,5 @@
-// Starting points of token assignment. The optimum does not depend on them: cold starts, the previous assignment after
-// a change of the placement, and workspaces used for other instances.
+// The optimum of token assignment does not depend on the starting point: cold starts, the previous assignment after a
+// change of the placement, and workspaces used for other instances.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ TEST(ServeAtHomes, GivesAllTokensToTheFirstHolder) {
   EXPECT_EQ(a.rank_load, (Loads{7, 6, 5}));
 }
 
-// As in the planner: a guest is removed, its tokens return to another holder, and another guest is added.
+// As in the planner: a guest is removed, its tokens move to another holder, and another guest is added.
 TEST(AssignTokens, FindsTheSameOptimumFromWarmAndColdStarts) {
   Random random(9);
   for (int n = 0; n < 200; ++n) {

@@ -7,16 +7,16 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr float kCopyWorth = 15;       // guests worth one mean rank load above the targets
+constexpr float kCopyWorth = 15;       // number of guests that cost as much as one mean rank load above the targets
 constexpr float kLeastPromise = 0.1F;  // minimum gain of a guest, summed over micro-steps, in mean rank loads
 constexpr float kSquareWeight = 1;     // weight of a micro-step's squared imbalance relative to its imbalance
 constexpr double kPerfect = 3e-4F;     // imbalance treated as 0
-constexpr float kLeastRoom = 0.02F;    // assumed room of a full rank, which may pass tokens on; in mean rank loads
+constexpr float kLeastRoom = 0.02F;    // room assumed for a full rank, which may pass tokens on; in mean rank loads
 constexpr float kLeastGain = 1e-5F;    // minimum gain of a change, so that rounding errors decide nothing
 constexpr int kTrials = 8;             // experts tried per slot
 constexpr int kRanksPerGuest = 64;     // ranks per guest added between two scorings
 
-constexpr int kSmallGroup = 16;               // groups of up to this many ranks plan so fast that sweeps always pay off
+constexpr int kSmallGroup = 16;               // up to this many ranks, planning is so fast that sweeps always pay off
 constexpr std::int64_t kRowsThatHide = 8192;  // rows per rank and micro-step
 
 }  // namespace
@@ -40,7 +40,7 @@ BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal)
       least_level_(problem.num_micro_steps),
       trial_cost_(problem.num_micro_steps) {}
 
-// Level below which further improvement is not worthwhile.
+// Largest rank load of m that counts as perfect, so that nothing tries to lower it.
 std::int64_t BaseGuests::perfect_level(int m) const {
   return static_cast<std::int64_t>(static_cast<double>(problem_.lower_bound[m]) * (1 + kPerfect));
 }
@@ -60,7 +60,7 @@ void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, Mic
     s.cost = cost_at(m, s.level);
     if (s.cost == 0) {
       s.tight.clear();
-    } else if (s.tight.empty()) {  // `bound` was attained at once, so its closed set is still unknown
+    } else if (s.tight.empty()) {  // `bound` was attained at once, so no closed set is known yet
       search_.relieve(graph, s.level - 1, s.assignment);
       s.tight.assign(search_.closed_set().begin(), search_.closed_set().end());
     }
@@ -74,7 +74,7 @@ void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, Mic
   for (const int r : s.tight) s.in_tight[r] = 1;
 }
 
-// Starting from the ranks in queue_, which reached_ marks, follows tokens to all ranks that they can reach. Under any
+// Marks in reached_ all ranks that tokens can reach from the ranks in queue_, which are already marked. Under any
 // assignment, the reached ranks must serve all tokens that they have now.
 void BaseGuests::reach(const ReplicaGraph& graph, const Assignment& a) {
   for (std::size_t head = 0; head < queue_.size(); ++head) {
@@ -96,14 +96,14 @@ std::int64_t BaseGuests::density_of_reached(const Assignment& a) const {
   return (load + std::ssize(queue_) - 1) / std::ssize(queue_);
 }
 
-// Returns the number of tokens that must stay above the level. Chooses the method that starts from fewer ranks.
+// Returns the number of tokens that must stay above the level. Uses the method that starts from fewer ranks.
 std::int64_t BaseGuests::relieve(const ReplicaGraph& graph, std::int64_t level, Assignment& a) {
   const auto above = std::ranges::count_if(a.rank_load, [&](std::int64_t load) { return load > level; });
   const auto with_room = std::ranges::count_if(a.rank_load, [&](std::int64_t load) { return load < level; });
   return above > with_room ? flow_.relieve(graph, level, a) : search_.relieve(graph, level, a);
 }
 
-// The cost that solve() would compute, from a closer starting point.
+// Returns the cost that solve() would compute, but starts from the assignment in `s`.
 float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& s) {
   scratch_ = s.assignment;
   if (goal_ == BaseGoal::kReplaceable) {
@@ -122,7 +122,7 @@ float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& 
   return cost_at(m, level);
 }
 
-// For kFinal: a lower bound on the cost of m for any expert placed on `rank`.
+// For kFinal: a lower bound on the cost of m after any one expert is added to `rank`. For kReplaceable: 0.
 float BaseGuests::least_cost(const ReplicaGraph& graph, int m, int rank, const MicroStep& s) {
   if (goal_ == BaseGoal::kReplaceable) return 0;
   reached_ = s.in_tight;
@@ -140,11 +140,11 @@ float BaseGuests::promise(const MicroStep& s, int m, const ReplicaGraph& graph, 
   const auto carried = static_cast<float>(s.assignment.quota[slot]) * problem_.per_mean[m];
   if (goal_ == BaseGoal::kFinal) return carried;
   if (over > 0) return std::min(carried, static_cast<float>(over) * problem_.per_mean[m]);
-  return 0.5F * std::min(carried, s.cost);  // by way of other ranks
+  return 0.5F * std::min(carried, s.cost);  // through other ranks
 }
 
-// Adds the guests with the largest expected gains to free slots: one, or in large groups several of different experts
-// on different ranks. Returns false if there is none.
+// Adds the guest with the largest expected gain to a free slot. In large groups, adds several guests of different
+// experts on different ranks. Returns false if no gain is expected.
 bool BaseGuests::grow(ReplicaGraph& graph) {
   const int ranks = problem_.num_ranks();
   score_.assign(static_cast<std::size_t>(problem_.num_experts) * ranks, 0.0F);
@@ -334,7 +334,7 @@ void BaseGuests::choose(ReplicaGraph& graph, bool sweeps) {
   while (sweeps && may_change_) sweep(graph);
 }
 
-// Minimum additional local tokens of a renewed guest compared with the old one, in mean rank loads.
+// A local guest is replaced only if the new one makes at least this many more tokens local, in mean rank loads.
 constexpr float kWorthACopy = 0.1F;
 
 static bool held_on(const LayerProblem& p, const ReplicaGraph& graph, int expert, NodeId node) {
@@ -344,7 +344,7 @@ static bool held_on(const LayerProblem& p, const ReplicaGraph& graph, int expert
   return false;
 }
 
-// [expert], tokens sent by the node's ranks if the node has no replica, over all micro-steps, in mean rank loads.
+// [expert], tokens of the node's ranks over all micro-steps, in mean rank loads; 0 if the node has a replica.
 static std::vector<float> missing_on_node(const LayerProblem& p, const ReplicaGraph& graph, NodeId node) {
   std::vector<float> missing(p.num_experts, 0.0F);
   for (int e = 0; e < p.num_experts; ++e) {

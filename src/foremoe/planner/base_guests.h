@@ -3,14 +3,14 @@
 // Stage B, guests: the guests at the start of the step, chosen from the loads of all its micro-steps.
 //
 // Problem. Choose one set of guests for the whole step. If the guests are final (residency static), minimize the
-// largest rank load of every micro-step. If they may be replaced (resident), minimize the imbalance left for copies
-// inside the step; each guest then counts as a copy, too.
+// largest rank load of every micro-step. If they may be replaced (resident), minimize the imbalance that copies inside
+// the step must remove, plus a cost per guest, since each guest is a copy.
 //
 // Method. Each micro-step has its own assignment on the common placement, and the closed set S of ranks that limits it.
-// A guest helps a micro-step only if all replicas of its expert are inside S and its own rank is outside. A change is
-// therefore re-solved only in micro-steps whose S it crosses or whose tokens it moves. Guests are added greedily by
-// expected gain, summed over the micro-steps; in groups of 128 ranks and more, several between two scorings. Then each
-// guest slot in turn is emptied and given to the best expert, or left empty, until a sweep changes nothing.
+// A guest helps a micro-step only if all replicas of its expert are inside S and its own rank is outside. After a
+// change, only the micro-steps whose S it crosses or whose tokens it moves are solved again. Guests are added greedily
+// by expected gain, summed over the micro-steps; in groups of 128 ranks or more, several guests per scoring. Each sweep
+// then empties every guest slot in turn and gives it to the best expert or to none, until a sweep changes nothing.
 //
 // Growth ends when the slots are full or no gain is expected. A revision is kept only if it lowers the cost. The number
 // of sweeps is bounded. Cost per slot and sweep: one `relieve` per affected micro-step and per trial.
@@ -25,12 +25,12 @@
 namespace foremoe::planner {
 
 enum class BaseGoal : std::uint8_t {
-  kFinal,        // guests are final: Σ over micro-steps of the exact imbalance; large ones cost more
-  kReplaceable,  // guests may be replaced: tokens above the target, weighed against copies
+  kFinal,        // guests are final: minimize the sum of the micro-steps' imbalances, weighting large ones more
+  kReplaceable,  // guests may be replaced: minimize tokens above the targets, weighed against copies
 };
 
-// Returns whether copies inside the step are expected to hide behind computation, so that additional ones hardly
-// lengthen it. True for two or more guest slots, more than 16 ranks, and a mean of at least 8,192 rows per rank and
+// Returns whether copies inside the step are expected to hide behind computation, so that more copies hardly lengthen
+// the step. True for two or more guest slots, more than 16 ranks, and a mean of at least 8,192 rows per rank and
 // micro-step (1,024 tokens, eight experts each). Measured on modelled steps of 64 ranks (lab/performance.md): with one
 // slot or fewer rows, sweeps shorten the step by 0.4 to 4 %.
 bool copies_hide(const LayerProblem& problem);
@@ -39,10 +39,10 @@ class BaseGuests {
  public:
   BaseGuests(const LayerProblem& problem, BaseGoal goal);
 
-  // Fills the guest slots of `graph`, starting from the guests already there. With `sweeps` off, only adds guests.
+  // Fills the guest slots of `graph`, starting from the guests already there. Without `sweeps`, only adds guests.
   void choose(ReplicaGraph& graph, bool sweeps = true);
 
-  // Parts of choose(): grow_all() adds guests; sweep() revises all slots, while may_change() (at most kMostSweeps).
+  // Parts of choose(). grow_all() adds guests. sweep() revises all slots; repeated while may_change() (kMostSweeps).
   static constexpr int kMostSweeps = 3;
   void grow_all(ReplicaGraph& graph);
   void sweep(ReplicaGraph& graph);
@@ -86,7 +86,7 @@ class BaseGuests {
   std::vector<float> least_;               // [micro_step], least_cost of the slot's rank, −1 if not computed yet
   std::vector<std::int64_t> least_level_;  // [micro_step], the level of that cost; for kFinal
   std::vector<int> helped_;                // micro-steps that a trial changes
-  std::vector<int> by_promise_;            // the same, largest possible gain first
+  std::vector<int> by_promise_;            // the micro-steps of helped_, largest possible gain first
   std::vector<float> trial_cost_;          // [micro_step]
   std::vector<int> best_helped_;           // micro-steps that the best trial changes
   std::vector<float> score_;               // [expert] or [expert][rank]
@@ -99,12 +99,12 @@ class BaseGuests {
 // has no replica of an expert, a local guest there serves the tokens that the node's ranks send to it. Token assignment
 // treats these replicas like any other.
 
-// Fills empty guest slots of `graph`. On each node they get the experts with the most local tokens over all
-// micro-steps; slots on ranks with the lowest load at homes are filled first.
+// Fills the empty guest slots of `graph` with the experts that have the most local tokens on the slot's node over all
+// micro-steps. Slots on ranks with the lowest load at homes are filled first.
 void add_local_guests(const LayerProblem& problem, ReplicaGraph& graph);
 
-// For one micro-step: considers the slots whose guests do not serve m (no tokens in `assignment`), and replaces guests
-// with few local tokens in m by those with most.
+// For one micro-step m: of the guests that have no tokens in `assignment`, replaces those with few local tokens in m by
+// the experts with the most.
 void renew_local_guests(const LayerProblem& problem, int m, const Assignment& assignment, ReplicaGraph& graph);
 
 }  // namespace foremoe::planner

@@ -10,7 +10,7 @@
 namespace foremoe::planner {
 namespace {
 
-// Mean over micro-steps of the best imbalance ratio with these guests.
+// Mean over micro-steps of the lowest imbalance ratio possible with these guests.
 double rho_on(const LayerProblem& p, const ReplicaGraph& graph) {
   double sum = 0;
   for (int m = 0; m < p.num_micro_steps; ++m) {
@@ -161,7 +161,7 @@ TEST(BaseGuests, AreFewerIfReplaceableThanIfFinal) {
   EXPECT_LT(beginning, final);
 }
 
-// Enumerates one guest per rank, for two and three micro-steps.
+// Compares with all choices of one guest per rank, for two and three micro-steps.
 TEST(BaseGuests, AreNearTheOptimumForTinySteps) {
   Random random(2);
   double found = 0;

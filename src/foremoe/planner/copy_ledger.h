@@ -1,6 +1,6 @@
 #pragma once
 
-// Tracks a micro-step's initial guests, the copies that it makes, and its copy budgets.
+// Tracks the guests that a micro-step starts with, the copies that it makes, and its copy budgets.
 
 #include <algorithm>
 #include <vector>

@@ -1,4 +1,4 @@
-// Compares the oracle of other tests with brute force.
+// Compares the density bound, an oracle of other tests, with brute force.
 
 #include "foremoe/testing/density_bound.h"
 

@@ -3,15 +3,15 @@
 // Minimum number of tokens above a target, for trials that need only this number.
 //
 // Problem. As AssignmentSearch::relieve (token_assignment.h), with the same result. The two may leave different tokens
-// above the target; plans are made with relieve().
+// above the target; plans are made with AssignmentSearch.
 //
 // Method. Maximum flow by push and relabel: Goldberg, Tarjan, "A new approach to the maximum-flow problem" (J. ACM 35,
 // 1988). A rank's label is a lower bound on its distance to a rank with room. Ranks are discharged in FIFO order: each
-// pushes its load above the target to ranks with a lower label, and is relabelled if there are none. If no rank has a
-// given label any more, no rank with a higher label can reach room (gap heuristic).
+// pushes its load above the target to ranks with a lower label, and is relabelled if there are none. Once a label has
+// no ranks left, no rank with a higher label can reach room (gap heuristic).
 //
-// Cost. O(ranks² · slots) in the worst case. Labels start at the ranks with room, AssignmentSearch at those above the
-// target, so this is faster if most ranks are above it: twice or more for static guests of 64 ranks with mild loads.
+// Cost. O(ranks² · slots) in the worst case. Labels start at ranks with room, AssignmentSearch at ranks above the
+// target. If most ranks are above it, this is faster: twice or more for static guests of 64 ranks with mild loads.
 
 #include <cstdint>
 #include <vector>
@@ -22,8 +22,8 @@ namespace foremoe::planner {
 
 class ExcessFlow {
  public:
-  // Moves tokens until as few as possible are above `target`; returns their number. Afterwards, every rank that could
-  // still receive them is at or above the target. Reuses its memory between calls.
+  // Moves tokens until as few as possible are above `target`; returns their number. Afterwards, every rank that these
+  // tokens can reach is at or above the target. Reuses its memory between calls.
   std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
  private:
@@ -32,7 +32,7 @@ class ExcessFlow {
   void discharge(const ReplicaGraph& graph, std::int64_t target, int rank, Assignment& assignment);
 
   std::vector<int> label_;         // [rank]; the number of ranks if no room can be reached
-  std::vector<int> num_labelled_;  // [label], number of ranks with it
+  std::vector<int> num_labelled_;  // [label], number of ranks
   std::vector<int> queue_;         // ranks
 };
 

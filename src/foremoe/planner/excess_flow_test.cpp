@@ -1,4 +1,4 @@
-// Compares the excess with all sets of ranks on small instances, and with AssignmentSearch on large ones.
+// Compares the excess with brute force on small instances, and with AssignmentSearch on large ones.
 
 #include "foremoe/planner/excess_flow.h"
 
@@ -11,7 +11,7 @@
 namespace foremoe::planner {
 namespace {
 
-// Maximum over all sets of ranks of the tokens above the target that no other rank can serve.
+// For a set of ranks, the tokens that no other rank can serve, minus target × ranks; the maximum over all sets.
 std::int64_t least_excess(const Instance& i, std::int64_t target) {
   std::int64_t most = 0;
   const Holders holders = holders_of(i.graph);

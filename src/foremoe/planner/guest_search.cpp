@@ -9,7 +9,7 @@ namespace {
 constexpr int kMaxSources = 64;         // number of experts considered
 constexpr int kWindow = 3;              // number of later micro-steps considered
 constexpr float kFutureWeight = 0.08F;  // weight of the next micro-step relative to the present one
-constexpr float kFutureDecay = 0.8F;    // factor from each micro-step to the next
+constexpr float kFutureDecay = 0.8F;    // decay of that weight per further micro-step
 constexpr float kCopiedBonus = 0.1F;    // bonus for a slot filled in this micro-step; at most the excess
 constexpr float kLeastScore = -0.3F;    // minimum of carried minus lost load; below 0, since both are estimates
 constexpr float kLocality = 0.1F;       // weight of tokens that would stay on their node, relative to carried tokens
@@ -66,7 +66,7 @@ float GuestSearch::future_change(const Bottleneck& b, const Candidate& c) const 
   return future(b.m, c.expert, c.rank) - (old >= 0 ? future(b.m, old, c.rank) : 0.0F);
 }
 
-// Propagates excess along the paths inside S, in the search's visiting order.
+// Propagates excess along the paths inside S, in the order in which the search visited the ranks.
 void GuestSearch::measure_sources(const Bottleneck& b) {
   std::fill(available_.begin(), available_.end(), 0.0F);
   std::fill(inside_.begin(), inside_.end(), 0);
@@ -158,7 +158,7 @@ void GuestSearch::choose_slots(const Bottleneck& b, GuestSlotsToUse slots) {
   }
 }
 
-// Scores all sources with all sinks. The innermost loops run over plain arrays of the sinks.
+// Scores all pairs of a source and a sink. The innermost loops run over plain arrays of the sinks.
 void GuestSearch::score_pairs(const Bottleneck& b, int variant) {
   const float per_mean = problem_.per_mean[b.m];
   const std::size_t num_sinks = sinks_.size();

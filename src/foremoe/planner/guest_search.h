@@ -1,13 +1,13 @@
 #pragma once
 
-// Stage P, candidates: the guests that could help a micro-step that its ranks cannot balance, best first.
+// Stage P, candidates: guests that could lower the excess of a micro-step above its target, best first.
 //
 // Method. `relieve` has ended above its target and left the closed set S. A guest can help only if all replicas of its
 // expert are inside S and its own rank is outside. Two flows limit the gain: the excess that can reach the expert's
 // replicas inside S, and the room that the guest's rank can reach outside. Both are computed breadth-first by adding up
 // incoming amounts (an upper bound, tight for short paths). A new guest can also take over the load of the guest that
-// it replaces. It costs the part that the replaced guest's home cannot absorb. Both guests are also scored for later
-// micro-steps, by the load that each would take over if it were the only guest, with decaying weights.
+// it replaces; the part that the replaced guest's home cannot absorb counts as a loss. Both guests are also scored for
+// later micro-steps, by the load that each would take over if it were the only guest, with decaying weights.
 //
 // Cost. O(E + slots) for the flows, O(sources × sinks × window) for the scores.
 
@@ -23,7 +23,7 @@ namespace foremoe::planner {
 enum class GuestSlotsToUse : std::uint8_t {
   kAny,
   kEmpty,   // only empty slots
-  kCopied,  // only slots filled in this micro-step: replacing their guest makes no further copy
+  kCopied,  // only slots filled in this micro-step: replacing such a guest adds no copy
 };
 
 struct Candidate {
@@ -51,13 +51,13 @@ class GuestSearch {
   // Lists all candidates. A `variant` > 0 perturbs the scores deterministically, for another attempt.
   void list(const Bottleneck& b, GuestSlotsToUse slots, int variant);
 
-  // Returns at most `count` candidates of the last list, best first. Candidates already returned do not move.
+  // Returns at most `count` candidates of the last list, best first. A later call returns the same ones first.
   std::span<Candidate> best(int count);
 
   // Slot that a candidate of the last list on `rank` would fill.
   int slot_on(int rank) const { return slot_[rank]; }
 
-  // Value for later micro-steps of replacing the guest in the candidate's slot by the candidate. In mean rank loads.
+  // Value for later micro-steps, in mean rank loads, of replacing the guest in the candidate's slot by the candidate.
   float future_change(const Bottleneck& b, const Candidate& c) const;
 
  private:

@@ -39,7 +39,7 @@ static void keep_slots(const ReplicaGraph& graph, int rank, std::span<ExpertId> 
   }
 }
 
-// Starts stage B from the previous plan's guests with the most events, if they are still away from home.
+// Starts stage B from those guests of the previous plan that were present at the most events, if still away from home.
 void LayerPlanner::start_from_previous(ReplicaGraph& graph) const {
   const StepPlan& previous = *request_.previous;
   for (int r = 0; r < problem_.num_ranks(); ++r) {
@@ -72,8 +72,8 @@ void LayerPlanner::place_homes(StepPlan& plan) {
   for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
 }
 
-// Returns whether `resident` spends time to save copies: with sweeps of B and the comparison with static guests. With
-// Prefer::kLinks, slots without a guest of B receive local guests.
+// Returns whether `resident` spends planning time to save copies, by sweeps of B and by the comparison with static
+// guests. Always true with Prefer::kLinks, where slots that B leaves empty receive local guests.
 bool LayerPlanner::saves_copies() const {
   return options_.stages.sweeps || options_.prefer == Prefer::kLinks || !copies_hide(problem_);
 }
@@ -117,7 +117,7 @@ GuestSlots LayerPlanner::place_guests(ReplicaGraph base) {
   }
 }
 
-// Returns the guests in `graph` for retention, experts ascending: those with tokens in `serving`, or all if it is null.
+// Returns the guests in `graph`, experts ascending. If `serving` is not null, returns only guests with tokens in it.
 static WantedGuests guests_in(const ReplicaGraph& graph, const LayerProblem& problem, const Assignment* serving) {
   WantedGuests wanted(problem.num_ranks());
   for (int s = 0; s < graph.num_slots(); ++s) {
@@ -151,12 +151,12 @@ GuestSlots LayerPlanner::place_static(const ReplicaGraph& base) {
   return pin_guests(problem_, options_, order_, guests);
 }
 
-constexpr int kVariants = 12;  // variants of a search that static guests may beat
+constexpr int kVariants = 12;  // variants to try if static guests may beat the search
 
 static std::int64_t busiest(const Assignment& a) { return *std::max_element(a.rank_load.begin(), a.rank_load.end()); }
 
-// Returns whether a search can end above the loads of static guests. Every `static` plan is also a `resident` plan
-// within its budgets, and stage T finds the optimum for it.
+// Returns whether `resident` must be compared with static guests, which may reach lower loads than its search. With
+// these options every `static` plan is also a `resident` plan within its budgets, and stage T finds its optimal quotas.
 static bool rivals_static(const PlannerOptions& options) {
   return options.guest_slots > 0 && options.stages.replication && options.stages.tokens && uses_base_guests(options) &&
          options.prefer == Prefer::kBalance && options.min_tokens_per_guest == 0;
@@ -186,8 +186,8 @@ GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
 }
 
 // P started from `found` and ended above the target of m. If static guests may do better, tries other variants from
-// `found`, then homes, then static guests. The result is for m alone: later micro-steps continue from `graph`. Returns
-// the guests that m wants.
+// `found`, then a search from homes, then one from the static guests. Later micro-steps still continue from `graph`.
+// Returns the guests that m wants.
 WantedGuests LayerPlanner::search_alternatives(int m, const ReplicaGraph& found, const ReplicaGraph& graph,
                                                const Assignment& assignment, Replication& replication) {
   ReplicaGraph best = graph;
@@ -218,8 +218,8 @@ WantedGuests LayerPlanner::search_alternatives(int m, const ReplicaGraph& found,
   return guests_in(best, problem_, &best_quotas);
 }
 
-// Plans again from the previous plan's guests. Keeps the result if it is nowhere worse and somewhere better, in copies
-// or in a micro-step's largest load above its target.
+// Plans again from the previous plan's guests. Keeps the new result if neither the copies nor the part of any
+// micro-step's largest load above its target increases, and one of them decreases.
 void LayerPlanner::take_warm_start(GuestSlots& guests) {
   const std::vector<WantedGuests> cold_wanted = wanted_;
   const GuestSlots warm = place_guests(place_base(true));
@@ -292,12 +292,12 @@ void LayerPlanner::balance(int m, ReplicaGraph& graph, Assignment& assignment, R
 }
 
 void LayerPlanner::place_freely(ReplicaGraph& graph, StepPlan& plan) {
-  // Guest budgets do not count the copies that an exchange makes.
+  // Exchanges ignore the budgets for copies and guests, so they run only without budgets.
   const bool may_exchange = options_.stages.relocation && !options_.max_copies_per_rank &&
                             options_.max_copies_per_source == kNoLimit && options_.min_tokens_per_guest == 0;
   Assignment assignment;
   AssignmentSearch search;
-  std::vector<ExpertId> slots(graph.num_slots(), kNoExpert);  // of the plan; experts that stay keep their slot
+  std::vector<ExpertId> slots(graph.num_slots(), kNoExpert);  // the plan's slots; experts that stay keep their slot
   for (int e = 0; e < problem_.num_experts; ++e) slots[problem_.home_slot[e]] = ExpertId{e};
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     Replication replication(problem_, options_);

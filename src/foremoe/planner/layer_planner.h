@@ -2,12 +2,12 @@
 
 // Plans one layer: runs the four stages over all micro-steps.
 //
-// place() decides the slots of every event: B once, then L or P for each micro-step on the guests of the one before,
-// then retention. Under `shared` no guest stays, so lend(m) decides the slots of one micro-step at a time. finish(m)
-// runs T for one micro-step on the replicas present in both of its passes. Layers share no state.
+// place() decides the slots of every event. It runs B once, then L or P for each micro-step, starting from the previous
+// micro-step's guests, then retention. Under `shared` no guest stays, so lend(m) decides the slots of one micro-step.
+// finish(m) runs T for one micro-step on the replicas present in both of its passes. Layers share no state.
 //
-// Where P runs, L does not: a copy made by P may serve a whole expert, and P weighs this against splitting. Under
-// `free`, L exchanges experts if guests alone do not reach the target.
+// L runs only if P is off: a copy made by P may serve a whole expert, and P weighs this against splitting. Under
+// `free`, L also runs after P and exchanges experts if guests alone do not reach the target.
 
 #include <memory>
 #include <optional>
@@ -23,8 +23,8 @@ namespace foremoe::planner {
 
 class Replication;
 
-// Returns whether stage B chooses guests. It does not under `shared`, where no guest stays, nor under `free`. If copy
-// budgets forbid filling all guest slots at the start, P starts from homes.
+// Returns whether stage B chooses guests. It does not under `shared`, where no guest stays, nor under `free`, nor under
+// `resident` if copy budgets forbid filling all guest slots at the start.
 bool uses_base_guests(const PlannerOptions& options);
 
 class LayerPlanner {
@@ -41,8 +41,8 @@ class LayerPlanner {
   double planning_cpu_seconds() const { return planning_cpu_seconds_; }
 
  private:
-  // Stage B: homes, which are written to the plan, and the initial guests. If `warm`, the search for guests starts from
-  // the previous plan.
+  // Stage B. place_homes() writes the homes to the plan; place_base() chooses the initial guests, starting from the
+  // previous plan's if `warm`.
   void place_homes(StepPlan& plan);
   bool saves_copies() const;
   ReplicaGraph place_base(bool warm);

@@ -31,7 +31,7 @@ struct LayerProblem {
   std::vector<std::int64_t> target;       // [micro_step], rank load that counts as balanced
   std::vector<float> per_mean;            // [micro_step], 1 / mean rank load; 0 without load
 
-  // Load that a guest could take over if it were the only one: a source's excess and a rank's room, with homes alone.
+  // Limits of the load that a single guest could take over from its home: the home's excess and the rank's room.
   Array<float, 2> surplus;  // [micro_step][expert], min(load, excess of its home), shares
   Array<float, 2> room;     // [micro_step][rank], shares
 
@@ -54,7 +54,7 @@ ReplicaGraph homes_only(const LayerProblem& problem);
 // Assigns all tokens of micro-step m to homes: the starting point of every stage.
 void serve_at_homes(const LayerProblem& problem, int m, Assignment& assignment);
 
-// Returns a guest's tokens to its home.
+// Moves a guest's tokens back to the home of its expert.
 void release(const LayerProblem& problem, const ReplicaGraph& graph, int slot, Assignment& assignment);
 
 }  // namespace foremoe::planner

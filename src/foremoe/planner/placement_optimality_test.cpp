@@ -22,8 +22,8 @@ struct Sizes {
   int guest_slots = 1;
 };
 
-// All loads of up to `most` tokens per expert. If every rank is home to one expert, only ascending loads, since the
-// others just rename ranks.
+// All loads of up to `most` tokens per expert. If every rank is home to one expert, returns only ascending loads, since
+// other loads just rename ranks.
 std::vector<std::vector<std::int64_t>> all_loads(const Sizes& sizes) {
   std::vector<std::vector<std::int64_t>> all;
   std::vector<std::int64_t> load(sizes.experts, 0);
@@ -36,7 +36,7 @@ std::vector<std::vector<std::int64_t>> all_loads(const Sizes& sizes) {
   }
 }
 
-// Minimum largest rank load of one micro-step over all guests, and the minimum number of guests that reach it or the
+// Minimum largest rank load of one micro-step over all choices of guests, and the fewest guests that reach it or the
 // target.
 struct Best {
   std::int64_t max_load = std::numeric_limits<std::int64_t>::max();
@@ -69,7 +69,7 @@ struct Tally {
   std::int64_t best_guests = 0;  // minimum number of guests for the optimal plans
 };
 
-// Plans one micro-step and compares it. A largest load within the target counts as optimal.
+// Plans one micro-step and compares it with brute force. A largest load within the target counts as optimal.
 void plan_one(const Sizes& sizes, Residency residency, const std::vector<std::int64_t>& load, Tally& tally) {
   SCOPED_TRACE(testing::PrintToString(load));
   const PlannerOptions options{.guest_slots = sizes.guest_slots, .residency = residency};

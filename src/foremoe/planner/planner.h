@@ -4,7 +4,7 @@
 //
 // clang-format off
 //   B  base placement    once per step      homes (with `rehome`) and the initial guests of the step
-//   L  relocation        every micro-step   whole experts; runs if P is off, and under `free` after P
+//   L  relocation        every micro-step   moves of whole experts; runs if P is off, and under `free` after P
 //   P  replication       every micro-step   guests at the bottleneck: the tight set of ranks
 //   T  token assignment  every micro-step   optimal integer quotas, with their certificate
 // clang-format on
@@ -25,7 +25,7 @@ struct PlanTimes {
   double wall_seconds = 0;
   double base_cpu_seconds = 0;      // stage B, once per step; summed over threads
   double planning_cpu_seconds = 0;  // all other stages, summed over threads
-  // CPU seconds by [layer]: once per step, until the first micro-step can begin, and afterwards.
+  // [layer], CPU seconds spent once per step, then until the first micro-step can begin, and after that.
   std::vector<double> once_of_layer = {};
   std::vector<double> first_of_layer = {};
   std::vector<double> later_of_layer = {};
@@ -36,8 +36,8 @@ struct PlanRequest {
   ArrayView<const RankId, 2> home;  // [layer][expert], before any rehoming; E/R experts on each rank
   PlannerOptions options;
   const StepPlan* previous = nullptr;  // warm start: the previous step's plan, of the same shape
-  // Called once per micro-step, in order, when the plan of all its layers is final. Slots of all micro-steps are final
-  // at the first call, except under `shared`. May be empty.
+  // Called for each micro-step in order, once the plan of all its layers is final. Except under `shared`, the slots of
+  // all micro-steps are final at the first call. May be empty.
   std::function<void(const StepPlan&, MicroStepId)> on_micro_step = {};
 };
 
@@ -53,8 +53,8 @@ Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks
 // Throws InputError, field `homes` with index, unless each rank is home to E/R experts in every layer of the load.
 void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load);
 
-// Throws InputError. Its field is one of PlanRequest or PlannerOptions ("homes", "guest_slots", …), or "load" with the
-// name of the load's file.
+// Throws InputError. The error's field is a field of PlanRequest or PlannerOptions ("homes", "guest_slots", …), or
+// "load", with the name of the load's file.
 PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool);
 
 // As above, with contiguous homes and one thread per processor.
@@ -62,7 +62,7 @@ PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options = {})
 
 // Stage T alone: keeps the slots of `plan` and computes quotas for `load`, which may differ from the load that the
 // slots were chosen for. Models systems that place experts by a forecast and split tokens at the router. Under
-// `shared`, removes guests without tokens. Throws InputError, field `load`, for another shape.
+// `shared`, removes guests without tokens. Throws InputError, field `load`, if the shape differs from the plan's.
 StepPlan recompute_quotas(StepPlan plan, const LoadTable& load);
 
 }  // namespace foremoe

@@ -17,7 +17,7 @@ struct PlannerStages {
   bool base = true;         // B: homes (with rehome) and the step's initial guests
   bool relocation = true;   // L: whole experts
   bool replication = true;  // P: guests at the bottleneck
-  bool tokens = true;       // T: exact quotas; off: equal split over the serving replicas
+  bool tokens = true;       // T: exact quotas; if off, an equal split over the serving replicas
   bool sweeps = false;      // S: B revises its guests even if copies are expected to hide (planner/base_guests.h)
 };
 
@@ -30,7 +30,7 @@ struct PlannerOptions {
   Residency residency = Residency::kResident;
   int in_flight = 1;  // K ≥ 1
   PlannerStages stages;
-  int rehome = 0;  // home moves allowed per layer; kNoLimit: free
+  int rehome = 0;  // home moves allowed per layer; kNoLimit: any number
   Prefer prefer = Prefer::kBalance;
   // Largest rank load of a balanced micro-step: max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋). None: default_tolerance().
   std::optional<double> tolerance;
@@ -40,7 +40,7 @@ struct PlannerOptions {
   std::uint64_t seed = 0;
 };
 
-// Under `shared`, every use of a guest is a copy, and the last percent of balance costs a tenth of the copies.
+// Under `shared`, every use of a guest is a copy, and the last percent of balance would cost a tenth of all copies.
 inline double default_tolerance(Residency residency) { return residency == Residency::kShared ? 0.01 : 0.006; }
 
 // Throws InputError with the field's name if an option is out of range.

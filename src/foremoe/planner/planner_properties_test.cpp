@@ -1,5 +1,5 @@
-// Relations between plans: the cost of budgets and preferences, more slots, renamed ranks and experts, the number of
-// threads, and streamed micro-steps, which are final.
+// Relations between plans with different budgets, preferences, numbers of slots, names of ranks and experts, and
+// numbers of threads. Streamed micro-steps are final.
 
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ TEST_P(ForEachResidency, RespectsAllBudgetsWithAnyStagesOff) {
     o.max_copies_per_rank = 1;
     o.max_copies_per_source = 2;
     o.stages = {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
-    // Under `free`, L may leave an expert with one replica away from home, which may have fewer tokens.
+    // Under `free`, L may leave an expert's only replica away from home, and that replica may have fewer tokens.
     if (GetParam() != Residency::kFree || !o.stages.relocation) o.min_tokens_per_guest = 30;
     plan_checked(load, o);
   }
@@ -206,7 +206,7 @@ TEST_P(ForEachResidency, AcceptsAPreviousPlanWithAnyNumberOfSlots) {
   }
 }
 
-// Two steps with drifting popularity, compared in the same way as `resident` with `static`.
+// Two steps with drifting popularity. Compares copies and loads of the second with and without the first one's plan.
 TEST_P(ForEachResidency, IsNeverWorseWithAPreviousPlan) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     const test::StepShape shape{.micro_steps = 5, .layers = 2, .ranks = seed % 2 == 0 ? 4 : 8, .experts = 24};
@@ -317,7 +317,7 @@ TEST_P(PlanningOnThreads, RethrowsExceptionsOfTheMicroStepCallback) {
                std::runtime_error);
 }
 
-// With as few candidates per change as in small groups, ρ is 1.014 on average and 1.068 at most.
+// With as few candidates per change as in small groups, ρ would be 1.014 on average and 1.068 at most.
 TEST(Planner, BalancesGroupsOfMoreThan64Ranks) {
   const auto planned = plan_checked(
       bursty_load({.micro_steps = 8, .ranks = 128, .experts = 128, .ranks_per_node = 8}, 1), {.guest_slots = 1});

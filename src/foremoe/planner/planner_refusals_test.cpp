@@ -1,4 +1,4 @@
-// Input errors of plan_step and the fields that they name.
+// Tests which field the input errors of plan_step name.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

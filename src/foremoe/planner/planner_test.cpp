@@ -1,4 +1,4 @@
-// Guarantees of plan_step for any input: every plan passes check_plan, with any stages enabled, for each residency and
+// Guarantees of plan_step for any input: every plan passes check_plan, with any stages enabled, in each residency and
 // for unusual shapes.
 
 #include "foremoe/planner/planner.h"
@@ -283,7 +283,7 @@ TEST(PlannerStages, ReplicationAndTokenAssignmentLowerTheImbalance) {
   EXPECT_LT(all, without_tokens);
 }
 
-// Quotas and bounds are computed for another load than the slots were chosen for, and are exact for it.
+// Quotas and bounds are exact for a load other than the one for which the slots were chosen.
 TEST(SplitAnew, KeepsTheSlotsAndServesAnotherLoadExactly) {
   const LoadTable expected = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 3);
   const LoadTable load = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 4);

@@ -3,12 +3,12 @@
 // Stage T in a plan: quotas with the exact optimal load, chosen among the optimal ones to keep tokens on their node.
 //
 // Method. Token assignment computes the exact level. With several nodes, the tokens are then dealt again: each node's
-// tokens go to its own replicas where it has any. The same augmenting paths bring the loads down to that level, so that
-// only the tokens needed for balance leave their node. NodeLocality improves the result. Prefer::kLinks allows the
-// target instead of the level.
+// tokens of an expert go to a replica on that node, if any. Augmenting paths then lower the loads to the exact level,
+// so that only the tokens needed for balance leave their node. NodeLocality improves the result. Prefer::kLinks allows
+// loads up to the target instead of the level.
 //
-// While a guest has tokens, but fewer than min_tokens_per_guest, the smallest such guest is removed and the rest solved
-// again. The result is then no longer exact.
+// While any guest has tokens, but fewer than min_tokens_per_guest, the smallest such guest is removed and quotas are
+// computed again. The result is then no longer exact.
 //
 // Anchors. The tokens of an expert start in one of its slots, its anchor: its home if homes are pinned, otherwise the
 // slot that the caller passes.
@@ -28,8 +28,8 @@ namespace foremoe::planner {
 //
 // Method. Tries every such move in slot order. If the destination rank is full, it passes on as many tokens along a
 // shortest path, to a rank with room or back to the rank that the tokens left. Path edges are moves inside a node or of
-// tokens that the node received. A step lowers the traffic of two links and the sum of all. A path may shift traffic to
-// other links, so the result is kept only if the busiest link has no more traffic. The number of passes is bounded.
+// tokens that the node received. A step lowers the traffic of two links and the total traffic. A path may shift traffic
+// to other links, so the result is kept only if the busiest link has no more traffic. The number of passes is bounded.
 class NodeLocality {
  public:
   explicit NodeLocality(const LayerProblem& problem);
@@ -52,7 +52,7 @@ class NodeLocality {
   Assignment before_;
   std::vector<int> queue_;     // [rank]
   std::vector<int> leaving_;   // [rank], slot from which the path leaves to reach this rank, −1 at its start
-  std::vector<int> arriving_;  // [rank], slot at which it arrives
+  std::vector<int> arriving_;  // [rank], slot at which the path arrives
   std::vector<char> visited_;  // [rank]
   int outlet_ = -1;            // last rank of the path found last
 };
@@ -63,12 +63,12 @@ class Quotas {
   Quotas(const LayerProblem& problem, const PlannerOptions& options, std::vector<int> anchor)
       : problem_(problem), options_(options), anchor_(std::move(anchor)), locality_(problem) {}
 
-  // Computes quotas of micro-step m on the replicas in `graph`. Returns the largest rank load. Drops from `graph` the
-  // guests with too few tokens.
+  // Computes quotas of micro-step m on the replicas in `graph`, and drops guests with too few tokens. Returns the
+  // largest rank load.
   std::int64_t exact(int m, ReplicaGraph& graph, Assignment& assignment);
 
-  // Stage T off: splits equally over the replicas that serve; the lowest ranks get the remainder. `rests[e]`: the
-  // expert was relocated and its home does not serve.
+  // Stage T off: splits each expert's tokens equally over its serving replicas; the lowest ranks get the remainder.
+  // `rests[e]` is 1 if the expert was relocated, so that its home does not serve.
   std::int64_t equal(int m, ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment);
 
  private:

@@ -1,5 +1,5 @@
-// Stage T in a plan: exact for one node and for several, local where balance allows, and the equal split that replaces
-// it.
+// Quotas of stage T in a plan: exact for one node and for several, and local where balance allows. Also tests the equal
+// split used without stage T.
 
 #include "foremoe/planner/quotas.h"
 
@@ -21,7 +21,7 @@ struct Instance {
   ReplicaGraph graph;
 };
 
-// Random guests, a quarter of the slots empty. Loads differ by source, so that traffic can be saved.
+// Random guests; at least a quarter of the guest slots are empty on average. Loads differ by source.
 Instance random_instance(Random& random, const PlannerOptions& options, int ranks, int ranks_per_node) {
   const test::Shape shape{.micro_steps = 1,
                           .layers = 1,

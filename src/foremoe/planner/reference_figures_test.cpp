@@ -1,5 +1,5 @@
-// Figures that the planner must reach on the project's load tables, to the printed number of digits: balance, copies
-// and links, but no times.
+// Tests that the planner reaches the reference figures for balance, copies and links on the project's load tables, to
+// the printed number of digits.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ struct Rho {
 };
 
 // For one number of guest slots: a search in the style of UltraEP, guests chosen once per step, and a prototype of P
-// and T. The programs that printed these limits were not kept; bench/figures.py compares with planners that were.
+// and T. The programs that printed these limits were not kept. bench/figures.py compares with planners that were kept.
 struct Columns {
   Rho quota;
   double quota_copies;  // per layer and event

@@ -6,7 +6,7 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr int kMaxExchangesPerExpert = 4;    // bounds the search, which ends far earlier
+constexpr int kMaxExchangesPerExpert = 4;    // bounds the search, which usually ends far earlier
 constexpr float kLeastExchangeGain = 1e-4F;  // minimum gain of an exchange, so that rounding errors decide nothing
 
 class Rehoming {

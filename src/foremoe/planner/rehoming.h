@@ -8,8 +8,8 @@
 // above the mean)². An exchange changes two rank loads in every micro-step, so evaluating a pair takes O(micro-steps),
 // and only pairs with an expert on one of the two ranks are evaluated again.
 //
-// Ends at a local optimum, since every exchange lowers the sum. Cost: O(E²) per exchange to find the best pair, and
-// O(E²/R · micro-steps) to update the gains.
+// Every exchange lowers the sum, so the search ends at a local optimum. Cost: O(E²) per exchange to find the best pair,
+// and O(E²/R · micro-steps) to update the gains.
 
 #include <span>
 #include <vector>
@@ -18,7 +18,7 @@
 
 namespace foremoe::planner {
 
-// Returns homes [expert], of which at most max_moves differ from `problem.home`.
+// Returns homes [expert]; at most max_moves differ from `problem.home`.
 std::vector<int> rehome(const LayerProblem& problem, int max_moves);
 
 }  // namespace foremoe::planner

@@ -64,7 +64,7 @@ constexpr int kPairsTried = 8;  // pairs tried per exchange
 struct Pair {
   std::int64_t promise;  // tokens
   int heavy;             // expert anchored in S
-  int light;             // expert anchored outside
+  int light;             // expert anchored outside S
 };
 
 void swap_anchors(LayerProblem& p, ReplicaGraph& graph, int e, int f) {

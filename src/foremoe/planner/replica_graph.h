@@ -4,8 +4,8 @@
 // on this graph, in which two ranks are adjacent if both have a replica of the same expert.
 //
 // Slots are numbered rank by rank; rank r owns slots [first_slot(r), first_slot(r + 1)). put and drop take O(slots of a
-// rank + holders). Ids are plain ints inside the planner: this is the project's most frequently read data, and it never
-// leaves the planner.
+// rank + holders). Ids are plain ints, since this is the project's most frequently read data and never leaves the
+// planner.
 
 #include <algorithm>
 #include <cassert>
@@ -43,12 +43,12 @@ class ReplicaGraph {
   int expert_in(int slot) const { return expert_[slot]; }  // −1 when empty
 
   int num_holders(int expert) const { return num_holders_[expert]; }
-  // for (int s = first_holder(e); s >= 0; s = next_holder(s)): the slots with a replica of e, most recent first.
+  // for (int s = first_holder(e); s >= 0; s = next_holder(s)) visits the slots with a replica of e, most recent first.
   int first_holder(int expert) const { return first_holder_[expert]; }
   int next_holder(int slot) const { return next_[slot]; }
 
-  // The slots of a rank whose experts also have replicas on other ranks, ascending. Only these tokens can leave the
-  // rank.
+  // The slots of a rank whose experts also have replicas on other ranks, ascending. Only tokens of these slots can
+  // leave the rank.
   std::span<const int> shared_slots(int rank) const {
     return {shared_.data() + first_slot(rank), static_cast<std::size_t>(num_shared_[rank])};
   }

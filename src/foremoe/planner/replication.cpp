@@ -6,25 +6,25 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr float kKeepsPromise = 0.85F;     // minimum part of its own gain that a further candidate must retain
+constexpr float kKeepsPromise = 0.85F;     // part of its own gain that a further candidate must at least retain
 constexpr int kUsualRanks = 64;            // larger groups have a wide search
 constexpr int kRanksPerCandidate = 4;      // ranks per candidate of the wide search
 constexpr int kMostCandidates = 128;       // candidates of the wide search, at most
 constexpr int kLevels = 8;                 // maximum number of times that the target rises
-constexpr std::int64_t kRaiseDivisor = 4;  // the target rises by this part of the remaining excess
+constexpr std::int64_t kRaiseDivisor = 4;  // the target rises by 1 / this of its distance to the largest load
 
 // Restarts help most in small groups, where they are also cheapest.
 int num_variants(int num_ranks) { return std::clamp(2048 / num_ranks / num_ranks, 4, 32); }
 
-// Copies cost more if every use repeats them (`shared`), or if both passes may do so (micro-steps in flight).
+// Copies cost more if every use repeats them (`shared`), or if both passes may need them (several in flight).
 Replication::Effort effort_for(const PlannerOptions& options) {
   if (options.residency == Residency::kShared) return {.short_list = 16, .long_list = 128, .replaceable = 0};
   if (options.in_flight > 1) return {.short_list = 8, .long_list = 128, .replaceable = 0};
   return {.short_list = 8, .long_list = 48, .replaceable = 2};
 }
 
-// In large groups, a few candidates per change miss most ranks. Trying more takes longer, and the usual number suffices
-// for most micro-steps.
+// In large groups, a few candidates per change leave most ranks untried. Trying more takes longer, and the usual number
+// suffices for most micro-steps.
 Replication::Effort widened(const Replication::Effort& effort, int num_ranks) {
   if (num_ranks <= kUsualRanks) return effort;
   const int factor = std::max(1, std::min(num_ranks / kRanksPerCandidate, kMostCandidates) / effort.short_list);
@@ -195,7 +195,7 @@ void Replication::take_others(State& state, std::span<Candidate> tried) {
   }
 }
 
-// Undoes copies that the others make unnecessary, those with the fewest tokens first.
+// Undoes copies that are unnecessary given the others, starting with those with the fewest tokens.
 void Replication::take_back(int m, std::int64_t target, ReplicaGraph& graph, Assignment& a) {
   std::vector<int> copied;
   for (int s = 0; s < graph.num_slots(); ++s) {

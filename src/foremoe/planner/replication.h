@@ -2,19 +2,19 @@
 
 // Stage P, replication: adds guests at the bottleneck, for one micro-step.
 //
-// Problem. With the present guests, no assignment brings every rank to the target. Change as few guest slots as
-// possible so that one does.
+// Problem. With the present guests, no assignment brings every rank down to the target. Change as few guest slots as
+// possible so that some assignment does.
 //
 // Method. Evaluate the best candidates of GuestSearch exactly, on a scratch copy, and apply the best, then the rest of
 // the short list while each retains most of its own gain. Once the target is reached, undo each copy that the others,
-// possibly with other experts in their slots, make unnecessary. If no candidate helps, start again with more candidates
-// per change, in proportion to the ranks (in groups of more than 64). If none of these helps, raise the target by a
-// quarter of the gap to the largest load reached: balance is best effort, limited by the guest slots. Under residency
-// `shared`, where every guest is a copy, repeat the search with perturbed scores. Of the results with the lowest
-// target, keep the one with the fewest copies.
+// possibly with other experts in their slots, make unnecessary. If no candidate helps, groups of more than 64 ranks
+// start again with more candidates per change: a quarter of the number of ranks, at most 128. If none of these helps,
+// raise the target by a quarter of the gap to the largest load reached: balance is best effort, limited by the guest
+// slots. Under residency `shared`, where every guest is a copy, repeat the search with perturbed scores. Of the results
+// with the lowest target, keep the one with the fewest copies.
 //
-// Every accepted change lowers the excess, so the search ends; variants and levels are bounded. Cost: one scoring per
-// round, and one or two calls of `relieve` per trial.
+// Every accepted change lowers the excess, so the search ends; the numbers of variants and target raises are bounded.
+// Cost: one scoring per round, and one or two calls of `relieve` per trial.
 
 #include "foremoe/planner/guest_search.h"
 
@@ -28,11 +28,11 @@ class Replication {
   struct Effort {
     int short_list;   // candidates tried for one change
     int long_list;    // candidates tried if none of the short list helps
-    int replaceable;  // replaces a copy only if undoing it leaves less than 1 / this of its tokens; 0: always
+    int replaceable;  // replaces a copy only if undoing it leaves excess below its tokens / replaceable; 0: always
   };
 
-  // `graph` starts with the guests that micro-step m finds, and ends with those that it leaves. `assignment` ends as
-  // the quotas of m, with the largest load at the target or as close to it as possible.
+  // `graph` holds the guests present before micro-step m, then those after it. Sets `assignment` to the quotas of m,
+  // with the largest load at the target or as close to it as the search gets.
   void balance(int m, ReplicaGraph& graph, Assignment& assignment);
 
   // As balance(), with a single search. A nonzero `variant` perturbs the scores.

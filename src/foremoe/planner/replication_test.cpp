@@ -66,7 +66,7 @@ TEST(Replication, SpreadsACollapsedRouterOverAllRanks) {
   }
 }
 
-// One rank is 60 above the mean, another 60 below, so one copy suffices.
+// One rank's load is 60 above the mean and another's is 60 below, so one copy suffices.
 TEST(Replication, RemovesOneBottleneckWithOneCopy) {
   const Balanced b = balance(test::load_of(4, {{100, 60, 50, 50, 50, 50, 20, 20}}), {.guest_slots = 2});
   EXPECT_EQ(b.level(), 100);
@@ -133,7 +133,7 @@ TEST(Replication, RespectsAndUsesItsBudgets) {
   EXPECT_LT(budgeted - 40, 0.6 * (vanilla - 40)) << "of the imbalance at homes, one copy per rank or source mends much";
 }
 
-// The load repeats: the guests copied for it suffice.
+// If the load repeats, the guests copied for it the first time suffice.
 TEST(Replication, CopiesNothingWhenTheLoadRepeats) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const LoadTable load = test::bursty_load({.micro_steps = 1, .ranks = 8, .experts = 32}, seed);

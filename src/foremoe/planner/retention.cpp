@@ -89,7 +89,7 @@ class Retention {
     for (int u = at; u <= t; ++u) guests_(u, r, victim) = expert;
   }
 
-  // Whether, from `at` to t, the slot had the same occupant and the expert was in no slot of the rank.
+  // Returns whether, from `at` to t, the slot had one occupant and the expert was in no slot of the rank.
   bool same_occupants(int r, int at, int t, int g, int expert) const {
     for (int u = at; u < t; ++u) {
       const auto slots = guests_.row(u, r);

@@ -91,7 +91,7 @@ int num_missing(const Caches& c, const GuestSlots& guests) {
   return missing;
 }
 
-// Guests are away from home, appear once per rank, and do not change their slot while they stay.
+// Expects that guests are away from home, appear at most once per rank, and keep their slot while they stay.
 void expect_orderly(const Caches& c, const GuestSlots& guests) {
   for (int t = 0; t < c.order.num_events(); ++t) {
     for (int r = 0; r < c.problem.num_ranks(); ++r) {
@@ -150,7 +150,7 @@ Cost brute_force(const Caches& c, int max_copies) {
   return std::ranges::min_element(least, {}, [](const auto& entry) { return entry.second; })->second;
 }
 
-// All sequences of `micro_steps` sets of at most `guest_slots` of the four guests. Rank 1 needs none.
+// Visits all sequences of `micro_steps` sets of at most `guest_slots` of the four guests. Rank 1 needs none.
 template <class Visit>
 void for_all_wishes(int micro_steps, int guest_slots, const Visit& visit) {
   std::vector<unsigned> sets;
@@ -250,7 +250,7 @@ TEST(RetainGuests, CopiesNothingWhereABudgetIsZero) {
   }
 }
 
-// Micro-step 2 needs two guests, with one copy per event. An earlier event makes one, since the slot was free.
+// Micro-step 2 needs two guests, with one copy per event. An earlier event makes one of the copies, in a free slot.
 TEST(RetainGuests, CopiesEarlierIfTheRanksBudgetIsSpent) {
   const Caches c = caches_of({{0, 0}, {0, 0}, {0b11, 0}}, {.guest_slots = 2, .max_copies_per_rank = 1});
   const GuestSlots guests = retain(c);
@@ -258,7 +258,7 @@ TEST(RetainGuests, CopiesEarlierIfTheRanksBudgetIsSpent) {
   EXPECT_EQ(num_copies(c, guests), 2);
 }
 
-// The same for a source: ranks 1 and 2 need an expert of rank 0 in the same micro-step.
+// As above for a source: ranks 1 and 2 need an expert of rank 0 in the same micro-step.
 TEST(RetainGuests, CopiesEarlierIfTheSourcesBudgetIsSpent) {
   const Caches c = caches_of({{0, 0, 0}, {0, 0b1, 0b1}}, {.guest_slots = 1, .max_copies_per_source = 1});
   const GuestSlots guests = retain(c);

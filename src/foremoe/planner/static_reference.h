@@ -1,19 +1,19 @@
 #pragma once
 
-// Guests that `static` would choose for a layer, computed only as far as needed to keep `resident` from being worse.
+// Guests that `static` would choose for a layer, computed only as far as needed to ensure that `resident` is not worse.
 //
 // Problem. Every `static` plan is also a `resident` plan, but the search for `resident` handles one micro-step at a
-// time, so it may miss loads that guests chosen for all micro-steps together reach. Choosing these takes longer than
-// the whole search.
+// time, so its loads may end above those of guests chosen for all micro-steps together. Choosing static guests takes
+// longer than the whole search.
 //
 // Method. Static guests are chosen in parts: growth, then up to three sweeps, each of which lowers the loads by less
-// than the part before. After each part, a micro-step is skipped if the rival's load is too high for later parts to
-// bring it below the search's. In groups of more than kCertainRanks this is an estimate (no random step refuted it);
-// smaller groups are swept until all targets are met, or to the end. balances_with() does not sweep if the search makes
-// fewer copies than there are static guests, nor, in large groups, to save less than a tenth of the guests (with 64
-// ranks; the part grows with the square of the group). Stage B has weighed guests against copies, so fewer static
-// guests than the search's initial ones are not expected to meet all targets: large groups skip even growth to save so
-// few.
+// than the previous part. After each part, a micro-step is skipped if its load with static guests is too high for later
+// parts to bring it below the search's load. In groups of more than kCertainRanks this is an estimate (no random step
+// refuted it). Smaller groups are swept until all targets are met, or to the end. balances_with() does not sweep if the
+// search makes fewer copies than there are static guests. In large groups it does not sweep to save few copies either:
+// less than a tenth of the guests with 64 ranks, a part that grows with the square of the group. It even skips growth
+// if the search hardly makes more copies than it has initial guests: stage B weighed these against copies, so fewer
+// static guests are not expected to meet all targets.
 
 #include <cstdint>
 

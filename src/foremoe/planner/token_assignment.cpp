@@ -35,7 +35,7 @@ static void move_tokens(const ReplicaGraph& graph, Assignment& a, int slot, std:
 
 // Raises the holders of one expert to a common level (water-filling). Holders above the level get nothing.
 static void fill_holders(const ReplicaGraph& graph, int expert, std::int64_t tokens, Assignment& a) {
-  // The level falls in each pass as holders above it are excluded, until none is.
+  // Each pass excludes the holders above the level, which lowers it, until no holder is above it.
   std::int64_t level = std::numeric_limits<std::int64_t>::max();
   std::int64_t remainder = 0;
   for (int sharing = 0;;) {
@@ -185,7 +185,7 @@ std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, 
   while (search.relieve(graph, target, a) > 0) {
     std::int64_t load = 0;
     for (const int r : search.closed_set()) load += a.rank_load[r];
-    target = ceil_div(load, std::ssize(search.closed_set()));  // rises: S is at or above the old target, partly above
+    target = ceil_div(load, std::ssize(search.closed_set()));  // rises: S has ranks above the old target, none below
     if (tight_set != nullptr) tight_set->assign(search.closed_set().begin(), search.closed_set().end());
   }
   return *std::max_element(a.rank_load.begin(), a.rank_load.end());

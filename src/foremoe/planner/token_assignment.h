@@ -2,23 +2,22 @@
 
 // Stage T, token assignment: exact integer quotas for a fixed placement.
 //
-// Problem. Expert e has w(e) tokens and a replica in some slots. Give every slot a quota, so that the quotas of an
+// Problem. Expert e has w(e) tokens and replicas in some slots. Give every slot a quota, so that the quotas of an
 // expert's slots sum to w(e) and the largest rank load is minimal.
 //
 // Method. Start from any assignment and a target: the larger of ⌈mean⌉ and the densest expert's ⌈tokens / holders⌉.
 // While a rank is above the target, search breadth-first from all such ranks. There is an edge from rank a to rank b if
-// an expert with tokens on a has a replica on b. At each rank below the target, move tokens along the path. If a search
-// moves none, the set S of visited ranks is closed: no expert with tokens in S has a replica outside. Every assignment
-// must serve all these tokens within S, so the target rises to ⌈load(S) / |S|⌉.
+// an expert with tokens on a has a replica on b. When the search reaches a rank below the target, move tokens along the
+// path to it. If a search moves none, the set S of visited ranks is closed: no expert with tokens in S has a replica
+// outside. Every assignment must serve all these tokens within S, so the target rises to ⌈load(S) / |S|⌉.
 //
 // Guarantee. The result is optimal, because the target is always a lower bound: S is the certificate (the maximum
-// density of an induced subgraph, FineMoE eq. 3), and the final assignment attains it. Moves are whole tokens, so the
-// optimum is integral and equals the ceiling of the fractional one.
+// density of an induced subgraph, FineMoE eq. 3), and the final assignment attains the target. Moves are whole tokens,
+// so the optimum is integral and equals the ceiling of the fractional optimum.
 //
-// Complexity. A search costs O(slots) and ends early once it has visited every rank. It uses shortest paths, so that
-// the number of searches does not depend on the loads (Edmonds, Karp). The closed sets of rising targets shrink, so the
-// target rises at most R times, and rarely more than once. Quotas and loads are 64-bit: sums of loads near 2³¹ are
-// exact.
+// Complexity. A search costs O(slots) and ends early once it has visited every rank. It uses shortest paths, so the
+// number of searches does not depend on the loads (Edmonds, Karp). Closed sets shrink as the target rises, so it rises
+// at most R times, and rarely more than once. Quotas and loads have 64 bits, so sums of loads near 2³¹ are exact.
 //
 // Prior art. With one token per (expert, slot) edge this is an optimal semi-matching: Harvey, Ladner, Lovász, Tamir,
 // "Semi-matchings for bipartite graphs and load balancing" (WADS 2003; J. Algorithms 59, 2006). Its cost-reducing paths
@@ -57,7 +56,7 @@ class AssignmentSearch {
   // which is minimal over all assignments. If it is not 0, closed_set() is the set S.
   std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
-  // As relieve(), with a single search: does most of the moves in a fraction of the time. Used to evaluate trials.
+  // As relieve(), but with a single search, which makes most of the moves in a fraction of the time. Evaluates trials.
   std::int64_t relieve_once(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
   // The closed set S in visiting order, after a call of relieve() that left tokens above its target.
@@ -65,9 +64,9 @@ class AssignmentSearch {
   bool in_closed_set(int rank) const { return visited_[rank] != 0; }
 
  private:
-  // Visits the ranks above the target. Returns the number of tokens above it.
+  // Starts a search at all ranks above the target. Returns the number of tokens above it.
   std::int64_t start(const ReplicaGraph& graph, std::int64_t target, const Assignment& assignment);
-  // Visits all ranks reachable from them and moves tokens to ranks below the target. Returns the remaining `excess`.
+  // Visits all ranks reachable from these and moves tokens to ranks below the target. Returns the remaining `excess`.
   std::int64_t search(const ReplicaGraph& graph, std::int64_t target, std::int64_t excess, Assignment& assignment);
   // Moves as many tokens as possible along the path that reached `sink`. Returns their number.
   std::int64_t augment(const ReplicaGraph& graph, std::int64_t target, int sink, Assignment& assignment) const;
@@ -82,19 +81,19 @@ class AssignmentSearch {
 };
 
 // Assigns experts with one replica first, then those above four times the mean expert load, then the rest. Spreads each
-// over its holders by water-filling, so that later experts even out earlier ones. A good start for `assign_tokens`.
+// expert over its holders by water-filling, so later experts even out earlier ones. A good start for `assign_tokens`.
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& assignment);
 
 // Computes the exact optimum from any assignment of the same tokens. `lower_bound` must be valid (⌈mean⌉). Returns the
-// largest rank load. `tight_set`, if given, receives ranks that prove it: the tokens of experts replicated only on
-// them, divided by their number and rounded up. It stays empty if lower_bound is attained.
+// largest rank load. `tight_set`, if given, receives ranks that prove this load optimal: it is the tokens of experts
+// replicated on these ranks only ÷ number of ranks, rounded up. `tight_set` stays empty if lower_bound is attained.
 std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, Assignment& assignment,
                            AssignmentSearch& search, std::vector<int>* tight_set = nullptr);
 
-// Splits every expert's tokens into equal parts, without a search; the parts on the lowest ranks get one token each of
-// the remainder. `load` is [expert], tokens. `parts_of(slot)` is the number of parts that the replica in a slot serves,
-// 0 if idle. An expert whose replicas are all idle is skipped; otherwise its quotas sum to its load. O(slots · log
-// slots).
+// Splits every expert's tokens into equal parts, without a search. The remainder goes to the parts on the lowest ranks,
+// one token each. `load` is [expert], tokens. `parts_of(slot)` is the number of parts that the replica in a slot
+// serves, 0 if idle. An expert whose replicas are all idle is skipped; otherwise its quotas sum to its load. O(slots ·
+// log slots).
 template <class PartsOf>
 void split_equally(const ReplicaGraph& graph, std::span<const std::int64_t> load, const PartsOf& parts_of,
                    Assignment& assignment) {

@@ -29,7 +29,7 @@ TEST(AssignTokens, SpreadsOneExpertOverMoreRanksThanExperts) {
   EXPECT_EQ(solve({graph_of(5, {{0, 1, 2, 3, 4}}), {11}}), 3);
 }
 
-// A token can leave rank 0 only if every rank of the chain passes one on.
+// A token can leave rank 0 only if every rank of the chain passes a token on.
 TEST(AssignTokens, MovesTokensAlongAChainOfRanks) {
   constexpr int kRanks = 40;
   Holders holders{{0}};

@@ -1,7 +1,8 @@
 #pragma once
 
-// Turns a policy's decisions into a plan. A policy chooses a placement (the experts of every rank, plan_freely) or
-// shares (the tokens that leave home, plan_fetched). Slots, quotas and bounds are derived alike in both cases.
+// Turns a policy's decisions into a plan. A policy chooses one of two things: a placement, that is, the experts of
+// every rank (plan_freely), or shares, that is, the tokens that leave home (plan_fetched). Slots, quotas and bounds are
+// derived alike in both cases.
 //
 // Planner options other than those of empty_plan() (budgets, preferences, stages) are neither used nor recorded.
 
@@ -83,9 +84,9 @@ struct FreePolicy {
   std::span<const double> once_cpu_seconds = {};
 };
 
-// Returns Skipped if R does not divide E, or if residency is `free` and more than one micro-step is in flight: that
-// order has backward events, and an expert away from its home has no backward pass. All planning time except place()'s
-// once-per-step part counts as planning_cpu_seconds.
+// Returns Skipped if R does not divide E, or if residency is `free` and more than one micro-step is in flight: the
+// order of events then has backward events, and an expert away from its home has no backward pass. All planning time
+// except place()'s once-per-step part counts as planning_cpu_seconds.
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool);
 
 // Shares. The plan has residency `shared`: guests are fetched again for every use.

@@ -77,7 +77,7 @@ TEST(Policies, RecordTheirNamesInTheirPlans) {
   }
 }
 
-LoadTable without_load_here_and_there() {
+LoadTable partly_empty_load() {
   LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 5);
   for (Tokens& t : load.load.view()[2].flat()) t = Tokens{0};  // an empty micro-step
   for (int m = 0; m < load.num_micro_steps(); ++m) {
@@ -99,7 +99,7 @@ TEST(Policies, PlanCorrectlyForEveryLoadShapeAndNumberOfGuestSlots) {
       test::random_load({.ranks = 6, .experts = 12, .ranks_per_node = 4}, 2),  // the last node has fewer ranks
       test::random_load({.ranks = 1, .experts = 5, .ranks_per_node = 1}, 3),   // one rank
       test::random_load({.ranks = 8, .experts = 8}, 4),                        // one expert per rank
-      without_load_here_and_there(),
+      partly_empty_load(),
       all_to_one_expert(),
   };
   for (const LoadTable& load : loads) {

@@ -24,7 +24,7 @@ struct Silu {
   double sigmoid, value, slope, curvature, slope_parts;
 };
 
-// Relative errors in units of 2⁻²⁴, half a float32 ULP.
+// Relative errors, in units of 2⁻²⁴, half a float32 ULP.
 constexpr double kActivationError = 2 * cpu::kSwigluUnits;
 constexpr double kSlopeError = 2 * cpu::kSwigluSlopeUnits;
 

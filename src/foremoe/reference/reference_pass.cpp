@@ -99,7 +99,7 @@ void ReferencePass::weigh(std::size_t l) {
   });
 }
 
-// d weight_j = weight_j·(d logit_j − Σ weight·d logit); logits are computed in double.
+// Sets variances from d weight_j = weight_j·(d logit_j − Σ weight·d logit). Logits are computed in double.
 void ReferencePass::bound_weights(std::size_t l, std::size_t first) {
   Layer& layer = layers_[l];
   const std::vector<double>& weight = layer.weight.value;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Forward and backward of one source in one micro-step of the reference, over all layers; reference_model.h sums the
+// The reference's forward and backward of one source in one micro-step, over all layers. reference_model.h sums the
 // results. Values carry rounding variances if requested (reference_expert.h).
 //
 // Entries are [token·k + j]. The rows of an expert are its entries, in ascending order. Threads split the tokens or the

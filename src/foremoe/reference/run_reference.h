@@ -1,6 +1,6 @@
 #pragma once
 
-// Comparison of a run with the reference: every tensor of the first step, and the loss of every step.
+// Compares a run with the reference: every tensor of the first step, and the loss of every step.
 
 #include <cstdint>
 #include <optional>
@@ -20,7 +20,7 @@ inline constexpr double kMaxLossError = 1e-4;  // relative error of a step's los
 
 struct Agreement {
   double max_relative_error = 0;  // maximum over tensors of the first step; see relative_error()
-  bool within_rounding = true;    // rounding explains all tensors beyond kMaxRelativeError
+  bool within_rounding = true;    // rounding explains every error above kMaxRelativeError
   std::string worst;              // tensor with the largest error, preferably one that rounding does not explain:
                                   // "output of micro-step 3, rank 1"
   double max_loss_error = 0;      // maximum relative error over steps
@@ -33,7 +33,7 @@ struct Agreement {
 // Compares runs with the reference, at rank 0. Caches the last reference: most policies use the same routes.
 class ReferenceRuns {
  public:
-  // `backward`: also compute gradients for phases without backward, so that one reference serves both kinds.
+  // `backward`: also compute gradients for phases without backward, so that one reference serves both kinds of phase.
   ReferenceRuns(const ModelSize& model, const Optimizer& optimizer, bool backward)
       : model_(model), optimizer_(optimizer), backward_(backward) {}
 

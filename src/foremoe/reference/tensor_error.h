@@ -7,12 +7,12 @@
 
 namespace foremoe {
 
-// ‖x − reference‖∞ ÷ ‖reference‖∞. If the reference is all zeros: 0 if x is too, otherwise infinity. Also infinity if
-// sizes differ or x contains NaN.
+// ‖x − reference‖∞ ÷ ‖reference‖∞. If the reference is all zeros, returns 0 if x is all zeros, otherwise infinity. Also
+// infinity if sizes differ or x contains NaN.
 double relative_error(std::span<const float> x, std::span<const double> reference);
 
-// Maximum of |x − reference| ÷ standard deviation of its rounding. If the deviation is 0: 0 if x equals the reference,
-// otherwise infinity. Also infinity in the cases of relative_error().
+// Maximum over elements of |x − reference| ÷ standard deviation of its rounding error. An element whose deviation is 0
+// counts as 0 if x equals the reference, otherwise as infinity. Also infinity in the cases of relative_error().
 double deviations(std::span<const float> x, std::span<const double> reference, std::span<const double> variance);
 
 // Upper bound of deviations() for n correct values. The probability that any of n Gaussian values exceeds it is below 1

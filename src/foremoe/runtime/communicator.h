@@ -40,8 +40,8 @@ struct AllToAll {
   std::span<const std::int64_t> receive_bytes;  // [rank]
 };
 
-// Memory of this rank that other ranks of its node may read. `name`: shared-memory object that begins at `bytes`; empty
-// for private memory, which suffices for threads.
+// Memory of this rank that other ranks of its node may read. `name` is the shared-memory object that begins at `bytes`.
+// It is empty for private memory, which suffices for threads.
 struct SharedRegion {
   std::span<std::byte> bytes;
   std::string name;
@@ -55,14 +55,14 @@ class PeerAccess {
 
   virtual void share(std::span<const SharedRegion> regions) = 0;  // collective; replaces earlier regions
   // Stops sharing this rank's regions. Not collective. If peers map this memory directly, blocks until they have
-  // stopped reading or the timeout expires. `early`: after a failure; the other ranks' waits then throw PeerFailed.
+  // stopped reading or the timeout expires. After a failure, pass `early`: the other ranks' waits then throw.
   virtual void stop_sharing(bool early) noexcept = 0;
   // Translates another rank's pointer into a shared region to this process; null if it is not mapped here.
   virtual const std::byte* local(RankId owner, const std::byte* pointer) const = 0;
 
   virtual std::unique_ptr<Ballot> make_ballot() = 0;  // collective
-  // Collective. Creates the link of the peer path. It copies from mapped memory. If the source of a scheduled copy is
-  // not mapped, its owner sends the data. `directory`: addresses of this rank's homes.
+  // Collective. Creates the link of the peer path, which copies from mapped memory. If the source of a scheduled copy
+  // is not mapped, its owner sends the data. `directory`: addresses of this rank's homes.
   virtual std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule& schedule, const ExpertLayout& layout,
                                                    const ExpertDirectory& directory) = 0;
 };
@@ -85,17 +85,17 @@ class Communicator {
   virtual PeerAccess& peers() = 0;
 
  protected:
-  // Both arrays are [rank]. A block may be received into the buffer that it is sent from. Throws PhaseFailed, naming
-  // both ranks, if a block has an unexpected size.
+  // Both arrays are [rank]. A rank's block to itself may be sent from and received into the same buffer. Throws
+  // PhaseFailed, naming both ranks, if a block has an unexpected size.
   virtual void exchange_blocks(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive) = 0;
 
  private:
   void prepare_blocks();
-  void run(const char* call);  // adds the name of the call to a PhaseFailed
+  void run(const char* call);  // adds the call's name to the message of a PhaseFailed
 
   std::vector<SendBlock> send_;        // [rank], of the current call
   std::vector<ReceiveBlock> receive_;  // [rank]
-  std::vector<float> slices_;          // [rank] → this rank's slice of a sum; grows to the largest sum
+  std::vector<float> slices_;          // [rank] → its values in this rank's slice; grows to the largest sum
 };
 
 // Sums one value per rank, in rank order, for metrics.

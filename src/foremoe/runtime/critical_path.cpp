@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kRounds = 50;               // rounds of reweighting; after 20, costs change by less than 1e-4
 constexpr double kLeastDeviation = 1e-4;  // relative to the mean time; limits the weight of a timing that fits exactly
-constexpr double kCollinear = 1e-9;       // of the product of the squares; below it, calls and rows are collinear
+constexpr double kCollinear = 1e-9;       // relative to the product of squares; below it, calls and rows are collinear
 
 struct Deviations {
   std::span<const ExpertTiming> timings;

@@ -3,7 +3,7 @@
 // Critical path of a run: Σ over turns of the slowest rank's time in its experts, since all other ranks wait for it.
 //
 // Problem. Timings are noisy, and noise only adds time. If all ranks have the same work, the largest of R noisy timings
-// is the most disturbed one; if one rank has the most work, that rank is always the largest. Maxima are thus biased
+// is the most disturbed one. If one rank has the most work, its timing is always the largest. Maxima are thus biased
 // upwards in balanced turns but not in unbalanced turns, and a ratio of the two understates the gain.
 //
 // Method. For every (turn, rank), take the least time over all repeats. For each pass, fit
@@ -11,8 +11,8 @@
 // over all turns and ranks by least absolute deviations (iteratively reweighted least squares), with both costs ≥ 0.
 // The path is the sum over turns of the largest fitted time. The fit uses hundreds of timings, a maximum only one.
 //
-// Assumption. Calls and rows determine the time. A rank that is consistently slower than others is averaged away. The
-// spread measures the disagreement between single repeats.
+// Assumption. Calls and rows determine the time, so the fit averages out a rank that is consistently slower than
+// others. The spread measures the disagreement between single repeats.
 
 #include <cstdint>
 #include <span>
@@ -36,7 +36,7 @@ struct ExpertCost {  // seconds
   }
 };
 
-// Zero if no timing has calls or rows.
+// Returns zero costs if no timing has calls or rows.
 ExpertCost fit_expert_cost(std::span<const ExpertTiming> timings);
 
 struct CriticalPath {

@@ -27,8 +27,8 @@ struct Timed {
   double path = 0;  // true path, without noise
 };
 
-// Draws timings. `excess`: relative excess of the busiest rank over the mean; 0: all ranks within 0.4 % of each other.
-// Noise adds an exponential delay with mean `noise`, relative to the true time.
+// Draws timings. `excess` is the relative excess of the busiest rank over the mean; with 0, all ranks are within 0.4 %
+// of each other. Noise adds an exponential delay with mean `noise`, relative to the true time.
 Timed timed(double excess, double noise, Random& random) {
   Timed result{.turns = {.compute_seconds = Array<double, 3>({kRepeats, kTurns, kRanks}),
                          .calls = Array<std::int64_t, 2>({kTurns, kRanks}),

@@ -2,7 +2,7 @@
 
 // Return of guests' gradients to their homes. A guest's gradient accumulates in its slot. When RankTurns schedules the
 // return, the guest's rank sends the gradient home, where it is added. The plan alone determines what each rank sends,
-// so ranks exchange no requests: a guest whose turns all ran at homes sends zeros.
+// so ranks exchange no requests, and a guest whose turns all ran at homes sends zeros.
 //
 // Order. Each layer uses one exchange at a time; a home adds the received gradients in ascending (expert, rank) order.
 
@@ -18,12 +18,12 @@ class GradientReturns {
  public:
   GradientReturns(const PhaseParts& parts, const SlotPool& pool, Communicator& communicator);
 
-  // Called before a backward adds to the guest's gradient. Returns true for the first backward since the slot's
-  // gradient last went home; that backward overwrites the slot's gradient.
+  // Called before a backward adds to the guest's gradient. Returns true for the first backward after the slot's last
+  // gradient was sent home; that backward overwrites the slot's gradient.
   bool begins(LayerId layer, SlotId slot);
 
-  // Collective. Adds the gradients of `guests`, those of all ranks in (expert, guest) order, to the gradients of their
-  // homes. Returns the number of bytes that this rank sent.
+  // Collective. Adds the gradients of `guests` to the gradients of their homes. `guests` lists the guests of all ranks
+  // in (expert, rank) order. Returns the number of bytes that this rank sent.
   Bytes send_home(LayerId layer, std::span<const GradientReturn> guests);
 
  private:

@@ -3,8 +3,8 @@
 // Row dispatch of one rank in one layer of one micro-step: all that the two all-to-alls and the grouped GEMM need to
 // know about its sent and received rows. plan/rank_dispatch.h defines the order of rows.
 //
-// Planned rows require no communication: RankTurns determines their counts. Only the source rank knows its rows without
-// a route, so ranks exchange their counts. These rows go to homes.
+// Planned rows require no communication: RankTurns determines their counts. Rows without a route are known only to
+// their source rank, so ranks exchange the counts of these rows, which go to homes.
 
 #include <cstdint>
 #include <span>
@@ -36,8 +36,8 @@ struct DispatchWorkspace {
 void find_sent_rows(std::span<const ExpertId> routes, int top_k, DispatchWorkspace& workspace, LayerDispatch& dispatch);
 
 // Rows without a recorded route: padding, last tokens, prefix-cached tokens. The router selects their experts when the
-// layer runs. They use a separate all-to-all, after an exchange of counts, to the homes of those experts. Under `free`,
-// where a home's slot may contain another expert, they go to the lowest rank that has the expert at that event.
+// layer runs. These rows use a separate all-to-all, after an exchange of counts, to the homes of those experts. Under
+// `free`, where a home's slot may contain another expert, they go to the lowest rank that has the expert at that event.
 class UnroutedRows {
  public:
   UnroutedRows(Communicator& communicator, const StepPlan& plan) : communicator_(communicator), plan_(plan) {}

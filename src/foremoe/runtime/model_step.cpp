@@ -177,7 +177,7 @@ void ModelStep::forward(PhaseExecutor& phase, TurnId turn, const At& at) {
   }
 }
 
-// Computes the loss and its gradient, here so that all micro-steps in flight share one gradient buffer.
+// Computes the loss and its gradient at the start of the backward, so that all micro-steps share one gradient buffer.
 double ModelStep::begin_backward(const At& at) {
   const MicroStep& micro_step = at.micro_step;
   const std::span target(target_.floats(), values(micro_step));

@@ -34,7 +34,7 @@ class ModelStep {
     RouterMemory router;
     const Communicator& communicator;
   };
-  // Throws InputError if the order has a different number of layers or micro-steps, or the routes a different top_k.
+  // Throws InputError if `order` has another number of layers or micro-steps, or if the routes have another top_k.
   ModelStep(const Parts& parts, const TurnOrder& order);
 
   // Runs all turns. Returns this rank's part of the loss.

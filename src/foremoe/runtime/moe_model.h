@@ -45,7 +45,7 @@ class MoeModel {
     bool keep_results = false;  // outputs, input gradients and routes used, of all micro-steps
   };
   // Runs all turns of the bound phase, with `work` before each layer, then finishes it. Returns the loss of the step
-  // over all ranks (0 if forward only). Throws InputError if the number of layers or micro-steps differs.
+  // over all ranks (0 if forward only). Throws InputError if the phase has another number of layers or micro-steps.
   using Work = std::function<void(const Turn&)>;
   double run(PhaseExecutor& phase, const StepTokens& tokens, const Work& work);
 

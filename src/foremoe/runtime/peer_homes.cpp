@@ -30,7 +30,7 @@ RankId writer_of(std::size_t i, NodeId node, RankId owner, const Topology& topol
   return RankId{ranks.first + static_cast<int>(i) % ranks.size()};
 }
 
-// Messages to arena writers that cannot read the owner's memory. Exchanges one layer at a time to limit memory.
+// Sends weights to arena writers that cannot read the owner's memory. Exchanges one layer at a time to limit memory.
 class Messages {
  public:
   Messages(const PhaseParts& parts, const PeerHomes& homes, Communicator& communicator)

@@ -1,10 +1,10 @@
 #pragma once
 
-// Addresses and versions of all home weights, as seen from this rank, and the arena of its node, filled from them.
+// Addresses and versions of all home weights, as seen from this rank. Fills the arena of its node from these weights.
 //
-// Homes. Ranks exchange addresses once, at bind; a home that is not mapped here has none. If peers read each other's
-//   slots (residency `free` with copies from peers), ranks also exchange the addresses of slots, and each publishes its
-//   progress in moving arrived experts from staging buffers to slots.
+// Homes. Ranks exchange addresses once, at bind; a home that is not mapped here has no address. If peers read each
+//   other's slots (residency `free` with copies from peers), ranks also exchange the addresses of slots, and each
+//   publishes its progress in moving arrived experts from staging buffers to slots.
 // Arena. Once per phase, when home weights are final, every node's arena receives the experts that its ranks will
 //   fetch. Owners on the node write their own experts. The node's ranks share the work for other experts: they read the
 //   owner's memory if it is mapped, and receive a message otherwise.
@@ -45,7 +45,7 @@ class PeerHomes {
 
   // Publishes that all copies arriving before this turn are in their slots (release: pairs with in_place()).
   void put_in_place(TurnId before);
-  // Whether the owner has published this. True if the owner is not reachable: its server checks before it answers.
+  // Whether the owner has published `before` or a later turn. True for an unreachable owner: its server checks instead.
   bool in_place(RankId owner, TurnId before) const;
 
  private:
@@ -78,7 +78,7 @@ class PeerHomes {
 // Collective. Opens the arena of this rank's node; none if the schedule stores no expert in it.
 std::optional<HostArena> open_arena(const PhaseParts& parts, Communicator& communicator);
 
-// Collective. Writes this rank's share of the arena and publishes it as `version`, then returns.
+// Collective. Writes this rank's share of the arena and publishes it as `version`.
 void refresh_arena(const PhaseParts& parts, const PeerHomes& homes, HostArena* arena, std::uint64_t version,
                    Communicator& communicator);
 

@@ -97,7 +97,7 @@ struct PhaseExecutor::State {
 
   PhaseFigures figures;
   bool finished = false;                       // if false at destruction, undo the step
-  std::optional<ExpertTransferEngine> engine;  // declared last: it writes to members above
+  std::optional<ExpertTransferEngine> engine;  // last, so destroyed first: it writes to members above
 };
 
 PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& lent, Communicator& phase_communicator,
@@ -227,7 +227,7 @@ bool PhaseExecutor::State::wait(TurnId turn) {
   return engine->wait(turn);
 }
 
-// Maps a slot of the forward to the weights and gradients, in this turn, of the expert that it had then.
+// Maps a slot of the forward to the weights, and in the backward the gradients, that its expert has in this turn.
 ExpertsOf PhaseExecutor::State::experts_of(TurnId turn) {
   return [this, turn, &at = parts.turns.order()[turn]](SlotId of_rows) {
     const SlotId slot = parts.turns.slot_of_forward(turn, of_rows);

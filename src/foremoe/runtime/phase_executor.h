@@ -1,6 +1,6 @@
 #pragma once
 
-// Execution of one phase on one rank, from bind to unbind: plan, guest memory, transfer engine and communicator. The
+// Executes a plan for one phase on one rank, from bind to unbind. Owns the guest memory and the transfer engine. The
 // caller runs its own work (attention, router) and calls forward and backward for every turn in order. In between, the
 // executor transfers experts. RankTurns determines the actions of each turn. No address, thread or registration
 // outlives the object.
@@ -11,11 +11,11 @@
 //   phase.finish();
 //
 // If a copy of a turn fails on any rank, the turn falls back: both passes of that micro-step and layer run at homes.
-// Guests' gradients accumulate in their slots. They return when the guest leaves or at drain(), as zeros if all its
-// turns fell back, and are added at home in (layer, expert, rank) order, exactly once. The caller's gradients are zero
-// at bind. Destruction before finish() zeroes them and leaves homes unchanged: nothing is half applied. Exception:
-// residency `free` with copies from peers has no other copy of a home that it lends. Such homes become NaN, and the
-// caller must reload the weights.
+// Guests' gradients accumulate in their slots. They are sent home when the guest leaves or at drain(), as zeros if all
+// its turns fell back, and are added there exactly once, in (layer, expert, rank) order. The caller's gradients are
+// zero at bind. Destruction before finish() zeroes them again and leaves homes unchanged, so no step is half applied.
+// Exception: under residency `free` with copies from peers, there is no other copy of a lent home. Such homes become
+// NaN, and the caller must reload the weights.
 
 #include <functional>
 #include <memory>
@@ -48,16 +48,16 @@ struct PhaseOptions {
   LinkDecorator decorate;  // empty: no wrapper
   Timeline* timeline = nullptr;
   bool overlap = true;                // false: a copy starts when its layer waits for it
-  std::int64_t most_tokens = 0;       // maximum over sources, per micro-step
+  std::int64_t most_tokens = 0;       // most tokens of one source in one micro-step
   bool position_independent = false;  // forward bits of a row do not depend on its position (row_tiles.h)
 };
 
 // Identical on every rank except for the rank of `turns`.
 struct PhaseParts {
-  const RankTurns& turns;  // placement is final; quotas of a micro-step at its forward
+  const RankTurns& turns;  // placement is final; a micro-step's quotas are final by its forward
   ExpertLayout layout;
   ExpertShape shape;
-  // [micro_step·layers + layer]: nonzero if any source has rows without a route; empty: all rows have one.
+  // [micro_step·layers + layer]: nonzero if any source has rows without a route; empty if none has.
   std::vector<std::uint8_t> without_route = {};
 
   const StepPlan& plan() const { return turns.plan(); }
@@ -66,7 +66,7 @@ struct PhaseParts {
 };
 
 struct LayerForward {
-  std::span<const ExpertId> routes;  // [token·k + j]; kNoExpert: no route, see `picked`; kUnassigned adds nothing
+  std::span<const ExpertId> routes;  // [token·k + j]; kNoExpert: no route, see `picked`; kUnassigned: adds nothing
   std::span<const ExpertId> picked;  // routes completed by the router; empty if every row has a route
   const float* x = nullptr;          // [tokens][hidden]
   const float* weight = nullptr;     // [token·k + j]; must not change until the backward
@@ -75,14 +75,14 @@ struct LayerForward {
 
 struct LayerBackward {
   const float* dy = nullptr;  // [tokens][hidden]
-  float* dx = nullptr;        // [tokens][hidden]; added to, without the gradient through the router
+  float* dx = nullptr;        // [tokens][hidden]; adds the gradient, except the part through the router
   float* d_weight = nullptr;  // [token·k + j]; overwritten
 };
 
 struct TurnFigures {
   double compute_cpu_seconds = 0;  // of the rank's thread, in expert computation only
   std::int64_t calls = 0;          // experts that had rows
-  std::int64_t rows = 0;           // rows that its experts computed
+  std::int64_t rows = 0;           // rows that this rank's experts computed
 };
 
 struct PhaseFigures {
@@ -108,7 +108,7 @@ class PhaseExecutor {
   void begin(TurnId turn);
   void forward(TurnId turn, const LayerForward& layer);
   void backward(TurnId turn, const LayerBackward& layer);
-  // Collective, once per layer, after its last backward. Sends the gradients of its guests home.
+  // Collective, once per layer, after the layer's last backward. Sends the gradients of the layer's guests home.
   void drain(std::span<const LayerId> layers);
   void finish();  // collective, after the last turn; drains the remaining layers
   PhaseFigures figures() const;

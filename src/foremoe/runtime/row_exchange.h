@@ -82,7 +82,7 @@ class RowExchange {
 
   void reserve(std::int64_t rows_sent, std::int64_t rows_computed);
 
-  // Adds the experts' results for the rows of rows.dispatch to layer.y. Adds to `figures`.
+  // Adds the experts' results for the rows of rows.dispatch to layer.y, and the turn's figures to `figures`.
   void forward(const ExpertsOf& experts, const LayerForward& layer, ForwardRows& rows, TurnFigures& figures);
   // Adds the input gradient to layer.dx and sets layer.d_weight to the gradient of the routing weights.
   void backward(const ExpertsOf& experts, const LayerBackward& layer, const ForwardRows& rows, TurnFigures& figures);

@@ -19,7 +19,7 @@ double as_bytes(double floats) { return floats * static_cast<double>(sizeof(floa
 
 struct TokenCounts {
   double all = 0;
-  double most_of_source = 0;  // maximum over sources, per micro-step
+  double most_of_source = 0;  // most tokens of one source in one micro-step
 };
 
 TokenCounts count_tokens(const MemoryNeed& need) {
@@ -75,14 +75,14 @@ Bytes estimate_memory(const MemoryNeed& need) {
   const double activations =
       as_bytes(kept_layers * (rows * row + micro_step_tokens * hidden) + 2 * rows * (2 * hidden + intermediate));
 
-  // Outputs, input gradients and routes used. Rank 0 stores them twice more if they are gathered.
+  // Outputs, input gradients and routes used. Rank 0 stores two more copies if they are gathered.
   const double results = as_bytes(tokens.all * (hidden * (need.backward ? 2 : 1) + layers * k));
   double reference = 0;
   if (need.reference) {  // the reference computes in float64
     reference = 2 * results + (need.backward ? 2 * as_bytes(experts) : 0);
     reference += 2 * as_bytes(2 * tokens.all * hidden + experts * (need.adam ? 4 : 2));
     reference += 2 * as_bytes(layers * tokens.most_of_source * (k * row + hidden));
-    reference *= 2;  // variances, for tensors judged by rounding
+    reference *= 2;  // variances, for tensors that are compared with their rounding errors
   }
   return Bytes{static_cast<std::int64_t>((homes + guests + activations + results) * part_here + arena + reference)};
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Memory estimate before a run starts, so that an oversized run fails with numbers instead of being killed.
+// Estimates a run's memory before it starts, so that a run that needs too much fails with an error and is not killed.
 
 #include "foremoe/runtime/moe_model.h"
 #include "foremoe/transfer/transfer_schedule.h"

@@ -102,7 +102,7 @@ Array<std::vector<float>, 2> gather_kind(const Kind& kind, Communicator& communi
 
 using Digest = std::array<char, 64>;  // hex
 
-// Digest of all tensors of one kind, in order; at rank 0.
+// Returns the digest of all tensors of one kind, in order. Valid only at rank 0.
 std::string digest_kind(const Kind& kind, Communicator& communicator) {
   std::vector<std::byte> mine;
   for_each_of(kind, communicator.rank(), [&](std::size_t a, std::size_t b) {

@@ -63,7 +63,7 @@ Spread imbalance(ArrayView<const std::int64_t, 2> rows);  // [turn][rank]
 Array<std::int64_t, 2> planned_rows(const StepPlan& plan, const TurnOrder& order);
 
 Array<double, 2> least_compute_seconds(const TurnTable& turns);  // [turn][rank]; least over all repeats
-double compute_seconds_total(const TurnTable& turns);            // sum of these
+double compute_seconds_total(const TurnTable& turns);            // sum of the above
 // Σ over turns of the largest rank's rows: the critical path (critical_path.h) if every row takes equally long.
 std::int64_t critical_path_rows(const TurnTable& turns);
 

@@ -1,8 +1,8 @@
 #pragma once
 
 // Memory of a rank's slots: views of the caller's home weights and gradients, and owned guest and staging buffers.
-// transfer_schedule.h defines the numbering of buffers. Guests' gradients are float32 in separate memory: one per guest
-// slot of each layer, or under `shared`, where they return home immediately, one per guest slot for all layers.
+// transfer_schedule.h defines the numbering of buffers. Guests' gradients are float32 in separate memory, one per guest
+// slot and layer. Under `shared`, they return home immediately, so all layers use the same memory.
 
 #include <iterator>
 #include <span>
@@ -16,7 +16,7 @@ namespace foremoe {
 
 class SlotPool {
  public:
-  // Requires `parts` that check_phase() accepts; keeps references. Throws InputError if memory is insufficient.
+  // `parts` must have passed check_phase(). Keeps references. Throws InputError if memory is insufficient.
   SlotPool(const PhaseParts& parts, const HomeExperts& homes);
 
   int homes_per_rank() const { return homes_per_rank_; }

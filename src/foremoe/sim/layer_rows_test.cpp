@@ -135,8 +135,8 @@ void for_token_layers(const Visit& visit) {
   }
 }
 
-// The rank at which a source's tokens enter a node: the source itself on its own node, elsewhere the rank at its
-// position.
+// The rank through which a source's tokens enter a node: on the source's own node the source itself, on any other node
+// the rank with the same local index.
 RankId entry(RankId source, NodeId node, const Topology& topology) {
   if (topology.node_of(source) == node) return source;
   const int size = topology.ranks_per_node;

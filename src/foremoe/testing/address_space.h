@@ -1,6 +1,6 @@
 #pragma once
 
-// For death tests: fills the address space of a process.
+// Lets a test forbid its process to allocate more address space.
 
 #include <sys/resource.h>
 

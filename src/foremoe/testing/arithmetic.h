@@ -1,6 +1,6 @@
 #pragma once
 
-// Shared by the tests of cpu/: random values, copies of them to modify, and the bound on errors.
+// Shared by the tests of cpu/: random values, modifiable copies of values, and the error bound.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 namespace foremoe::test {
 
-// Bound on ‖x − float64‖∞ ÷ ‖float64‖∞ of every tensor.
+// Bound on ‖x − reference‖∞ ÷ ‖reference‖∞ of every tensor, where the reference is computed in float64.
 inline constexpr double kTolerance = 1e-5;
 
 class Arithmetic : public testing::Test {

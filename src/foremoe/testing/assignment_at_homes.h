@@ -9,7 +9,7 @@
 
 namespace foremoe::planner {
 
-// Gives all tokens of an expert to the slot that was put first.
+// Gives all tokens of an expert to the slot into which put() placed it first.
 inline void serve_at_homes(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& a) {
   a.quota.assign(graph.num_slots(), 0);
   a.rank_load.assign(graph.num_ranks(), 0);

@@ -90,7 +90,7 @@ struct Limits {
   std::uint64_t load;
 };
 
-// 1 to `ranks` ranks, mostly few holders per expert, loads from 0 to `load`, a third of them small.
+// Draws an instance within the limits, mostly with few holders per expert. A third of the loads are small.
 inline Instance random_instance(Random& random, Limits most) {
   const int num_ranks = 1 + static_cast<int>(random.below(most.ranks));
   const int num_experts = 1 + static_cast<int>(random.below(most.experts));

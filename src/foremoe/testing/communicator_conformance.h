@@ -100,7 +100,7 @@ TEST_P(CommunicatorConformance, DeliversEveryBlockAndPermitsImmediateReuseOfItsB
   });
 }
 
-// Ranks enter and leave every call at different times. Blocks contain what their sender had written at its call.
+// Ranks enter and leave every call at different times. A block contains what its sender wrote before the call.
 TEST_P(CommunicatorConformance, BlocksHaveTheContentsOfTheirSendersCallIfRanksAreLate) {
   run([](Communicator& communicator) {
     std::minstd_rand random(static_cast<unsigned>(communicator.rank().value + 1));
@@ -244,7 +244,7 @@ TEST_P(CommunicatorConformance, SizeErrorsNameTheCall) {
 }
 
 TEST_P(CommunicatorConformance, BlocksOfUnexpectedSizeAreAnErrorThatNamesBothRanks) {
-  // Sent and expected sizes: one is larger, by little or much, or zero.
+  // Sent and expected sizes: they differ by little or much, or one is zero.
   const std::pair<std::int64_t, std::int64_t> sizes[] = {{8, 4}, {4, 8},         {0, 4},
                                                          {4, 0}, {1'000'000, 4}, {4, 1'000'000}};
   for (const auto& [sent, expected] : sizes) {

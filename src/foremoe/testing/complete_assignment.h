@@ -1,6 +1,6 @@
 #pragma once
 
-// For tests: the properties of every assignment, whatever its source.
+// For tests: checks the properties that every assignment must have.
 
 #include <gtest/gtest.h>
 

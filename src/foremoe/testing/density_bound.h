@@ -4,8 +4,8 @@
 //
 // Problem. Divide every expert's load among the ranks that hold it to minimise the largest rank load.
 // Theorem. The minimum is ⌈max over sets S of ranks of w(S) ÷ |S|⌉, where w(S) is the load of the experts held only by
-//   ranks of S: the maximum density of an induced subgraph. No assignment has less, since w(S) must be served inside S.
-//   By Hall's theorem, an assignment with integer quotas reaches it.
+//   ranks of S: the maximum density of an induced subgraph. No assignment has a smaller maximum, since w(S) must be
+//   served inside S. By Hall's theorem, an assignment with integer quotas reaches it.
 // Source. FineMoE, equation 3.
 
 #include <algorithm>
@@ -19,8 +19,8 @@
 
 namespace foremoe::test {
 
-// Bit r of holders[e] is set if rank r holds expert e. An expert with load has a holder. At most 20 ranks; O(2^ranks ·
-// ranks + experts).
+// Bit r of holders[e] is set if rank r holds expert e. Every expert with load must have a holder. At most 20 ranks;
+// O(2^ranks · ranks + experts).
 inline Tokens density_lower_bound(std::span<const Tokens> expert_load, std::span<const std::uint32_t> holders,
                                   int num_ranks) {
   assert(num_ranks >= 1 && num_ranks <= 20 && expert_load.size() == holders.size());

@@ -1,8 +1,8 @@
 #pragma once
 
-// A link that injects faults around another link, by seed. It delays copies, reorders them, drops them, reports failure
-// before or after the bytes have arrived, and silently corrupts data. Like any link, it never writes after a copy is
-// cancelled.
+// A link that wraps another link and injects faults, drawn from a seed. It delays copies, reorders them, drops them,
+// reports failure before or after the bytes have arrived, and silently corrupts data. Like any link, it never writes
+// after a copy is cancelled.
 
 #include <algorithm>
 #include <cassert>
@@ -19,8 +19,8 @@ struct Faults {        // probabilities, per copy
   double delay = 0;    // begins only after some polls
   double reorder = 0;  // begins only after the next copy has begun, or after many polls
   // At most one of these:
-  double drop = 0;     // never completes, whether it copies or not
-  double fail = 0;     // reports failure, whether it has copied or not
+  double drop = 0;     // never completes; may or may not copy the bytes
+  double fail = 0;     // reports failure; may or may not have copied the bytes
   double corrupt = 0;  // completes, but a bit is flipped or the end is garbage
   int most_polls = 20;
 };
@@ -121,7 +121,7 @@ inline void FaultyLink::cancel(CopyId id) {
   copies_.erase(copy);
 }
 
-// Runs after the link has completed the copy, so nothing repairs it. Resets the checksum that the link computed.
+// Runs after the wrapped link has copied, so nothing repairs the damage. Resets the checksum that the link computed.
 inline void FaultyLink::damage(const CopyRequest& request) {
   if (request.chunks.empty()) return;
   const Chunk& chunk = request.chunks[random_.below(request.chunks.size())];

@@ -16,7 +16,7 @@ namespace foremoe::finemoe::test {
 
 using Holders = std::vector<std::vector<int>>;  // [expert], ranks with a replica of it
 
-// Uses one slot per expert on every rank.
+// Returns a graph in which every rank has one slot per expert.
 inline planner::ReplicaGraph graph_of(int num_ranks, const Holders& holders) {
   planner::ReplicaGraph graph(num_ranks, static_cast<int>(holders.size()), static_cast<int>(holders.size()));
   for (int e = 0; e < std::ssize(holders); ++e) {
@@ -46,7 +46,7 @@ inline Holders holders_of(ArrayView<const ExpertId, 2> placement, std::size_t nu
   return holders;
 }
 
-// The bound of equation 3, rounded up, by enumerating all sets of ranks.
+// Returns the bound of equation 3, rounded up, by enumerating all sets of ranks.
 inline std::int64_t densest_set(const Holders& holders, std::span<const std::int64_t> load, int num_ranks) {
   std::vector<Tokens> tokens(load.size());
   std::vector<std::uint32_t> bits(load.size());
@@ -57,7 +57,7 @@ inline std::int64_t densest_set(const Holders& holders, std::span<const std::int
   return foremoe::test::density_lower_bound(tokens, bits, num_ranks).value;
 }
 
-// The expert of popularity rank i has about tokens · i^−s ÷ Σ i^−s. Experts are in random order.
+// Gives the i-th most popular expert about tokens · i^−s ÷ Σ i^−s. Experts are in random order.
 inline std::vector<std::int64_t> zipf_load(std::size_t num_experts, double s, std::int64_t tokens, Random& random) {
   std::vector<double> weight(num_experts);
   for (std::size_t i = 0; i < num_experts; ++i) weight[i] = std::pow(static_cast<double>(i + 1), -s);
@@ -69,7 +69,7 @@ inline std::vector<std::int64_t> zipf_load(std::size_t num_experts, double s, st
   return load;
 }
 
-// [source][expert]: divides each expert's load evenly among the sources.
+// Divides each expert's load evenly among the sources: [source][expert].
 inline Array<std::int64_t, 2> spread_over_sources(std::span<const std::int64_t> load, int num_ranks) {
   Array<std::int64_t, 2> input({static_cast<std::size_t>(num_ranks), load.size()});
   for (int r = 0; r < num_ranks; ++r) {

@@ -9,7 +9,7 @@
 
 namespace foremoe::testing {
 
-// [expert], tokens from all sources.
+// Returns each expert's tokens from all sources: [expert].
 inline std::vector<std::int64_t> expert_loads(const LoadTable& table, int m, int l) {
   std::vector<std::int64_t> loads(static_cast<std::size_t>(table.num_experts()));
   for (int r = 0; r < table.num_ranks(); ++r) {
@@ -18,7 +18,7 @@ inline std::vector<std::int64_t> expert_loads(const LoadTable& table, int m, int
   return loads;
 }
 
-// [rank], tokens if every expert is served at its home.
+// Returns each rank's tokens if homes serve every expert: [rank].
 inline std::vector<std::int64_t> home_loads(const LoadTable& table, int m, int l) {
   std::vector<std::int64_t> loads(static_cast<std::size_t>(table.num_ranks()));
   const auto experts = expert_loads(table, m, l);
@@ -37,7 +37,7 @@ inline std::int64_t largest(const std::vector<std::int64_t>& values) {
   return *std::max_element(values.begin(), values.end());
 }
 
-// Maximum ÷ mean.
+// Returns maximum ÷ mean.
 inline double ratio(const std::vector<std::int64_t>& loads) {
   return static_cast<double>(largest(loads)) * static_cast<double>(loads.size()) / static_cast<double>(sum(loads));
 }
@@ -50,7 +50,7 @@ inline double mean_rho(const LoadTable& table) {
   return total / table.num_micro_steps() / table.num_layers();
 }
 
-// [rank], loads of the whole step at homes.
+// Returns each rank's tokens in the whole step if homes serve every expert: [rank].
 inline std::vector<std::int64_t> step_home_loads(const LoadTable& table, int l) {
   std::vector<std::int64_t> loads(static_cast<std::size_t>(table.num_ranks()));
   for (int m = 0; m < table.num_micro_steps(); ++m) {
@@ -60,7 +60,7 @@ inline std::vector<std::int64_t> step_home_loads(const LoadTable& table, int l) 
   return loads;
 }
 
-// The load of a trace in its recorded batching.
+// Counts the load of a trace in its recorded batching.
 inline LoadTable counted(const RoutingTrace& trace, int micro_steps) {
   LoadTable table;
   table.load = Array<Tokens, 4>({static_cast<std::size_t>(micro_steps), static_cast<std::size_t>(trace.num_layers),

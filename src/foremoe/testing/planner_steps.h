@@ -18,7 +18,7 @@ namespace foremoe::test {
 
 using ExpertLoads = std::vector<std::vector<std::int64_t>>;  // [micro_step][expert], tokens of all sources
 
-// One layer. Every source sends the same amount; the lowest sources send the remainder.
+// Makes a load of one layer. Every source sends the same amount; the lowest sources send the remainder.
 inline LoadTable load_of(int num_ranks, const ExpertLoads& loads, int ranks_per_node = 8) {
   LoadTable table;
   table.load = Array<Tokens, 4>({loads.size(), 1, static_cast<std::size_t>(num_ranks), loads.front().size()});
@@ -41,7 +41,7 @@ struct StepShape {
   int ranks_per_node = 2;
 };
 
-// Popular experts for the whole step, and topics that make micro-steps differ as in a bursty rollout.
+// Draws a load with popular experts for the whole step, and topics that make micro-steps differ as in a bursty rollout.
 inline LoadTable bursty_load(const StepShape& shape, std::uint64_t seed) {
   return synthesize_load({.num_layers = shape.layers,
                           .num_experts = shape.experts,
@@ -85,13 +85,13 @@ inline constexpr Residency kAllResidencies[] = {Residency::kStatic, Residency::k
                                                 Residency::kFree};
 inline constexpr Residency kPinnedResidencies[] = {Residency::kStatic, Residency::kResident, Residency::kShared};
 
-// The layer problem that plan_step solves, for tests of single stages.
+// Returns the layer problem that plan_step solves, for tests of single stages.
 inline planner::LayerProblem problem_of(const LoadTable& load, const PlannerOptions& options) {
   const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
   return planner::make_layer_problem(load, LayerId{0}, home.row(0), options);
 }
 
-// The minimal largest rank load of `expert_load` over all assignments to the replicas in `graph`. At most 20 ranks.
+// Returns the minimal largest rank load over all assignments of `expert_load` to the replicas. At most 20 ranks.
 inline std::int64_t optimum_on(const planner::ReplicaGraph& graph, std::span<const std::int64_t> expert_load) {
   std::vector<Tokens> load(expert_load.size());
   std::vector<std::uint32_t> holders(expert_load.size());
@@ -102,14 +102,14 @@ inline std::int64_t optimum_on(const planner::ReplicaGraph& graph, std::span<con
   return density_lower_bound(load, holders, graph.num_ranks()).value;
 }
 
-// Position of for_all_guests(): guest slot `guest` of `rank`, experts from `first`.
+// State of for_all_guests(): the next slot to fill is guest slot `guest` of `rank`, with an expert ≥ `first`.
 struct NextGuest {
   int rank = 0;
   int guest = 0;
   int first = 0;
 };
 
-// Calls visit(graph) for every choice of guests: distinct experts on each rank, any number of slots empty.
+// Calls visit(graph) for every choice of guests. A rank's guests are distinct, and any number of slots may be empty.
 template <class Visit>
 void for_all_guests(const planner::LayerProblem& problem, planner::ReplicaGraph& graph, const Visit& visit,
                     const NextGuest& next = {}) {

@@ -13,7 +13,7 @@
 
 namespace foremoe::test {
 
-// A run with any options, whose plan is not checked.
+// A run with any options. Its plan is not checked.
 struct PlanRun {
   const LoadTable& load;
   PlannerOptions options = {};
@@ -41,7 +41,7 @@ inline StepPlan plan_of(std::string_view policy, const PlanRun& run) {
   return std::get<PlannedStep>(result_of(policy, run)).plan;
 }
 
-// All policies that this build can run.
+// Returns the names of all policies that this build can run.
 inline std::vector<std::string_view> all_names() {
   std::vector<std::string_view> names;
   for (const Policy* policy : all_policies()) {
@@ -76,7 +76,7 @@ inline StepPlan plan_of(const Policy& policy, const PolicyRun& run) {
   return plan;
 }
 
-// The experts in a rank's slots in the first layer, by slot; −1 if empty.
+// Returns the experts in a rank's slots in the first layer, by slot; −1 if empty.
 inline std::vector<int> experts(const StepPlan& plan, int event, int rank) {
   std::vector<int> row;
   for (const ExpertId e : plan.slot_expert.row(event, 0, rank)) row.push_back(e.value);

@@ -21,7 +21,7 @@ struct Shape {
   int ranks_per_node = 2;
 };
 
-// Skewed; a fifth of the entries are zero.
+// Draws a skewed load in which a fifth of the entries are zero.
 inline LoadTable random_load(const Shape& shape, std::uint64_t seed, int largest = 40) {
   LoadTable table;
   table.load = Array<Tokens, 4>({std::size_t(shape.micro_steps), std::size_t(shape.layers), std::size_t(shape.ranks),
@@ -41,7 +41,7 @@ struct PlanShape {
   int in_flight = 1;
 };
 
-// The options that every plan records.
+// Returns the options that every plan records.
 inline std::string recorded_options(const PlanShape& shape) {
   return fmt::format(R"({{"guest-slots": {}, "residency": "{}", "in-flight": {}}})", shape.guest_slots,
                      to_string(shape.residency), shape.in_flight);
@@ -53,7 +53,7 @@ inline Tokens expert_load(const LoadTable& load, MicroStepId m, int l, int e) {
   return sum;
 }
 
-// The events of this event's micro-step: the event itself and, if it is separate, its other pass.
+// Returns the events of this event's micro-step: the event itself and, if its other pass is a separate event, that one.
 inline std::vector<int> passes_of(const StepPlan& plan, int event) {
   std::vector<int> passes;
   for (int t = 0; t < plan.num_events(); ++t) {
@@ -62,7 +62,7 @@ inline std::vector<int> passes_of(const StepPlan& plan, int event) {
   return passes;
 }
 
-// [rank][expert]: the slot of each expert on each rank in one layer at one event; −1 without one.
+// Returns the slot of each expert on each rank in one layer at one event, [rank][expert]; −1 if it has none.
 inline Array<SlotId, 2> slots_of(const StepPlan& plan, int event, int layer) {
   Array<SlotId, 2> slot({std::size_t(plan.num_ranks()), std::size_t(plan.num_experts())}, SlotId{-1});
   for (int r = 0; r < plan.num_ranks(); ++r) {
@@ -107,8 +107,8 @@ inline void draw_random_quotas(StepPlan& plan, const LoadTable& load, Random& ra
   }
 }
 
-// A valid plan with contiguous homes, random quotas, and guests that change at random at every event, as far as the
-// residency allows. Without guest slots it is a plan of homes only.
+// Returns a valid plan with contiguous homes, random quotas, and guests that change at random at every event, as far as
+// the residency allows. Without guest slots, the plan has only homes.
 inline StepPlan random_plan(const LoadTable& load, const PlanShape& shape, std::uint64_t seed) {
   Random random(seed);
   const int num_homes = load.num_experts() / load.num_ranks();

@@ -23,7 +23,7 @@ struct RandomTrace {
   std::uint64_t seed = 1;
 };
 
-// The second element of the pair is the storage, for tests to corrupt: bytes [tokens][layers][top_k].
+// Returns the trace and its storage, bytes [tokens][layers][top_k], for tests to corrupt.
 inline std::pair<RoutingTrace, std::shared_ptr<std::vector<std::byte>>> make_random_trace(const RandomTrace& wanted) {
   RoutingTrace trace{.name = "random",
                      .type = wanted.type,

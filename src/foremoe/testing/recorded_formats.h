@@ -17,7 +17,7 @@ namespace foremoe::testing {
 
 using Ids = std::vector<std::int64_t>;
 
-// The ids as little-endian integers of this many bytes.
+// Encodes ids as little-endian integers of `bytes` bytes each.
 inline std::string raw(const Ids& ids, std::size_t bytes) {
   std::string out;
   for (const std::int64_t id : ids) {
@@ -32,7 +32,7 @@ inline std::string npy_with_header(std::string header, std::string_view payload)
          std::string(payload);
 }
 
-// descr such as "|u1"; shape such as "(2, 1, 2)".
+// Makes a .npy file. `descr`: for example "|u1"; `shape`: for example "(2, 1, 2)".
 inline std::string npy(const std::string& descr, const std::string& shape, std::string_view payload,
                        bool fortran = false) {
   return npy_with_header(
@@ -57,7 +57,7 @@ inline Imported import_text(const std::string& text, const ImportOptions& option
   return import_texts({{"in", text}}, options);
 }
 
-// Message of the InputError that the import throws; empty if it throws none.
+// Returns the message of the InputError that the import throws; empty if it throws none.
 inline std::string error_of(const std::vector<NamedText>& files, const ImportOptions& options = {}) {
   try {
     import_texts(files, options);
@@ -71,7 +71,7 @@ inline std::string error_of(const std::string& text, const ImportOptions& option
   return error_of({{"in", text}}, options);
 }
 
-// All entries, widened, [tokens][layers][top_k]; −1 in missing rows.
+// Returns all entries, widened to int64, as [tokens][layers][top_k]; −1 in missing rows.
 inline Ids routes_of(const RoutingTrace& trace) {
   Ids out;
   std::vector<ExpertId> row(static_cast<std::size_t>(trace.top_k));

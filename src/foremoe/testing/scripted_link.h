@@ -26,7 +26,7 @@ inline ScheduledCopy one_copy(Path path = Path::kHost) {
           .source = RankId{1}};
 }
 
-// Two ranks with two experts each. Only rank 0 receives. Where rank 1 matters, the test acts for it.
+// Two ranks with two experts each. Only rank 0 receives. Where rank 1 must act, the test acts in its place.
 inline constexpr ClusterShape kPair{.ranks = 2, .ranks_per_node = 2, .micro_steps = 3, .experts = 4};
 
 inline Cluster pair_with(std::vector<ScheduledCopy> copies, bool everything = true) {
@@ -54,7 +54,7 @@ struct LinkLog {
   }
 };
 
-// Copies, or returns a scripted answer: one answer per request, in order, and kDone for further requests.
+// Answers requests in order from the script, and further requests with kDone. Copies only if the answer is kDone.
 class ScriptedLink final : public CopyLink {
  public:
   ScriptedLink(LinkLog& log, std::deque<CopyState> answers) : log_(log), answers_(std::move(answers)) {}

@@ -14,7 +14,7 @@
 
 namespace foremoe::sim_test {
 
-// Only arithmetic takes time, not memory or kernels. All links are equal and have no latency.
+// Only arithmetic takes time; memory and kernels take none. All links are equal and have no latency.
 inline Cluster round_cluster(int ranks_per_node = 2) {
   constexpr LinkSpeed kLink{.bytes_per_second = 8000, .latency_seconds = 0};
   return {.name = "round",
@@ -46,7 +46,7 @@ inline ModelShape round_model(int layers, int experts, int top_k = 1) {
           .attention = {.heads = 1, .kv_heads = 1, .key_width = 1, .value_width = 1}};
 }
 
-// Rows travel directly to their ranks.
+// Every row is sent directly to the rank that computes it.
 inline CostOptions round_options() { return {.sequence_tokens = 2, .dispatch = Dispatch::kRow}; }
 
 // load: [micro_step][source][expert], rows of the only layer.
@@ -84,7 +84,7 @@ inline LoadTable random_load(const LoadShape& shape, Random& random) {
   return table;
 }
 
-// Only homes, each serving its expert's whole load, and G empty guest slots for tests to fill.
+// Returns a plan with only homes, each serving its expert's whole load, and G empty guest slots for tests to fill.
 inline StepPlan homes_plan(const LoadTable& load, int guest_slots, Residency residency = Residency::kResident,
                            int in_flight = 1) {
   const ExecutionOrder order = make_execution_order(load.num_micro_steps(), in_flight);

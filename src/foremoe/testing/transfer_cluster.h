@@ -45,8 +45,8 @@ inline TurnOrder turn_order(const ClusterShape& shape) {
   return order;
 }
 
-// Sorts the copies and derives the rest of the schedule. Arenas contain the experts that the host path copies and, with
-// `everything`, all other copied experts.
+// Sorts the copies and derives the rest of the schedule. Arenas contain the experts that the host path copies. With
+// `everything`, they contain all copied experts.
 inline TransferSchedule complete(const ClusterShape& shape, std::vector<ScheduledCopy> copies, bool everything) {
   TransferSchedule schedule;
   schedule.phase = shape.backward ? Phase::kPolicyUpdate : Phase::kRecompute;
@@ -71,7 +71,7 @@ inline TransferSchedule complete(const ClusterShape& shape, std::vector<Schedule
   return schedule;
 }
 
-// Every guest slot holds an expert of another rank, which changes about every other micro-step.
+// Every guest slot holds an expert of another rank, which is replaced in about every other micro-step.
 inline TransferSchedule random_schedule(const ClusterShape& shape, std::uint64_t seed, bool everything = true) {
   Random random(seed);
   const TurnOrder order = turn_order(shape);
@@ -210,7 +210,7 @@ class Cluster {
   void unmap_homes() { mapped_ = false; }
   bool mapped() const { return mapped_; }
 
-  // True if the segments that this pass reads equal those of the home.
+  // Returns whether the segments that this pass reads equal those of the home.
   bool holds(RankId r, const ScheduledCopy& c, Pass pass) const {
     for (std::size_t s = 0; s < layout_.num_segments(); ++s) {
       const Segment& segment = layout_.segments()[s];
@@ -250,7 +250,7 @@ class Cluster {
   ClusterShape shape_;
   BallotTable ballot_;
   std::vector<std::atomic<std::uint64_t>> published_;
-  std::vector<std::atomic<int>> in_place_;  // [rank], the turn before which all copies are in place
+  std::vector<std::atomic<int>> in_place_;  // [rank], all copies that arrive before this turn are in place
   std::vector<std::vector<Expert>> buffers_;
   std::map<std::pair<LayerId, ExpertId>, Expert> homes_;
   std::vector<HostArena> arenas_;

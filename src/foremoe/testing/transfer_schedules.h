@@ -11,8 +11,8 @@
 
 namespace foremoe::test {
 
-// Two ranks on one node, experts 0 and 1 at home on rank 0, 2 and 3 on rank 1, one guest slot. guests[event][layer] is
-// the guest of rank 0, −1 for none. Every slot with an expert has quota.
+// Returns a plan for two ranks on one node, with experts 0 and 1 at home on rank 0, 2 and 3 on rank 1, and one guest
+// slot. guests[event][layer] is the guest of rank 0, or −1. Every slot with an expert has quota.
 inline StepPlan plan_with_guests(Residency residency, int in_flight, const std::vector<std::vector<int>>& guests) {
   const std::size_t layers = guests[0].size();
   const auto events = static_cast<int>(guests.size());
@@ -36,7 +36,7 @@ inline StepPlan plan_with_guests(Residency residency, int in_flight, const std::
   return plan;
 }
 
-// As above without guest slots. slots[event]: the experts in the two slots of rank 0, then of rank 1.
+// Like the plan above, but without guest slots. slots[event]: the experts in the two slots of rank 0, then of rank 1.
 inline StepPlan free_plan(const std::vector<std::array<int, 4>>& slots) {
   StepPlan plan = plan_with_guests(Residency::kFree, 1, std::vector<std::vector<int>>(slots.size(), {-1}));
   plan.guest_slots = 0;
@@ -54,7 +54,7 @@ struct ScheduleCase {
   ScheduleOptions options;
 };
 
-// As random_plan, but guest slots are empty at some events.
+// Like random_plan(), but guest slots are empty at some events.
 inline StepPlan random_plan_with_gaps(const LoadTable& load, const PlanShape& shape, std::uint64_t seed) {
   StepPlan plan = random_plan(load, shape, seed);
   Random random(seed + 1000);
@@ -73,7 +73,7 @@ inline StepPlan random_plan_with_gaps(const LoadTable& load, const PlanShape& sh
   return plan;
 }
 
-// Every valid combination of residency, phase and number in flight, on nodes of every size.
+// Returns every valid combination of residency, phase, number in flight and path, on nodes of every size.
 inline std::vector<ScheduleCase> random_cases(std::uint64_t num_seeds) {
   std::vector<ScheduleCase> cases;
   for (std::uint64_t seed = 0; seed < num_seeds; ++seed) {

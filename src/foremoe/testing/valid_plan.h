@@ -44,7 +44,7 @@ struct ValidPlan {
     }
     return true;
   }
-  // Records these options in addition.
+  // Adds `options` to the recorded options.
   void record(const nlohmann::json& options) {
     nlohmann::json all = nlohmann::json::parse(plan.options);
     all.update(options);

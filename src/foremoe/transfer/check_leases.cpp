@@ -1,6 +1,6 @@
 // Independent check of a schedule, written from transfer_schedule.h and docs/users/formats.md. Shares no code with
-// make_transfer_schedule, the turn order or CopyFinder. Prefers simplicity over speed. Each check relies on the ones
-// before it.
+// make_transfer_schedule, the turn order or CopyFinder. Prefers simplicity to speed. Each check assumes that all
+// earlier checks passed.
 
 #include <fmt/format.h>
 
@@ -52,7 +52,7 @@ class LeaseCheck {
 
   bool free() const { return plan_.residency == Residency::kFree; }
   bool shared() const { return plan_.residency == Residency::kShared; }
-  bool is_returning_home(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // a returning home
+  bool is_returning_home(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // restores a home
   // Arrives in a staging buffer, and moves to its slot when all copies of that turn have arrived.
   bool staged(const ScheduledCopy& c) const { return free() && c.path == Path::kPeer; }
   // First turn at which readers may no longer find the previous contents of the slot.
@@ -120,7 +120,7 @@ class LeaseCheck {
     }
   }
 
-  // The homes of all layers return at the turn after the last one; from peers, each layer has its own turn.
+  // Turns after the last one at which homes return: one for all layers, or one per layer if copies come from peers.
   int return_turns(const ScheduledCopy& c) const { return !free() ? 0 : staged(c) ? plan_.num_layers() : 1; }
 
   // Copies are sorted by turn, rank, slot, and indexed by turn.
@@ -233,7 +233,7 @@ class LeaseCheck {
     }
   }
 
-  // Every copy is needed, and leased no longer than the plan keeps its expert in the slot.
+  // Every copy is needed, and its lease lasts no longer than the plan keeps its expert in the slot.
   void needed() {
     for (const ScheduledCopy& c : schedule_.copies) {
       if (is_returning_home(c)) continue;
@@ -280,7 +280,7 @@ class LeaseCheck {
     }
   }
 
-  // Expert whose home is this slot (home slots ascending), or kNoExpert for guest slots.
+  // Expert whose home is this slot (a rank's home experts are in ascending order), or kNoExpert for guest slots.
   ExpertId home_of_slot(LayerId layer, RankId rank, SlotId slot) const {
     int s = 0;
     for (int e = 0; e < plan_.num_experts(); ++e) {
@@ -289,7 +289,7 @@ class LeaseCheck {
     return kNoExpert;
   }
 
-  // Whether the source contains the expert before the copy opens, and until the turn's copies have arrived.
+  // Returns whether the source contains the expert before the copy opens and until the turn's copies have arrived.
   bool source_holds(const ScheduledCopy& c) const {
     if (c.source.value < 0 || c.source.value >= plan_.num_ranks()) return false;
     if (c.source_buffer < 0 || c.source_buffer / plan_.num_slots() != c.layer.value) return false;

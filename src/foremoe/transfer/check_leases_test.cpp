@@ -87,7 +87,7 @@ TEST_F(SpoiledSchedule, CopyOfAnotherExpert) {
 
 TEST_F(SpoiledSchedule, UnneededCopy) {
   finds(plan_, "the rank has it already", [](TransferSchedule& s) {
-    ScheduledCopy again = s.copies[1];  // refetches the guest of layer 1, which stays, for the second event
+    ScheduledCopy again = s.copies[1];  // fetches the guest of layer 1 again, although it stays for the second event
     s.copies[1].closes = TurnId{2};
     again.opens = TurnId{3};
     again.arrives = TurnId{5};

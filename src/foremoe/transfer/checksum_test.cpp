@@ -91,8 +91,8 @@ TEST(Checksum, IsTheSameForAllKernelsWithAndWithoutCopying) {
   }
 }
 
-// Values computed independently from the header's description. With other values, a build would reject data published
-// by another build.
+// The values were computed independently from the header's description. If they changed, a build would reject data
+// published by another build.
 TEST(Checksum, HasKnownValues) {
   EXPECT_EQ(checksum({}), 10748934342431810960U);
   std::vector<std::byte> bytes(100);

@@ -7,7 +7,7 @@ namespace foremoe {
 
 namespace {
 
-constexpr int kRankKinds = 3;  // peers, network, host: one of each per rank
+constexpr int kRankKinds = 3;  // peers, network, host: one of each per rank and direction
 constexpr int kSides = 2;
 constexpr int kLinksOfRank = kRankKinds * kSides;
 

@@ -5,9 +5,9 @@
 //   peers, network, host   one of each per rank and direction
 //   switch                 uplink of ranks_per_switch ranks to the host, per direction
 //   host memory            one per node, for reads and writes together
-// A copy from the node's arena crosses host memory, switch and the reader's host link. A copy inside a node crosses the
-// peer links of both ranks. A copy between nodes crosses the network links of both ranks and, if network cards share
-// the uplink with the host path, also both host links.
+// A copy from the node's arena crosses the host memory, the switch and the reader's host link. A copy inside a node
+// crosses the peer links of both ranks. A copy between nodes crosses the network links of both ranks. If network cards
+// share the uplink with the host path, it also crosses the host links of both ranks.
 
 #include <cstdint>
 #include <string_view>
@@ -62,7 +62,7 @@ class ClusterLinks {
     double seconds = 0;
   };
   void cross(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const;  // replaces the contents
-  // As cross(), without latency: for one of several messages that share a single latency.
+  // As cross(), but without latency, for one of several messages that share a single latency.
   void cross_without_latency(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const;
   double latency(const Way& way) const;
 

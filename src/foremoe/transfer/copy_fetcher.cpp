@@ -82,7 +82,7 @@ void CopyAttempts::submit(Attempt& attempt) {
   attempt.with_link = true;
 }
 
-// Whether the delivered data is what the owner published for this phase.
+// Returns whether the delivered data is what the owner published for this phase.
 bool CopyAttempts::sound(const Attempt& attempt) const {
   if (version(attempt) != options_.version) return false;
   if (attempt.path != Path::kHost || !options_.verify) return true;
@@ -145,7 +145,7 @@ void CopyAttempts::cancel_all() {
   }
 }
 
-// Delay before retrying a link that failed at once, where retries are unlimited.
+// Delay before retrying a link that failed immediately, if retries are unlimited.
 static constexpr std::chrono::microseconds kBackOff{200};
 
 CopyFetcher::CopyFetcher(EngineParts& parts, const EngineOptions& options)
@@ -168,7 +168,7 @@ std::span<const std::size_t> CopyFetcher::arriving(TurnId turn) const {
   return std::span(mine_).subspan(first, first_of_turn_[turn.index() + 1] - first);
 }
 
-// The next copy is at the back of the queue.
+// Inserts a copy into the queue, whose back is the next copy to start.
 void CopyFetcher::enqueue(std::size_t copy) {
   const auto later = [&](std::size_t a, std::size_t b) {
     return std::pair(fetches_[a].needed, a) > std::pair(fetches_[b].needed, b);

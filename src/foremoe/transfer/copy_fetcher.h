@@ -15,22 +15,22 @@ using EngineClock = std::chrono::steady_clock;
 // Attempts in progress, from the choice of a path to the result.
 //
 // Method. An attempt first waits until its source has the phase's version, and is then submitted to its link. It
-//   succeeds when the link reports completion, the source still has this version and, on the host path, checksums
-//   match. It fails if the link reports failure, if one of these checks fails, if the source has a later version, or on
-//   timeout. After a failure the link has dropped the copy, and nothing writes to its buffer.
+//   succeeds if the link reports completion, the source still has this version and, on the host path, checksums match.
+//   It fails if the link reports failure, if one of these checks fails, if the source has a later version, or on
+//   timeout. After a failure, the link has dropped the copy and no longer writes to its buffer.
 // Complexity. step() is linear in the number of attempts in progress, at most kMaxCopiesUnderWay.
 class CopyAttempts {
  public:
   CopyAttempts(EngineParts& parts, const EngineOptions& options);
 
   struct End {
-    std::size_t copy = 0;  // of the schedule
+    std::size_t copy = 0;  // index in the schedule's copies
     Path path = Path::kHost;
     bool arrived = false;
     Bytes bytes;
   };
 
-  // Whether the copy can take this path. A peer whose memory is not mapped serves only the requests in the schedule.
+  // Returns whether the copy can take this path. A peer whose memory is not mapped serves only scheduled requests.
   bool possible(std::size_t copy, Path path) const;
   bool any() const { return num_under_way_ > 0; }
   bool full() const { return num_under_way_ == kMaxCopiesUnderWay; }
@@ -72,7 +72,7 @@ class CopyAttempts {
   std::vector<End> ended_;
 };
 
-// Progress of the rank. Turns that have not begun are above `submitted`.
+// Progress of the rank: the last turn begun and the last turn released, −1 before the first.
 struct EnginePosition {
   int submitted = -1;
   int released = -1;
@@ -86,14 +86,14 @@ struct EnginePosition {
 //   begun and the last reader of the previous lease was released), its turn is near enough and an attempt is available.
 //   The first attempt uses the planned path; later ones alternate if both paths are possible. After `attempts` failures
 //   the copy is missing, and TurnVotes may request it again. Under `must_arrive`, attempts repeat until timeout ×
-//   attempts have passed, then throw PhaseFailed. They use the planned path alone, since homes are not pinned.
+//   attempts have passed, then throw PhaseFailed; all use the planned path, since homes are not pinned.
 class CopyFetcher {
  public:
   CopyFetcher(EngineParts& parts, const EngineOptions& options);
 
   // Polls attempts and starts at most one. Returns true if anything changed.
   bool step(const EnginePosition& position, EngineClock::time_point now);
-  bool under_way() const { return attempts_.any() || backing_off_; }  // step() must be called again soon
+  bool under_way() const { return attempts_.any() || backing_off_; }  // if true, call step() again soon
   void cancel_all() { attempts_.cancel_all(); }
 
   // This rank's copies that arrive at a turn, as indices into the schedule's copies.

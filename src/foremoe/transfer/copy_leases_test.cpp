@@ -1,4 +1,4 @@
-// When copies start, which buffers they may write, which segments they contain and how many are in progress.
+// Tests when copies start, which buffers they may write, which segments they contain and how many are in progress.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

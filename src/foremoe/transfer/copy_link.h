@@ -1,6 +1,6 @@
 #pragma once
 
-// Moves the bytes of copies: one link of one rank, in host memory. Links may complete out of order or never. The engine
+// A link moves the bytes of one rank's copies, in host memory. Copies may complete out of order or never. The engine
 // implements waiting, checks, retries and timeouts once, for all links. A link is used by a single thread; decorators
 // can wrap any link.
 
@@ -43,8 +43,8 @@ class CopyLink {
   virtual CopyState poll(CopyId id) = 0;                // of a submitted copy; kDone and kFailed end it
   virtual void cancel(CopyId id) = 0;                   // ends a copy; afterwards nothing writes to its buffer
   virtual void progress() = 0;                          // does pending work of the link; never waits
-  // Whether other ranks may need data that only progress() sends. If so, call it even when this rank has no copy in
-  // progress.
+  // Returns whether other ranks may need data that only progress() sends. If so, call progress() even when this rank
+  // has no copies under way.
   virtual bool serves_others() const { return false; }
 };
 
@@ -58,9 +58,9 @@ class MemcpyLink final : public CopyLink {
   void progress() override {}
 };
 
-// Limits another link to a rate, so that overlap can be measured on any machine. Copies are sequential: each completes
-// no earlier than its bytes take at this rate, counted from its submission or the previous copy's end. The link never
-// waits, and links do not slow each other down.
+// Limits another link to a rate, so that overlap can be measured on any machine. Copies are sequential. The time that
+// this rate allows for a copy's bytes counts from its submission or from the end of the previous copy, if later; the
+// copy completes no earlier. The link never waits, and links do not slow each other down.
 class ThrottledLink final : public CopyLink {
  public:
   using Clock = std::chrono::steady_clock;
@@ -77,8 +77,8 @@ class ThrottledLink final : public CopyLink {
  private:
   struct Copy {
     CopyId id;
-    Clock::time_point through;  // when the throttle lets it complete
-    bool done = false;          // the inner link has completed and dropped it
+    Clock::time_point through;  // earliest time at which the copy may complete
+    bool done = false;          // the inner link has completed and dropped the copy
   };
   std::unique_ptr<CopyLink> link_;
   double bytes_per_second_;

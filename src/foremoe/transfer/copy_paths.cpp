@@ -19,7 +19,7 @@ class LinkLoads {
  public:
   explicit LinkLoads(const ClusterLinks& links) : links_(links), seconds_(static_cast<std::size_t>(links.size())) {}
 
-  // Finishing time of the busiest link on the way after adding `bytes`.
+  // Time of the busiest link on the way after adding `bytes`.
   double done_with(const Way& way, Bytes bytes) {
     links_.cross(way, bytes, crossings_);
     double last = 0;
@@ -42,7 +42,7 @@ class LinkLoads {
 
 static Way way_of(const ScheduledCopy& copy, Path path) { return {.path = path, .from = copy.source, .to = copy.rank}; }
 
-// Seconds of the arenas plus those of the busiest link.
+// Seconds to fill the arenas plus those of the busiest link.
 static double seconds_of(const PathProblem& problem, std::span<const ScheduledCopy> copies) {
   LinkLoads loads(problem.links);
   for (const ScheduledCopy& copy : copies) loads.add(way_of(copy, copy.path), bytes_of(copy, problem));
@@ -50,7 +50,7 @@ static double seconds_of(const PathProblem& problem, std::span<const ScheduledCo
   return load_arenas(arena, problem.plan, problem.layout.bytes(), problem.links).seconds + loads.busiest();
 }
 
-// Time to write one more expert to an arena, which depends only on whether its home is on the same node.
+// Time to write one more expert to an arena. Depends only on whether the expert's home is on the arena's node.
 class ArenaWrites {
  public:
   explicit ArenaWrites(const PathProblem& problem) : problem_(problem) {}

@@ -1,4 +1,4 @@
-// Copies that fail, are late or have another version: retries, their path and number, and the final outcome.
+// Copies that fail, are late or have another version. Tests the path and number of retries and the final outcome.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -33,7 +33,7 @@ struct Segment {
 class ExpertLayout {
  public:
   ExpertLayout() = default;
-  explicit ExpertLayout(std::vector<Segment> segments);  // throws InputError if empty, or if a segment is
+  explicit ExpertLayout(std::vector<Segment> segments);  // throws InputError without segments or if one is empty
 
   std::span<const Segment> segments() const { return segments_; }
   std::size_t num_segments() const { return segments_.size(); }

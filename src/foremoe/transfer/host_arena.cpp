@@ -15,7 +15,7 @@ namespace foremoe {
 // Memory: the header, one entry per expert (its version, then one checksum per segment), then the experts.
 struct HostArena::Header {
   std::uint64_t magic = 0x414E455241454F4D;  // distinguishes arenas from other segments
-  std::uint64_t experts = 0;                 // their number, and a checksum over them
+  std::uint64_t experts = 0;                 // number of experts, then a checksum over their layers and ids
   std::uint64_t experts_checksum = 0;
   std::uint64_t segments = 0;
   std::uint64_t expert_bytes = 0;

@@ -23,12 +23,12 @@ class HostArena {
 
   const std::string& name() const { return memory_.name(); }
   void remove_name() { memory_.remove_name(); }
-  Bytes bytes() const;                     // of the segment, headers included
+  Bytes bytes() const;                     // of the shared memory, headers included
   int index_of(ArenaExpert expert) const;  // −1 if absent
   std::size_t num_experts() const { return experts_.size(); }
 
-  // Writes an expert and its checksums, then its version (release). Each expert has one writer. Until then, readers see
-  // another version and do not read the expert.
+  // Writes an expert and its checksums, then its version (release). Until the version is written, readers see another
+  // version and do not read the expert. Each expert has one writer.
   void publish(int index, std::uint64_t version, std::span<const std::byte* const> segments);
 
   std::uint64_t version(int index) const;  // 0 before the first publish (acquire: pairs with publish)

@@ -1,8 +1,8 @@
 #pragma once
 
-// Everything that one rank needs to execute a plan. For each turn (pass, micro-step, layer): destinations of its rows
-// and the layout of incoming rows; copies to start, to wait for and to serve; and gradients to return afterwards. All
-// executors use this class and recompute none of it. The ranks need not exchange messages.
+// Everything that one rank needs to execute a plan. For each turn (pass, micro-step, layer): the destinations of its
+// rows and the layout of incoming rows; the copies to start, to wait for and to serve; and the gradients to return
+// afterwards. All executors use this class and compute none of this themselves. Ranks need no messages to compute it.
 //
 //   const RankTurns turns(plan, load, {.rank = RankId{3}, .schedule = {.phase = Phase::kPolicyUpdate}});
 //   const TurnId t = turns.turn(Pass::kForward, MicroStepId{0}, LayerId{5});
@@ -41,14 +41,14 @@ struct RankTurnsOptions {
   RankId rank;
   ScheduleOptions schedule;
   Bytes expert{1};  // weights of one expert; determines the choice of paths
-  // Number of planned micro-steps; none: all. Fewer are allowed only under `shared` with copies from peers.
+  // Number of planned micro-steps; none: all. Fewer than all are allowed only under `shared` with copies from peers.
   std::optional<int> planned = std::nullopt;
 };
 
 class RankTurns {
  public:
   // Keeps references to plan and load. The plan must pass check_plan. Throws InputError if the rank is out of range or
-  // the load has another shape, and as make_transfer_schedule.
+  // the load has another shape, and the errors of make_transfer_schedule.
   RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options);
   // As above, with a schedule of that plan that the ranks of one process share.
   RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank, std::shared_ptr<const TransferSchedule> schedule);
@@ -65,11 +65,11 @@ class RankTurns {
   const TurnOrder& order() const { return schedule_->order; }
   RankId rank() const { return rank_; }
 
-  // Adds the leases of the first `planned` micro-steps. Invalidates spans returned before.
+  // Adds the leases of the first `planned` micro-steps. Invalidates all spans returned so far.
   void lend(int planned);
   bool is_growing() const { return lending_ != nullptr && lending_->lent_turns < order().size(); }
-  // Last micro-step whose placement arriving(t) or starting(t) needs. Turns run in order, so it is the last one of any
-  // turn up to then.
+  // Last micro-step whose placement is needed by arriving(t), or by starting(t) (needed_at). Since turns run in order,
+  // it is the last micro-step of all turns up to the one at which the copies arrive.
   MicroStepId needed_by(TurnId t) const { return needed_[t.index()]; }
   MicroStepId needed_at(TurnId t) const;
 
@@ -78,11 +78,11 @@ class RankTurns {
 
   // Copies into the buffers of this rank, by slot.
   std::span<const ScheduledCopy> arriving(TurnId t) const;
-  // Copies into this rank and those that it serves as a peer. They start `depth` turns before they arrive, or later,
-  // once their buffer is free. All ranks start the copies between them in the same order.
+  // Copies into this rank and copies that it serves as a peer. A copy starts `depth` turns before it arrives, or later
+  // if its buffer is not free until then. Any two ranks start the copies between them in the same order.
   std::span<const ScheduledCopy> starting(TurnId t) const;
 
-  // Rows for the turn's slots, or for homes alone, with the same slot numbers. Throws InputError as rank_dispatch.
+  // Rows for the turn's slots, or for homes alone, with the same slot numbers. Throws the errors of rank_dispatch.
   void rows(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const;
   void rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const;
 
@@ -91,13 +91,13 @@ class RankTurns {
   // flight and a guest returned to another slot. Only for slots with rows.
   SlotId slot_of_forward(TurnId t, SlotId slot) const;
 
-  // Gradients that this rank sends or receives after the turn, by (expert, guest): of guests that leave and, under
-  // `shared`, of all that served. A guest without planned backward rows has no gradient. If all its turns ran at homes,
-  // the guest sends zeros, since fallbacks are not part of the plan. kAll returns the gradients of all ranks, for
-  // executors with collective returns.
+  // Gradients that this rank sends or receives after the turn, by (expert, guest). These are the gradients of guests
+  // that leave and, under `shared`, of all guests that served. A guest without planned backward rows has no gradient.
+  // If all of a guest's turns ran at homes instead, the guest sends zeros, since fallbacks are not part of the plan.
+  // kAll returns the gradients of all ranks, for executors with collective returns.
   enum class Whose : std::uint8_t { kOwn, kAll };
   std::vector<GradientReturn> returning(TurnId t, Whose whose = Whose::kOwn) const;
-  // Gradients not returned by the last turn: draining the layer sends them home.
+  // Gradients that no turn returns. Draining the layer sends them home.
   std::vector<GradientReturn> draining(LayerId layer, Whose whose = Whose::kOwn) const;
 
  private:

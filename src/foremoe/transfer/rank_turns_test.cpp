@@ -44,7 +44,7 @@ TEST_P(RankTurnsOfRandomPlans, BothEndsOfACopyStartItAtTheSameTurnAndInTheSameOr
       for (int r = 0; r < kShape.ranks; ++r) {
         ranks.push_back(turns_of_rank(step, table, r, Phase::kPolicyUpdate, depth));
       }
-      std::map<int, int> seen;  // [copy], number of ends that start it
+      std::map<int, int> seen;  // [copy], number of ranks that start it
       const TransferSchedule& schedule = ranks[0].schedule();
       for (int t = 0; t < schedule.order.size(); ++t) {
         for (int a = 0; a < kShape.ranks; ++a) {
@@ -232,7 +232,7 @@ TEST(RankTurns, RejectInvalidArgumentsByName) {
   EXPECT_THAT(refusal([&] { turns.turn(Pass::kForward, MicroStepId{0}, LayerId{-1}); }), HasSubstr("layer: -1"));
 }
 
-// The plan of a rank while planning continues: guest slots of later micro-steps are still empty.
+// The plan that a rank has while planning continues: guest slots of later micro-steps are still empty.
 StepPlan without_guests(StepPlan plan) {
   for (int t = 0; t < plan.num_events(); ++t) {
     for (int l = 0; l < plan.num_layers(); ++l) {
@@ -313,7 +313,7 @@ TEST(LentTurns, NeedOnlyMicroStepsWhoseCopiesStart) {
   const LoadTable load = test::random_load(kShape, 7);
   const StepPlan plan = test::random_plan(load, {Residency::kShared, 2, 1}, 7);
   const RankTurns turns = turns_of_rank(plan, load, 0, Phase::kRecompute, 2);
-  EXPECT_EQ(turns.needed_at(TurnId{0}), MicroStepId{0});  // two layers of one turn; copies start one turn ahead
+  EXPECT_EQ(turns.needed_at(TurnId{0}), MicroStepId{0});  // a micro-step has two turns; copies start one turn ahead
   EXPECT_EQ(turns.needed_at(TurnId{1}), MicroStepId{1});
   EXPECT_EQ(turns.needed_at(TurnId{turns.order().size() - 1}), MicroStepId{kShape.micro_steps - 1});
 }

@@ -80,8 +80,8 @@ std::optional<Creator> creator_of(std::string_view name, const std::string& ours
   return creator;
 }
 
-// Available bytes on this machine, or INT64_MAX if unknown. Reserving more would not fail, but processes would be
-// killed.
+// Available bytes on this machine, or INT64_MAX if unknown. Reserving more would succeed, but the system would later
+// kill processes.
 std::int64_t available_memory() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -127,8 +127,8 @@ struct OwnPrefix {
 };
 OwnPrefix own_prefix;
 
-// A signal handler removes the names while other threads continue. It sets `ending`, after which no thread creates a
-// name, and waits for the `creating` threads, so that none creates a name after the handler has listed them.
+// A signal handler removes the names while other threads continue. It sets `ending`, after which no thread starts to
+// create a name. Then it waits for the `creating` threads, so that no name appears after it has listed all names.
 std::atomic<bool> ending = false;
 std::atomic<int> creating = 0;
 
@@ -165,7 +165,7 @@ void write_own_prefix(const Creator& creator) {
   const std::lock_guard lock(mutex);
   if (own_prefix.written && own_prefix.pid == creator.pid) return;
   const std::string text = fmt::format("{}{}-{}-", prefix(), creator.pid, creator.start_time);
-  own_prefix.written = false;  // a forked child inherits the parent's
+  own_prefix.written = false;  // a forked child inherits the parent's prefix
   creating = 0;                // counts the parent's threads, which the child lacks
   own_prefix.size = text.copy(own_prefix.text.data(), own_prefix.text.size());
   own_prefix.pid = creator.pid;

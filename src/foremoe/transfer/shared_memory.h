@@ -1,9 +1,9 @@
 #pragma once
 
-// Named POSIX shared memory that does not outlive its users. A name contains the creator's process id and start time,
-// and the process-id namespace. Before creating a segment, a process removes those of this user and namespace whose
+// Named POSIX shared memory that does not outlive its users. A name contains the creator's process id, start time and
+// process-id namespace. Before creating a segment, a process removes all segments of its user and namespace whose
 // creator is dead. So the next start cleans up after a killed run, and containers that share memory do not remove each
-// other's segments. Segments of a container that is gone remain as long as the memory that it shared.
+// other's segments. Segments left by a container that no longer exists remain until the shared memory itself is freed.
 
 #include <cstddef>
 #include <span>
@@ -16,8 +16,8 @@ namespace foremoe {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  // `purpose` becomes part of the name. The memory is zeroed and 64-byte aligned. Throws InputError, with purpose and
-  // size, if there is too little memory: the bytes are reserved here, not at first touch.
+  // `purpose` becomes part of the name. The memory is zeroed and 64-byte aligned. The bytes are reserved here, not at
+  // first touch. Throws InputError, with purpose and size, if there is too little memory.
   static SharedMemory create(const std::string& purpose, Bytes bytes);
   static SharedMemory open(const std::string& name);  // throws InputError if it does not exist
   ~SharedMemory();                                    // unmaps; the creator also removes the name
@@ -26,8 +26,8 @@ class SharedMemory {
 
   const std::string& name() const { return name_; }
   std::span<std::byte> bytes() const { return bytes_; }
-  // Removes the name: no process can open the segment any more, but existing mappings stay valid. Then a killed process
-  // leaves no segment behind. No effect on objects from open().
+  // Removes the name. No process can open the segment any more, but existing mappings stay valid, and a process that is
+  // killed later leaves no segment behind. No effect on objects from open().
   void remove_name();
 
  private:
@@ -39,8 +39,8 @@ class SharedMemory {
 // Removes segments of dead processes. create() also does so; commands may call it when they start.
 void remove_stale_shared_memory();
 
-// Removes every name created by this process and not yet removed; later create() calls throw. For handlers of signals
-// that end the process. Async-signal-safe.
+// Removes every name that this process created and has not yet removed. Later create() calls throw. For handlers of
+// signals that end the process. Async-signal-safe.
 void remove_own_shared_memory() noexcept;
 
 }  // namespace foremoe

@@ -96,7 +96,7 @@ TEST(SharedMemory, AFailedCreationLeavesNoName) {
   EXPECT_FALSE(exists(fmt::format("{}-{}-petabyte", prefix.substr(0, prefix.rfind('-')), counter + 1)));
 }
 
-// A child that creates memory, reports its name and waits to be killed.
+// A child that creates shared memory, reports the memory's name and waits to be killed.
 struct Child {
   pid_t pid = 0;
   std::string name;
@@ -142,7 +142,7 @@ TEST(SharedMemory, AZombieCountsAsDead) {
   waitpid(child.pid, nullptr, 0);
 }
 
-// Creates an empty segment with this name.
+// Creates an empty segment with this name and leaves it behind.
 void leave(const std::string& name) {
   const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
   ASSERT_GE(fd, 0);

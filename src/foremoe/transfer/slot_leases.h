@@ -5,8 +5,8 @@
 //
 // An expert is copied if its slot did not contain it at the previous event. Its lease covers the first to the last turn
 // that reads it there. The slot is free from the turn after the last reader of the previous lease. Under `free`,
-// overwritten homes are restored after the last turn, unless the last placement is to stay. If a placement stayed from
-// a previous phase, experts that the rank still has need no copy.
+// overwritten homes are restored after the last turn, unless `leaves_last_placement`. If the phase begins with the last
+// placement of the previous one, experts already in their slots need no copy.
 
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace foremoe {
 
 struct SlotLeases {
   std::vector<ScheduledCopy> copies;       // by layer, rank; without path and source
-  std::vector<ScheduledCopy> from_before;  // likewise; already in place
+  std::vector<ScheduledCopy> from_before;  // leases of experts already in place, which need no copy; as above
 };
 
 // Throws InputError, field `slot_expert`, if an expert changes its slot or replaces a pinned home.

@@ -29,7 +29,7 @@ class LayerContents {
     for (int e = 0; e < plan.num_experts(); ++e) slots_(plan.home(layer, e), home_slot[e]).expert = ExpertId{e};
   }
 
-  // Copies that arrive together read the contents from before all of them.
+  // Copies that arrive together read the contents before any of them arrived.
   void find_sources(std::span<ScheduledCopy> copies, EventId event) const {
     if (copies.empty()) return;
     const Topology topology{.num_ranks = plan_.num_ranks(), .ranks_per_node = plan_.ranks_per_node};
@@ -69,7 +69,7 @@ class LayerContents {
  private:
   struct Slot {
     ExpertId expert = kNoExpert;
-    TurnId readable;  // first turn at which other ranks may read it
+    TurnId readable;  // first turn at which other ranks may read the expert
   };
 
   [[noreturn]] void refuse(EventId event, const ScheduledCopy& copy) const {
@@ -92,7 +92,7 @@ void set_turns(const TurnOrder& order, int depth, std::span<ScheduledCopy> copie
   }
 }
 
-// Numbers the copies of a rank from 0 in the set of their turn. Returns a rank's number of buffers in all sets.
+// Assigns staging buffers, numbered from `first`, to the copies of each rank. Returns the number of buffers per rank.
 int number_buffers(int first, int sets, std::span<ScheduledCopy> copies) {
   int most = 0;
   const ScheduledCopy* before = nullptr;

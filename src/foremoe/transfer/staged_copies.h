@@ -11,8 +11,8 @@
 //   (depth + 1). After the order's last turn, homes return layer by layer, those of layer l at turn order.size() + l,
 //   and reuse the same buffers.
 // Sources. Among the ranks with the expert: the rank itself, then one on its node, then the one that sends the fewest
-//   copies of the turn, then the lowest. A copy opens once its set is free, after the turn at which its source got the
-//   expert.
+//   copies of the turn, then the lowest rank. A copy opens once its set of buffers is free, but only after the turn at
+//   which its source got the expert.
 // Complexity. O(events · layers · ranks · slots + copies · holders of their experts).
 
 #include "foremoe/transfer/slot_leases.h"

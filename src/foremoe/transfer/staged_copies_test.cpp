@@ -1,4 +1,4 @@
-// Ranks exchange experts, each on its own thread. No other copy of the weights exists.
+// Ranks, each on its own thread, exchange experts of whose weights no other copy exists.
 
 #include "foremoe/transfer/staged_copies.h"
 

@@ -16,7 +16,7 @@ namespace foremoe {
 
 namespace {
 
-// Sleep of the thread while nothing changes but copies or votes are open: doubles each time, within these limits, since
+// Limits of the thread's sleep while copies or votes are open and nothing changes. The sleep doubles each time, since
 // there may be more ranks than cores. The idle limit applies while the rank does not wait for the result.
 constexpr std::chrono::microseconds kShortestNap{50};
 constexpr std::chrono::microseconds kLongestNap{200};
@@ -154,7 +154,7 @@ bool ExpertTransferEngine::State::wait(TurnId turn) {
   return whole;
 }
 
-// No rank still reads the slots that the turn's copies replace, and none reads the copies before this returns.
+// No rank reads the slots that the turn's copies replace any more, nor the copies before this returns.
 void ExpertTransferEngine::State::put_in_place(TurnId turn) {
   for (const ScheduledCopy& copy : parts.schedule.arriving(turn)) {
     if (copy.rank != parts.rank || !copy.staged()) continue;

@@ -14,13 +14,13 @@
 // host path also verifies checksums. A failed or late (`timeout`) attempt is repeated on the other path, `attempts` in
 // total.
 // Agreement. Ranks vote at each turn at which copies arrive, and at each turn of a layer with an earlier failure, once
-// their own copies have ended. The outcome is the same on all. A missing guest is fetched again for the next turn that
+// their own copies have ended. All ranks get the same outcome. A missing guest is fetched again for the next turn that
 // reads it.
-// Staging. Under `free` from peers, wait(t) moves copies into place once all ranks have theirs. Before a
-// copy reads from a peer, that peer must have moved into place all copies that arrive before the copy opens.
+// Staging. Under `free` from peers, wait(t) moves copies into place once all ranks have theirs. Before a copy reads
+// from a peer, that peer must have moved into place all copies that arrive before the copy opens.
 // Guarantee. No buffer is read between release(t) of its last reader and the next lease, or written before that
-// release. After `timeout` × attempts an own copy is missing (wait() returns false; PhaseFailed if it must arrive), and
-// after `ballot_timeout` without the others' votes waits throw PhaseFailed.
+// release. A copy of this rank is missing after `timeout` × attempts (wait() returns false, or throws PhaseFailed if it
+// must arrive). Waits throw PhaseFailed after `ballot_timeout` without the other ranks' votes.
 
 #include <chrono>
 #include <cstdint>
@@ -38,7 +38,7 @@ namespace foremoe {
 
 inline constexpr int kMaxCopiesUnderWay = 64;  // per rank, with its links
 
-// The phase cannot continue, on this rank or another. None of its results may be used.
+// The phase cannot continue on this rank or on another one. None of the phase's results may be used.
 class PhaseFailed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -49,12 +49,12 @@ class ExpertDirectory {
  public:
   virtual ~ExpertDirectory() = default;
   virtual std::span<std::byte* const> buffer(int buffer) const = 0;  // [segment], of this rank
-  // [segment]: addresses that a peer copy reads; empty if that memory is not mapped here, so that the copy needs a
-  // message. For a host-path copy: its expert's home.
+  // [segment]: addresses that a peer copy reads; empty if the peer's memory is not mapped here, so that a message is
+  // needed. For a host-path copy: addresses of the expert at its home.
   virtual std::span<const std::byte* const> source(const ScheduledCopy& copy) const = 0;
   virtual std::uint64_t published(RankId owner) const = 0;  // version of the owner's homes (acquire)
-  // Staged copies. Announces that all copies arriving before this turn are in place (release), and queries this of a
-  // rank (acquire). Always true if that rank's memory is not mapped here: it refuses what is not in place.
+  // put_in_place() announces that all staged copies arriving before this turn are in place (release). in_place() asks
+  // this of a rank (acquire); true if its memory is not mapped here, since it then refuses requests that are too early.
   virtual void put_in_place(TurnId before) = 0;
   virtual bool in_place(RankId owner, TurnId before) const = 0;
 };
@@ -72,7 +72,7 @@ struct EngineOptions {
   int attempts = 3;                             // per copy
   std::chrono::milliseconds timeout{10'000};    // of one attempt
   bool verify = true;                           // checks checksums on the host path
-  bool eager = true;                            // false: a turn's copies start when it waits for them
+  bool eager = true;                            // false: a turn's copies start when the rank waits for them
   bool must_arrive = false;                     // `free`: no home to fall back to, so PhaseFailed instead of a vote
   std::chrono::milliseconds ballot_timeout{0};  // after this rank's vote; 0: timeout × (attempts + 1)
 };

@@ -1,7 +1,7 @@
 #pragma once
 
-// Transfer schedule of a plan: for each copy its source, path and buffer, the first turn at which the buffer is free,
-// and the turn that waits for it.
+// Transfer schedule of a plan. Gives each copy's source, path and buffer, the first turn at which the buffer is free,
+// and the turn that waits for the copy.
 //
 // Problem. A plan gives the contents of every slot at every event. To execute it, start every copy early, but not
 //   before the last read of the buffer's previous contents, and complete it before the first read.
@@ -10,17 +10,16 @@
 //   buffer never overlap, so no slot is overwritten while a turn may read it. check_leases() verifies this
 //   independently.
 // Buffers. Guest buffers of a rank are numbered. Under `static` and `resident`: layer·G + (slot − E/R). Under `shared`,
-//   layers take turns with `depth` sets of G (turn t uses set t mod depth). Under `free`, every slot of a layer can be
-//   written: layer·(E/R + G) + slot, and overwritten homes are copied back after the last turn. Copies of `free` from
+//   layers share `depth` sets of G buffers (turn t uses set t mod depth). Under `free`, every slot of a layer can be
+//   written: layer·(E/R + G) + slot. Overwritten homes are copied back after the last turn. Copies of `free` from
 //   peers arrive in staging buffers after the slots (staged_copies.h); the replaced lease ends when they arrive, not
 //   when they open.
 // Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
 //   directly from the expert's home, whose slot is pinned during the step. Under `free`, homes are not pinned and all
-//   copies take one path: the host's, whose arena contains every overwritten home, or on request that of peers, from
-//   any rank with the expert. An arena entry can pay off if its node fetches the expert at least twice. Peers serve the
-//   other copies, and as many of these as balance the two paths by bytes ÷ bandwidth: copy_paths.h.
-// Complexity. O(turns · ranks · slots).
-// Guarantee. The same plan produces the same schedule on every rank.
+//   copies take the same path. The default is `host`, with every overwritten home in the arena. On request it is
+//   `peer`, from any rank with the expert. An arena entry can pay off if its node fetches the expert at least twice.
+//   Peers serve all other copies, and part of these to balance the two paths by bytes ÷ bandwidth (copy_paths.h).
+//   Complexity. O(turns · ranks · slots). Guarantee. The same plan produces the same schedule on every rank.
 
 #include <optional>
 #include <span>
@@ -51,7 +50,7 @@ struct ScheduledCopy {
   SlotId slot;     // of the plan
   int buffer = 0;  // of the rank (see above), where the expert is read
   TurnId opens;    // first turn at whose start the buffer is free
-  TurnId arrives;  // first turn that reads it; for homes that `free` restores, a turn after the order
+  TurnId arrives;  // first turn that reads it; for homes that `free` restores, a turn after the order's last
   TurnId closes;   // last turn that reads it
   Path path = Path::kHost;
   RankId source;  // kPeer: rank that is read; kHost: the expert's home, which fills the arena
@@ -75,16 +74,16 @@ struct ArenaExpert {
 
 struct TransferSchedule {
   Phase phase = Phase::kRecompute;
-  int depth = kDefaultDepth;  // turns by which copies may start ahead; sets of buffers under `shared`
+  int depth = kDefaultDepth;  // number of turns that copies may start ahead; under `shared`, also of sets of buffers
   TurnOrder order;
   std::vector<ScheduledCopy> copies;            // by arrives, rank, slot
   std::vector<ScheduledCopy> from_before;       // leases without a copy: experts left in slots by the previous phase
-  std::vector<std::size_t> first_of_turn;       // [num_turns() + 1], into copies: the copies that arrive at this turn
+  std::vector<std::size_t> first_of_turn;       // [num_turns() + 1], first of the copies that arrive at this turn
   std::vector<std::vector<ArenaExpert>> arena;  // [node], ascending; contents of its arena
   int buffers_per_rank = 0;                     // guest buffers (under `free`: all slots of all layers, and staging)
   int lent_turns = 0;                           // turns added by lend_turns() so far
 
-  // Turns of the order, and those at which homes return: one, or one per layer under `free` from peers.
+  // Turns of the order, plus those at which homes return: under `free` one, or from peers one per layer.
   int num_turns() const { return static_cast<int>(first_of_turn.size()) - 1; }
   std::span<const ScheduledCopy> arriving(TurnId t) const;  // of all ranks
   bool any_arrives(TurnId t) const { return !arriving(t).empty(); }
@@ -113,8 +112,8 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, c
                                         const ScheduleOptions& options);
 
 // Under `shared` with copies from peers: begin_lending() returns a schedule without copies, and lend_turns() adds the
-// copies of the next turns before `end`, whose micro-steps the plan then contains. Adding all turns gives the whole
-// plan's schedule.
+// copies of the next turns before `end`. The plan must then contain the micro-steps of these turns. Once all turns are
+// added, the schedule is that of the whole plan.
 TransferSchedule begin_lending(const StepPlan& plan, const ScheduleOptions& options);
 void lend_turns(const StepPlan& plan, TurnId end, TransferSchedule& schedule);
 
@@ -128,16 +127,16 @@ struct GuestMemory {
 };
 GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const TransferSchedule& schedule);
 
-// The turns of each layer, to determine which turns read a lease. A buffer leased for [arrives, closes] is read at
-// every turn of its layer in this range.
+// The turns of each layer, to determine which turns read a copy. A buffer leased for [arrives, closes] is read at every
+// turn of its layer in this range.
 class LayerTurns {
  public:
   explicit LayerTurns(const TurnOrder& order);
 
   // Returns the first turn of the layer after this one, if any.
   std::optional<TurnId> next(LayerId layer, TurnId after) const;
-  // Whether any reader of this copy needs the segment. True for copies that arrive after the order's last turn, and for
-  // staged copies, which may be the source of others.
+  // Returns whether any reader of this copy needs the segment. True for copies that arrive after the order's last turn,
+  // and for staged copies, which may be the source of others.
   bool needs(const ScheduledCopy& copy, const Segment& segment) const;
 
  private:
@@ -148,7 +147,7 @@ class LayerTurns {
   std::vector<std::vector<int>> forwards_before_;  // [layer][i]: forward turns among the layer's first i
 };
 
-// Returns a message for each violated lease; empty if the schedule is correct. Shares no code with its construction.
+// Returns a message for each violation; empty if the schedule is correct. Shares no code with make_transfer_schedule.
 std::vector<std::string> check_leases(const TransferSchedule& schedule, const StepPlan& plan);
 
 }  // namespace foremoe

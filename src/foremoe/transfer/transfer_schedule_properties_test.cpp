@@ -20,9 +20,9 @@ using testing::IsEmpty;
 
 const ExpertLayout kLayout = swiglu_layout(8, 4);
 
-// Contents of a rank's buffers, with each copy as early or as late as its lease permits. Open leases of a buffer never
-// overlap, so a buffer has one writer at a time. Copies of `free` from peers read the current contents of their
-// source's slots, and move from their staging buffer into their slot on arrival.
+// Replays the contents of buffers, with each copy as early or as late as its lease permits. Open leases of a buffer
+// never overlap, so a buffer has one writer at a time. Under `free`, copies from peers read the current contents of
+// their source's slots, and move from their staging buffer into their slot on arrival.
 class Replay {
  public:
   Replay(const StepPlan& plan, const TransferSchedule& schedule, bool early) : plan_(plan), schedule_(schedule) {

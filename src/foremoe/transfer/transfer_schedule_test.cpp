@@ -19,7 +19,7 @@ using testing::SizeIs;
 
 const ExpertLayout kLayout = swiglu_layout(8, 4);
 
-// {rank, layer, expert, buffer, opens, arrives, closes} of every copy
+// {rank, layer, expert, buffer, opens, arrives, closes} of every copy.
 using Lease = std::array<int, 7>;
 std::vector<Lease> leases(const TransferSchedule& schedule) {
   std::vector<Lease> result;

@@ -20,7 +20,7 @@ from .report import document_of, table_of
 DESCRIPTION = """\
 Check whether planned steps run correctly on this machine, and how fast.
 
-The doctor starts ranks of its own: one per GPU with NCCL, or two that share the only GPU or the CPU, with gloo. It
+The doctor starts ranks of its own: one per GPU, or two that share the only GPU, with NCCL; two on a CPU, with gloo. It
 prints one line per check: passed, failed, or cannot run here, with what was seen or why; and last which depth and path
 to use. The exit code is 0 if no check failed, 1 if one did, and 2 for invalid arguments.
 """

@@ -18,7 +18,7 @@ from torch import Tensor
 import foremoe
 
 from ..parallel import ExpertParallel
-from .hardware import Hardware, staged
+from .hardware import Hardware
 from .layers import Experts, Net, Sizes, draw_inputs, draw_routes
 from .ranks import PASSED, CannotRun, Check, Failure, Outcome
 
@@ -107,14 +107,13 @@ def _check(path: str, residency: str, dtype: str, hardware: Hardware) -> Outcome
     device, sizes = hardware.device_of(rank), Sizes(dtype=dtype)
     exact, eager = _references(sizes, device, rank, ranks)
     net = Net(sizes, device)
-    with staged(hardware):
-        ep = net.spread(residency=residency, path=path)
-        try:
-            planned, figures = run_planned(net, ep, rank, ranks)
-        except foremoe.InputError as error:
-            if error.field == "path":  # no room in shared memory; all ranks raise this together
-                raise CannotRun(str(error)) from error
-            raise
+    ep = net.spread(residency=residency, path=path)
+    try:
+        planned, figures = run_planned(net, ep, rank, ranks)
+    except foremoe.InputError as error:
+        if error.field == "path":  # no room in shared memory; all ranks raise this together
+            raise CannotRun(str(error)) from error
+        raise
     begin, end = rank * ep.ranks.homes, (rank + 1) * ep.ranks.homes
     experts = {id(p) for p in ep.expert_parameters()}
     own = {name for name, p in net.named_parameters() if id(p) in experts}

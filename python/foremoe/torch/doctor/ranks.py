@@ -186,7 +186,7 @@ class _Ranks:
             how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited: {code}"
             with open(_log_of(self._folder.name, rank), "a+", errors="replace") as log:
                 log.seek(0)
-                lines = [line.strip() for line in log if line.strip()]
+                lines = [line.strip() for line in log if line.strip() and not line.startswith("frame #")]
             last = f"; its last line: {lines[-1][:MOST_TEXT]}" if lines else ""
             return RankReport(rank, "died", seconds, text=how + last)
         return RankReport(rank, ended, seconds, value, text)
@@ -224,7 +224,12 @@ def _serve(
 def _begin(hardware: Hardware, rank: int, folder: str, prepare: Callable[[], None] | None) -> None:
     device = hardware.device_of(rank)
     options: dict[str, Any] = {"device_id": device} if hardware.backend == "nccl" else {}
+    if hardware.shares_gpu:
+        # NCCL refuses ranks of one host that share a GPU, and connects ranks of different hosts by sockets.
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"
     if device.type == "cuda":
+        # After a timeout, torch's watchdog waits four times this long before it ends the process: a minute by default.
+        os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)

@@ -118,7 +118,7 @@ void place_on_node(std::span<const float> weight, const Node& node) {
 
 }  // namespace
 
-std::optional<std::string> eplb_obstacle(const EplbShape& shape) {
+std::optional<std::string> eplb_shape_error(const EplbShape& shape) {
   const auto& [num_experts, num_replicas, num_ranks, num_nodes, num_groups] = shape;
   if (std::min({num_experts, num_replicas, num_ranks, num_nodes, num_groups}) < 1) {
     return "experts, replicas, ranks, nodes and groups must be at least 1";
@@ -135,7 +135,7 @@ std::optional<std::string> eplb_obstacle(const EplbShape& shape) {
 }
 
 EplbPlacement eplb_rebalance(ArrayView<const std::int64_t, 2> weight, const EplbShape& shape) {
-  assert(!eplb_obstacle(shape) && weight.extent(1) == static_cast<std::size_t>(shape.num_experts));
+  assert(!eplb_shape_error(shape) && weight.extent(1) == static_cast<std::size_t>(shape.num_experts));
   const int num_nodes = is_hierarchical(shape) ? shape.num_nodes : 1;
   const int num_groups = is_hierarchical(shape) ? shape.num_groups : 1;
   const auto ranks_per_node = static_cast<std::size_t>(shape.num_ranks / num_nodes);
@@ -171,7 +171,7 @@ EplbShape shape_of(const PolicyInput& input, const EplbOptions& options) {
           .num_groups = is_global ? 1 : options.num_groups};
 }
 
-std::optional<std::string> obstacle(const EplbShape& shape, EplbMode mode, const Topology& topology) {
+std::optional<std::string> unsupported(const EplbShape& shape, EplbMode mode, const Topology& topology) {
   const bool divides = shape.num_groups % shape.num_nodes == 0;
   if (mode == EplbMode::kHierarchical && !divides) {
     return fmt::format("{} expert groups cannot be divided among {} nodes, which hierarchical placement requires",
@@ -181,7 +181,7 @@ std::optional<std::string> obstacle(const EplbShape& shape, EplbMode mode, const
     return fmt::format("{} ranks do not fill nodes of {}, which hierarchical placement requires", shape.num_ranks,
                        topology.ranks_per_node);
   }
-  return eplb_obstacle(shape);
+  return eplb_shape_error(shape);
 }
 
 // Returns one placement by expected loads: [1][rank][slot].
@@ -206,7 +206,7 @@ class Eplb : public Policy {
     const EplbShape shape = shape_of(input, options_);
     const bool is_even = input.load.num_experts() % input.load.num_ranks() == 0;
     if (is_even && input.options.guest_slots >= 0) {  // otherwise plan_freely reports the error
-      if (auto reason = obstacle(shape, options_.mode, input.load.topology())) return Skipped{*std::move(reason)};
+      if (auto reason = unsupported(shape, options_.mode, input.load.topology())) return Skipped{*std::move(reason)};
     }
     return plan_freely({.name = name_, .split = split_, .place = place(input, shape)}, input, pool);
   }

@@ -66,14 +66,14 @@ struct EplbShape {
 };
 
 // Returns the reason why this shape cannot be placed, or nullopt if it can.
-std::optional<std::string> eplb_obstacle(const EplbShape& shape);
+std::optional<std::string> eplb_shape_error(const EplbShape& shape);
 
 struct EplbPlacement {
   Array<ExpertId, 3> slot_expert;  // [layer][rank][slot], num_replicas / num_ranks slots, none empty
   Array<int, 2> num_replicas;      // [layer][expert], at least 1
 };
 
-// `weight` is [layer][expert], nonnegative tokens in any unit. Requires !eplb_obstacle(shape).
+// `weight` is [layer][expert], nonnegative tokens in any unit. Requires !eplb_shape_error(shape).
 EplbPlacement eplb_rebalance(ArrayView<const std::int64_t, 2> weight, const EplbShape& shape);
 
 enum class EplbMode : std::uint8_t {

@@ -100,11 +100,11 @@ TEST(EplbRebalance, ReportsWhyAShapeCannotBePlaced) {
   using testing::HasSubstr;
   using testing::Optional;
   const EplbShape good{.num_experts = 12, .num_replicas = 16, .num_ranks = 8, .num_nodes = 2, .num_groups = 4};
-  EXPECT_EQ(eplb_obstacle(good), std::nullopt);
+  EXPECT_EQ(eplb_shape_error(good), std::nullopt);
   const auto with = [&](auto change) {
     EplbShape shape = good;
     change(shape);
-    return eplb_obstacle(shape);
+    return eplb_shape_error(shape);
   };
   EXPECT_THAT(with([](EplbShape& s) { s.num_replicas = 8; }), Optional(HasSubstr("12 experts do not fit into 8")));
   EXPECT_THAT(with([](EplbShape& s) { s.num_replicas = 17; }), Optional(HasSubstr("over 8 ranks")));

@@ -39,7 +39,7 @@ class Shadowing {
   }
 
  private:
-  // Calls `add`, which shadows further experts if any expert and slot are left, until the estimate rises.
+  // Calls `add` until the estimate rises. Each call shadows further experts if experts and slots are left.
   template <class Add>
   std::vector<ExpertId> while_it_pays(Add add) {
     const double without = busiest() * (3 * seconds_.compute + 4 * seconds_.send);

@@ -69,9 +69,9 @@ class FineMoe final : public Policy {
                                .homes_per_rank = num_homes,
                                .replicas = num_homes > 0 ? 1 + input.options.guest_slots / num_homes : 1};
     const bool is_even = num_homes > 0 && input.load.num_experts() % input.load.num_ranks() == 0;
-    const auto obstacle = finemoe::symmetric_obstacle(shape.num_ranks, num_homes, input.options.guest_slots);
+    const auto reason = finemoe::symmetric_shape_error(shape.num_ranks, num_homes, input.options.guest_slots);
     Array<RankId, 3> symmetric;
-    if (is_even && !obstacle && placing_ != Placing::kRandom) symmetric = finemoe::symmetric_placement(shape);
+    if (is_even && !reason && placing_ != Placing::kRandom) symmetric = finemoe::symmetric_placement(shape);
 
     switch (placing_) {
       case Placing::kRandom:
@@ -92,7 +92,7 @@ class FineMoe final : public Policy {
         return plan_freely(policy, input, pool);
     }
     policy.residency = Residency::kResident;
-    if (is_even && obstacle) return Skipped{*obstacle};
+    if (is_even && reason) return Skipped{*reason};
     return plan_freely(policy, input, pool);
   }
 
@@ -129,7 +129,7 @@ class FineMoe final : public Policy {
 
   void solve(bool exactly) {
     Solver& solver = options_.scheduler.solver;
-    if (exactly && solver == Solver::kCommunicationAware) refuse_weights_beside_exact();
+    if (exactly && solver == Solver::kCommunicationAware) reject_weights_with_exact_solver();
     if (exactly) solver = Solver::kExact;
     if (!exactly && solver == Solver::kExact) solver = Solver::kReplicaLoads;
   }
@@ -140,7 +140,7 @@ class FineMoe final : public Policy {
     option = number_option(std::move(option), scheduler.weights.*weight, {.least = 0, .most = 1e9});
     option.initial.clear();
     option.set = [&scheduler, set = option.set](const std::string& text) {
-      if (scheduler.solver == Solver::kExact) refuse_weights_beside_exact();
+      if (scheduler.solver == Solver::kExact) reject_weights_with_exact_solver();
       if (scheduler.solver != Solver::kCommunicationAware) scheduler.weights = {.ranks = 0, .nodes = 0};
       scheduler.solver = Solver::kCommunicationAware;
       set(text);
@@ -148,7 +148,7 @@ class FineMoe final : public Policy {
     return option;
   }
 
-  [[noreturn]] static void refuse_weights_beside_exact() {
+  [[noreturn]] static void reject_weights_with_exact_solver() {
     throw InputError({.field = "solver"}, "exact solves LP 1, which has no alpha_… weights");
   }
 

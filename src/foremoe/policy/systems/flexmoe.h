@@ -9,9 +9,10 @@
 // one with the fewest tokens per replica loses its replica on the least loaded rank. A round is kept if the largest
 // rank load, or its ratio to the smallest, falls. Rounds end at the first that is not kept, or at a ratio of 1.
 //
-// Target of the new replica. With `packed`, as in Galvatron: the first rank that holds this expert and others; of the
-// others, the one with the most tokens per replica moves to the freed slot. Then fewer ranks reduce gradients of this
-// expert. Without `packed` (the default): the freed slot, which balances better (lab/policies.md).
+// Target of the new replica. `packed` follows Galvatron: the target is the first rank that holds this expert and
+// others. The one of these others with the most tokens per replica moves to the freed slot. Then fewer ranks reduce
+// gradients of this expert. Without `packed` (the default), the target is the freed slot, which balances better
+// (lab/policies.md).
 //
 // Loads. The sum of the five micro-steps before the planned one, as in the artifact of LAER-MoE, which compares with
 // FlexMoE (https://github.com/Fizzmy/LAER-MoE-AE). `previous_load` provides the micro-steps before the start of the

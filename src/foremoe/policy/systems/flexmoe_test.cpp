@@ -39,9 +39,9 @@ std::vector<int> experts(const FlexMoePlacement& placement, int rank) {
 const std::vector<std::int64_t> kLoad = {10, 60, 8, 12};
 
 // Ranks serve 5 + 60 + 4 = 69 and 4 + 12 + 5 = 21. The experts' loads per replica are 5, 60, 4 and 12. Expert 1 gets
-// the replica that expert 2 loses on rank 1: 5 + 30 + 8 = 43 and 5 + 30 + 12 = 47, which is kept. Loads per replica are
-// now 5, 30, 8 and 12. Expert 0 would lose its replica on rank 0: 2/3·60 + 8 = 48 and 20 + 12 + 10 = 42. Neither 48 <
-// 47 nor 48 ÷ 42 < 47 ÷ 43, so rounds end.
+// the replica that expert 2 loses on rank 1. Ranks then serve 5 + 30 + 8 = 43 and 5 + 30 + 12 = 47, and the round is
+// kept. Loads per replica are now 5, 30, 8 and 12. Expert 0 would lose its replica on rank 0: 2/3·60 + 8 = 48 and 20 +
+// 12 + 10 = 42. Neither 48 < 47 nor 48 ÷ 42 < 47 ÷ 43, so rounds end.
 TEST(FlexMoe, MovesReplicasFromTheColdestToTheHottestWhileTheLargestLoadFalls) {
   FlexMoePlacement placement = two_ranks();
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(69, 21));
@@ -106,7 +106,8 @@ StepPlan planned(const test::PolicyRun& run, const FlexMoeOptions& options = {})
   return test::plan_of(*make_flexmoe(options), run);
 }
 
-// Rank 1's experts have the most tokens, alternating between two halves of them from micro-step to micro-step.
+// Rank 1 has the highest load. Its tokens alternate between the two halves of its experts from micro-step to
+// micro-step.
 LoadTable skewed() {
   LoadTable load = test::random_load({.micro_steps = 6, .layers = 1, .ranks = 4, .experts = 16}, 3, 40);
   for (int m = 0; m < 6; ++m) {

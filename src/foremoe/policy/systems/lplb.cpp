@@ -59,9 +59,9 @@ Edges choose_edges(const Topology& topology, int copies) {
   return topology.num_ranks % 8 == 0 ? Edges::kCube : Edges::kRing;
 }
 
-std::optional<std::string> edges_obstacle(Edges edges, const Topology& topology, int copies) {
-  const auto obstacle = [&](std::string_view name, std::string_view asks, bool ranks_fit,
-                            int columns) -> std::optional<std::string> {
+std::optional<std::string> edges_error(Edges edges, const Topology& topology, int copies) {
+  const auto unless = [&](std::string_view name, std::string_view asks, bool ranks_fit,
+                          int columns) -> std::optional<std::string> {
     if (!ranks_fit) return fmt::format("the {} asks for {}, not {} ranks", name, asks, topology.num_ranks);
     if (copies < columns) {
       return fmt::format("the {} asks for {} guest slots and {} experts per rank at least", name, columns, columns);
@@ -70,15 +70,15 @@ std::optional<std::string> edges_obstacle(Edges edges, const Topology& topology,
   };
   switch (edges) {
     case Edges::kAutomatic:
-      return edges_obstacle(choose_edges(topology, copies), topology, copies);
+      return edges_error(choose_edges(topology, copies), topology, copies);
     case Edges::kRing:
-      return obstacle("ring", "at least two ranks", topology.num_ranks >= 2, 1);
+      return unless("ring", "at least two ranks", topology.num_ranks >= 2, 1);
     case Edges::kCube:
-      return obstacle("cube", "a multiple of 8 ranks", topology.num_ranks % 8 == 0, 2);
+      return unless("cube", "a multiple of 8 ranks", topology.num_ranks % 8 == 0, 2);
     case Edges::kHypercube:
-      return obstacle("hypercube", "a multiple of 16 ranks", topology.num_ranks % 16 == 0, 2);
+      return unless("hypercube", "a multiple of 16 ranks", topology.num_ranks % 16 == 0, 2);
     case Edges::kTorus:
-      return obstacle("torus", "several nodes of equal size, at least two ranks each", has_torus(topology), 2);
+      return unless("torus", "several nodes of equal size, at least two ranks each", has_torus(topology), 2);
   }
   return std::nullopt;
 }
@@ -147,7 +147,7 @@ class Lplb final : public Policy {
     const bool without_edges = options_.edges == lplb::Edges::kAutomatic && (copies < 1 || topology.num_ranks == 1);
     Array<RankId, 2> sources;
     if (!without_edges) {
-      if (auto obstacle = lplb::edges_obstacle(options_.edges, topology, copies)) return Skipped{*std::move(obstacle)};
+      if (auto reason = lplb::edges_error(options_.edges, topology, copies)) return Skipped{*std::move(reason)};
       const bool is_automatic = options_.edges == lplb::Edges::kAutomatic;
       sources = lplb::edge_sources(is_automatic ? lplb::choose_edges(topology, copies) : options_.edges, topology);
     }

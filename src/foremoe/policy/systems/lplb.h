@@ -18,8 +18,8 @@
 // multiple of `columns`. Options select other topologies; the policy is skipped where they are undefined.
 //
 // Not part of a plan: LPLB may also reorder experts over ranks by EPLB without replicas, from long-term loads. Here
-// homes stay, which is LPLB without reordering (its `update_redundancy_mapping` without a workload, but with a rank's
-// experts sorted). LPLB rounds the split to tokens at random; here it is integral.
+// homes do not move. This is LPLB without reordering: `update_redundancy_mapping` without a workload, except that a
+// rank's experts are sorted. LPLB rounds the split to tokens at random; here it is integral.
 
 #include <optional>
 #include <string>
@@ -52,9 +52,9 @@ enum class Edges : std::uint8_t { kAutomatic, kRing, kCube, kHypercube, kTorus }
 Edges choose_edges(const Topology& topology, int copies);
 
 // Returns the reason why this topology is undefined, or nullopt. `copies` is per rank.
-std::optional<std::string> edges_obstacle(Edges edges, const Topology& topology, int copies);
+std::optional<std::string> edges_error(Edges edges, const Topology& topology, int copies);
 
-// Returns [rank][column], the rank whose expert is copied. Requires !edges_obstacle(…).
+// Returns [rank][column], the rank whose expert is copied. Requires !edges_error(…).
 Array<RankId, 2> edge_sources(Edges edges, const Topology& topology);
 
 }  // namespace foremoe::lplb

@@ -14,11 +14,11 @@
 //
 // Inferred. We had only the paper's abstract and secondary descriptions. They specify counts proportional to the
 // previous iteration, static optimizer shards and even shares. Rounding and the order of slots are ours, and so is the
-// meaning of an iteration. In the paper it is one batch and one update. In post-training, an update follows many
-// micro-steps, and placements are made for micro-steps. Here each micro-step is an iteration. SYMI then reacts as fast
-// as it can, but pays a price that the original avoids: without an update in between, every change of placement needs
-// copies. An option sets more micro-steps per iteration. The first iteration uses the end of the previous step
-// (`previous_load`), else equal loads.
+// meaning of an iteration. In the paper it is one batch and one update. In post-training, one update covers many
+// micro-steps, each with a placement, so each micro-step is an iteration here. SYMI then reacts as fast as it can, but
+// pays a price that the original avoids: without an update in between, every change of placement needs copies. An
+// option sets more micro-steps per iteration. The first iteration uses the end of the previous step (`previous_load`),
+// else equal loads.
 //
 // Not part of a plan: the optimizer's shards, tokens dropped above an expert's capacity.
 //

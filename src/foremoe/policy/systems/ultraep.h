@@ -10,8 +10,9 @@
 //   1. try T = ⌈1.01·⌈mean⌉⌉ and accept the attempt if it succeeds;
 //   2. otherwise bisect T between ⌈mean⌉ and the largest load, which needs no guests.
 // An attempt visits the ranks above T, most loaded first, and their experts, largest first. While the rank is above T,
-// it exports tokens to the rank with the most room below T that has a free slot and not this expert: as many as excess,
-// room and expert permit, but at least min_tokens_per_replica. The attempt fails if a rank stays above T.
+// it exports tokens. The target is the rank farthest below T among those with a free slot and without this expert. It
+// receives the least of excess, room and the expert's tokens; if that is less than min_tokens_per_replica, the rank
+// goes on with its next expert. The attempt fails if a rank stays above T.
 //
 // Complexity. An attempt costs O(E + exports·R), with at most R·G exports. Without retries there are at most 3 +
 // log₂(largest load) attempts. Guarantee. No rank load exceeds T or the largest load without guests.

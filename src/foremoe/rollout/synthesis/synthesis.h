@@ -4,10 +4,10 @@
 //
 //   LoadTable load = synthesize_load({.num_layers = 8, .num_ranks = 8, .seed = 1}, GrpoRouting{});
 //
-// The sequences of a step fill the tokens of every rank. A routing model gives the probability that a token of a
-// sequence chooses each expert (at most 1/top_k, since a token chooses an expert at most once). A load draws counts, a
-// trace draws every token; their expectations are equal. If tokens are limited to some groups of experts, a load counts
-// drawn tokens as a trace does, and popularities become those of a router's scores (GroupedSampler in draw.h). The same
+// The sequences of a step fill the tokens of every rank. A routing model gives each expert's share of the choices of a
+// sequence's tokens (at most 1/top_k, since a token chooses an expert at most once). A load draws counts, a trace draws
+// every token; their expectations are equal. If tokens are limited to some groups of experts, a load counts drawn
+// tokens as a trace does, and popularities become those of a router's scores (GroupedSampler in draw.h). The same
 // options produce the same bytes.
 
 #include <cstdint>

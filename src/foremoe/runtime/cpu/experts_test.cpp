@@ -193,7 +193,7 @@ TEST_F(Experts, BackwardMatchesFiniteDifferences) {
   EXPECT_LE(relative_error(result.gradient[1], by_weight), kTolerance);
 }
 
-// Splits the same rows into other blocks at other positions, as another plan would: y keeps its bits.
+// Splits the same rows into other blocks at other positions, as another plan would. The bits of y must not change.
 TEST_F(Experts, PositionIndependentRowsKeepTheirBitsAtAnyPosition) {
   for (const ExpertShape shape : {ExpertShape{5, 3}, ExpertShape{16, 16}, ExpertShape{64, 48}}) {
     position_independent_ = true;

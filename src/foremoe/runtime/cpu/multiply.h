@@ -7,8 +7,8 @@
 
 namespace foremoe::cpu {
 
-// C = A·B, or C += A·B. Row-major and dense: C [rows][columns]; A [rows][depth], transposed [depth][rows]; B
-// [depth][columns], transposed [columns][depth]. Rows and depth may be 0; a depth of 0 leaves C unchanged.
+// C = A·B, or C += A·B. All matrices are row-major and dense: C [rows][columns]; A [rows][depth], or [depth][rows] if
+// transposed; B [depth][columns], or [columns][depth]. Rows and depth may be 0; a depth of 0 leaves C unchanged.
 struct Product {
   std::int64_t rows = 0;
   std::int64_t columns = 0;

@@ -12,7 +12,7 @@ namespace foremoe::cpu {
 
 namespace {
 
-constexpr int kTrials = 4;  // rows tested; a different summation order shows in about every second sum
+constexpr int kTrials = 4;  // rows tested; a different summation order changes about every second sum
 
 std::vector<float> random_values(std::size_t n, Random& random) {
   std::vector<float> values(n);
@@ -20,7 +20,7 @@ std::vector<float> random_values(std::size_t n, Random& random) {
   return values;
 }
 
-// Whether one row produces the same bits at every position, for any other rows.
+// Whether a row produces the same bits at every position, whatever the other rows are.
 bool is_position_independent(int height, int columns, int depth) {
   Random random(1);
   const auto at = [](int row, int width) { return static_cast<std::ptrdiff_t>(row) * width; };
@@ -30,7 +30,7 @@ bool is_position_independent(int height, int columns, int depth) {
   std::vector<float> first(static_cast<std::size_t>(columns));
   for (int trial = 0; trial < kTrials; ++trial) {
     const std::vector<float> row = random_values(static_cast<std::size_t>(depth), random);
-    // Fill the tile with equal rows (0), then place the row at every even (1) and at every odd position (2).
+    // Fill the tile with copies of the row (0), then place the row at every even (1) and at every odd position (2).
     for (const int among : {0, 1, 2}) {
       const auto has_row = [&](int i) { return among == 0 || i % 2 == among - 1; };
       std::vector<float> a = random_values(static_cast<std::size_t>(at(height, depth)), random);

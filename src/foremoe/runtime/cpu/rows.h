@@ -1,6 +1,6 @@
 #pragma once
 
-// Moving and summing rows, between tokens, the ranks that compute them and their experts.
+// Moves rows between tokens, the ranks that compute them and their experts, and sums rows.
 
 #include <cstdint>
 #include <span>

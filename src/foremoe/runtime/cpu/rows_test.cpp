@@ -100,7 +100,7 @@ TEST_F(Arithmetic, CombineBackwardIsTheGradientOfCombine) {
     combine_backward({.rows = put(rows), .row = row, .k = c.k, .hidden = c.hidden}, put(weight), put(dy),
                      {.d_rows = d_rows, .d_weight = d_weight});
 
-    // ⟨y, dy⟩ is bilinear in rows and weights: the slope with respect to one is the coefficient from the other.
+    // ⟨y, dy⟩ is bilinear in rows and weights, so its slope in one of them is given by the values of the other.
     std::vector<double> expected_rows(rows.size(), 3), expected_weight(weight.size(), 3);
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (row[i] < 0) continue;
@@ -116,7 +116,7 @@ TEST_F(Arithmetic, CombineBackwardIsTheGradientOfCombine) {
   }
 }
 
-// Compares with finite differences of the sum: the test above could repeat an error of the code.
+// Compares with finite differences, since the test above could repeat an error of the code.
 TEST_F(Arithmetic, CombineBackwardMatchesFiniteDifferences) {
   const Indices row{2, 0, 3, -1, 1, 4};  // [token][k] = [3][2], hidden 2
   const std::vector<float> rows = random_values(10), weight = random_values(6), dy = random_values(6);

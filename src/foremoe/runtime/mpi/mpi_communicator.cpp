@@ -60,7 +60,7 @@ MpiBallot::~MpiBallot() {
     } while (!sent_.empty() && patience.pause());
   } catch (const PeerFailed&) {  // the job has failed too
   }
-  // Leak memory that MPI may still read: a peer does not receive, and the job is about to end.
+  // Leak memory that MPI may still read, because a peer has not received it. The job is about to end.
   // NOLINTBEGIN(clang-analyzer-cplusplus.NewDeleteLeaks)
   if (!sent_.empty()) static_cast<void>(std::make_unique<std::deque<Sent>>(std::move(sent_)).release());
 }
@@ -82,11 +82,11 @@ void MpiBallot::cast(std::uint64_t number, bool ok) {
 std::optional<bool> MpiBallot::outcome(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   drop_delivered_votes();
-  hear();
+  receive_votes();
   return box_.outcome(number);
 }
 
-void MpiBallot::hear() {
+void MpiBallot::receive_votes() {
   while (true) {
     int there = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
@@ -156,7 +156,7 @@ void MpiCommunicator::share(std::span<const SharedRegion> regions) {
     mapped_[r].clear();
     sees[r] = RankId{r} == rank() || (can_map(RankId{r}) && map(RankId{r}, heard[r])) ? 1 : 0;
   }
-  // All ranks learn which rank mapped which. Afterwards no rank opens a region by name or reads earlier regions.
+  // All ranks learn whose regions each rank has mapped. Afterwards no rank opens regions by name or reads earlier ones.
   all_gather(std::as_bytes(std::span(sees)), std::as_writable_bytes(std::span(sees_)));
 }
 

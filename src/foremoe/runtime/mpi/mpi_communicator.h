@@ -39,7 +39,7 @@ class MpiBallot final : public Ballot {
     Vote vote;
     std::vector<MPI_Request> requests;
   };
-  void hear();
+  void receive_votes();
   void drop_delivered_votes();
 
   const MpiSession& session_;

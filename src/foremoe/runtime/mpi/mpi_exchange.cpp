@@ -81,7 +81,7 @@ void MpiExchange::mismatch(const Piece& piece, const std::string& sizes) {
   const int peer = piece.peer;
   if (mismatch_.empty())
     mismatch_ = fmt::format("rank {} sends {}, which rank {} expects", peer, sizes, session_.rank().value);
-  for (Piece& other : pieces_) {  // pieces of the same block may never arrive
+  for (Piece& other : pieces_) {  // the other pieces of this block may never arrive
     if (other.peer != peer || !other.received() || other.request == MPI_REQUEST_NULL || other.cancelled) continue;
     MPI_Cancel(&other.request);
     other.cancelled = true;

@@ -3,8 +3,8 @@
 // Exchange of blocks between all processes, on which every collective call is built.
 //
 // Method. Posts receives, then sends. Blocks are split into pieces, the last of which is never full. An empty block is
-//   an empty message, so both sides learn each other's sizes and detect any mismatch. Tags separate calls. One call
-//   sends ranks − 1 messages per rank if all blocks are smaller than a piece.
+//   an empty message, so both sides learn each other's sizes and detect any mismatch. Tags separate calls. If all
+//   blocks are smaller than a piece, each rank sends ranks − 1 messages per call.
 // Failure. Waits are bounded. On timeout, cancels receives, so that nothing is written later, and throws PeerFailed.
 
 #include <cstddef>

@@ -23,7 +23,7 @@ std::size_t max_answer_bytes(const ExpertLayout& layout) {
 
 PeerServer::~PeerServer() {
   for (Answer& answer : answers_) {
-    // Leak memory that MPI may still read: a peer does not receive, and the job is about to end.
+    // Leak memory that MPI may still read, because a peer has not received it. The job is about to end.
     if (answer.request != MPI_REQUEST_NULL) answer.memory.release();
   }
 }
@@ -132,7 +132,7 @@ void MpiPeerLink::reserve() {
 void MpiPeerLink::submit(const CopyRequest& request) {
   if (request.message < 0) return mapped_->submit(request);
   waiting_.push_back(request);
-  ask();
+  send_waiting();
 }
 
 CopyState MpiPeerLink::poll(CopyId id) {
@@ -140,7 +140,7 @@ CopyState MpiPeerLink::poll(CopyId id) {
   if (std::erase(malformed_, id) > 0) return CopyState::kFailed;
   if (std::any_of(waiting_.begin(), waiting_.end(), is_this)) return CopyState::kUnderWay;
   for (Slot& slot : slots_) {
-    if (slot.used && slot.wanted && is_this(slot.copy)) return take(slot);
+    if (slot.used && slot.wanted && is_this(slot.copy)) return receive_answer(slot);
   }
   return mapped_->poll(id);
 }
@@ -162,17 +162,17 @@ void MpiPeerLink::progress() {
   for (Slot& slot : slots_) {
     if (slot.used && !slot.wanted && finished(slot.request) && finished(slot.answer)) slot.used = false;
   }
-  ask();
+  send_waiting();
 }
 
-void MpiPeerLink::ask() {
+void MpiPeerLink::send_waiting() {
   if (!waiting_.empty() && slots_.empty()) reserve();
   for (Slot& slot : slots_) {
     if (waiting_.empty()) return;
     if (slot.used) continue;
     const CopyRequest copy = waiting_.front();
     waiting_.pop_front();
-    if (!fill(copy, slot.asked)) {
+    if (!make_request(copy, slot.asked)) {
       malformed_.push_back(copy.id);
       continue;
     }
@@ -189,7 +189,7 @@ void MpiPeerLink::ask() {
   }
 }
 
-bool MpiPeerLink::fill(const CopyRequest& copy, PeerRequest& asked) const {
+bool MpiPeerLink::make_request(const CopyRequest& copy, PeerRequest& asked) const {
   const auto message = static_cast<std::size_t>(copy.message);
   if (message >= parts_.schedule.copies.size() || copy.chunks.size() > kMaxPieces) return false;
   asked = {.message = message, .version = parts_.directory.published(copy.source), .num_pieces = copy.chunks.size()};
@@ -209,7 +209,7 @@ bool MpiPeerLink::fill(const CopyRequest& copy, PeerRequest& asked) const {
   return true;
 }
 
-CopyState MpiPeerLink::take(Slot& slot) {
+CopyState MpiPeerLink::receive_answer(Slot& slot) {
   if (!finished(slot.request) || !finished(slot.answer)) return CopyState::kUnderWay;
   slot.used = false;
   PeerAnswer answer;

@@ -20,8 +20,8 @@
 
 namespace foremoe {
 
-inline constexpr std::size_t kMaxPieces = 16;   // per copy: chunks, at least one per segment of an expert
-inline constexpr int kMaxMessagesUnderWay = 4;  // per rank, for open requests and undelivered answers each
+inline constexpr std::size_t kMaxPieces = 16;   // chunks per copy; at least one per segment of an expert
+inline constexpr int kMaxMessagesUnderWay = 4;  // limit per rank on open requests, and on undelivered answers
 
 struct PeerPiece {
   std::uint64_t segment = 0;
@@ -40,7 +40,7 @@ struct PeerRequest {
 // Header of an answer. The pieces follow contiguously.
 struct alignas(64) PeerAnswer {
   std::uint64_t number = 0;
-  // Bytes that follow; 0 if refused: the owner has another version, does not have the expert yet, or does not own it.
+  // Bytes that follow; 0 if refused: the sender has another version, does not have the expert yet, or does not own it.
   std::uint64_t bytes = 0;
   std::array<std::uint64_t, kMaxPieces> checksums{};
 };
@@ -112,9 +112,9 @@ class MpiPeerLink final : public CopyLink {
     bool wanted = false;  // false after cancel()
   };
   void reserve();
-  void ask();
-  bool fill(const CopyRequest& copy, PeerRequest& asked) const;
-  CopyState take(Slot& slot);
+  void send_waiting();
+  bool make_request(const CopyRequest& copy, PeerRequest& asked) const;
+  CopyState receive_answer(Slot& slot);
   bool idle();
 
   PeerServer::Parts parts_;

@@ -58,6 +58,6 @@ class MpiGroup {
 inline constexpr int kMaxTag = 32'767;  // every MPI supports this
 
 void check_mpi(int code, const char* what);  // throws PeerFailed
-bool finished(MPI_Request& request);         // likewise; a finished request becomes MPI_REQUEST_NULL, which is finished
+bool finished(MPI_Request& request);         // likewise; sets a finished request to MPI_REQUEST_NULL
 
 }  // namespace foremoe

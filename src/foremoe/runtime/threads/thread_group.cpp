@@ -39,7 +39,7 @@ ThreadGroup::ThreadGroup(const Topology& topology, std::chrono::milliseconds tim
 
 void ThreadGroup::open(RankId rank, const Post& post) {
   Lock lock(mutex_);
-  // Posts are replaced only here. No rank reads one now: all have finished reading in the previous call.
+  // Only this line replaces posts. No rank reads one now, since all have finished reading in the previous call.
   if (!failed_) posts_[rank.index()] = post;
   meet(lock, rank, true);
 }
@@ -72,7 +72,7 @@ void ThreadGroup::meet(Lock& lock, RankId rank, bool to_read) {
   }
   const std::uint64_t before = meetings_;
   changed_.wait_for(lock, timeout_, [&] { return meetings_ != before || failed_; });
-  if (meetings_ != before) return;  // even after a later failure: others rely on all ranks of this meeting
+  if (meetings_ != before) return;  // even if a rank has failed since: the others rely on this rank
   if (!failed_) fail(lock, fmt::format("rank {} waited {} ms for {}", rank.value, timeout_.count(), missing(lock)));
   throw PeerFailed(why_);
 }
@@ -100,7 +100,7 @@ void ThreadGroup::end_sharing(RankId rank) {
   if (sharing_[rank.index()] == 0) return;
   const std::uint64_t before = shares_ended_;
   stop_sharing(lock, rank);
-  // Do not test whether any rank shares: a rank that was notified first may share again before this test.
+  // Do not wait until no rank shares: the rank that wakes first may share again before this rank tests.
   changed_.wait_for(lock, timeout_, [&] { return shares_ended_ != before; });
 }
 

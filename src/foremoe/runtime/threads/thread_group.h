@@ -1,12 +1,12 @@
 #pragma once
 
-// State shared by the ranks of one process: meetings, and memory that ranks expose to each other between them.
+// State shared by the ranks of one process: meetings, and the memory that ranks expose to each other between meetings.
 //
 // Method. A collective call is open(), reading, end_reading(), close(). open() returns when every rank has posted.
 //   Until end_reading(), a rank may read all posts and the memory that they point to. close() returns when every rank
 //   has read. Waiting ranks sleep on a condition variable, since ranks may outnumber cores.
 // Failure. After a rank has failed, meetings and waits throw PeerFailed. Memory is never freed while others may read
-//   it: settle() blocks its owner until the last reader has finished, which an in-memory copy always does.
+//   it: settle() blocks the owner until the last reader has finished its copy, which always ends.
 
 #include <atomic>
 #include <chrono>
@@ -65,12 +65,12 @@ class ThreadGroup {
 
   void begin_sharing(RankId rank);     // share memory outside collective calls
   void end_sharing(RankId rank);       // returns when all ranks have ended, or on timeout
-  void withdraw_sharing(RankId rank);  // returns at once; no rank has begun to read
+  void withdraw_sharing(RankId rank);  // returns at once; call only if no rank has begun to read
 
   void fail(const std::string& why) noexcept;  // keeps the first reason
   void check() const;                          // throws PeerFailed after a failure
 
-  std::shared_ptr<BallotBox> ballot_box(std::uint64_t number);  // shared by the number-th call of every rank
+  std::shared_ptr<BallotBox> ballot_box(std::uint64_t number);  // the number-th call of every rank returns the same box
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -95,7 +95,7 @@ class ThreadGroup {
   std::string why_;
   struct Handed {
     std::shared_ptr<BallotBox> box;
-    int ranks = 0;  // number of ranks that have it
+    int ranks = 0;  // number of ranks that have fetched it
   };
   std::map<std::uint64_t, Handed> ballots_;  // boxes that some ranks have not fetched
 };

@@ -1,7 +1,7 @@
 #pragma once
 
-// Ranks as threads of one process: the embedded default. The receiver copies each block once, from the sender's memory
-// into its own; the sender returns when all its blocks have been read. All memory is mapped.
+// Ranks as threads of one process: the default. The receiver copies each block once, from the sender's memory into its
+// own; the sender returns when all its blocks have been read. All memory is mapped.
 //
 // An all-to-all needs two meetings of the ranks, a sum four. In a sum, rank r adds the r-th slice of all ranks' values
 // in rank order, and all ranks copy the result.
@@ -19,10 +19,9 @@ namespace foremoe {
 std::vector<std::unique_ptr<Communicator>> make_threads_communicators(const Topology& topology,
                                                                       std::chrono::milliseconds timeout);
 
-// Runs f(rank) on n new threads and returns when all have ended. Rethrows one of their exceptions: the lowest rank's
-// that is not PeerFailed, since that is the cause, otherwise the lowest rank's PeerFailed. A failing `f` must end the
-// waits of other ranks (Communicator::give_up). Throws std::system_error, and runs no f, if not all threads can be
-// started.
+// Runs f(rank) on n new threads and returns when all have ended. Rethrows the lowest rank's exception that is not
+// PeerFailed, since that is the cause; if there is none, the lowest rank's PeerFailed. A failing `f` must end the waits
+// of other ranks (Communicator::give_up). Throws std::system_error, and runs no f, if not all threads can be started.
 void run_ranks(int n, const std::function<void(RankId)>& f);
 
 }  // namespace foremoe

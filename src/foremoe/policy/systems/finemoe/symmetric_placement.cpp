@@ -221,7 +221,7 @@ class SymmetricPlacement {
 
 }  // namespace
 
-std::optional<std::string> symmetric_obstacle(int num_ranks, int homes_per_rank, int guest_slots) {
+std::optional<std::string> symmetric_shape_error(int num_ranks, int homes_per_rank, int guest_slots) {
   if (homes_per_rank < 1 || guest_slots < homes_per_rank || guest_slots % homes_per_rank != 0) {
     return fmt::format(
         "needs as many guest slots as d − 1 times the {} experts per rank, d ≥ 2: {}, not {}", homes_per_rank,
@@ -235,7 +235,7 @@ std::optional<std::string> symmetric_obstacle(int num_ranks, int homes_per_rank,
 }
 
 Array<RankId, 3> symmetric_placement(const SymmetricShape& shape) {
-  assert(!symmetric_obstacle(shape.num_ranks, shape.homes_per_rank, (shape.replicas - 1) * shape.homes_per_rank));
+  assert(!symmetric_shape_error(shape.num_ranks, shape.homes_per_rank, (shape.replicas - 1) * shape.homes_per_rank));
   return SymmetricPlacement(shape).take();
 }
 

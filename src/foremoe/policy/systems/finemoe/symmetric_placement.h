@@ -46,10 +46,10 @@ struct SymmetricShape {
 };
 
 // Returns the reason why G guest slots are not d − 1 per home expert with 2 ≤ d ≤ R, or nullopt if they are.
-std::optional<std::string> symmetric_obstacle(int num_ranks, int homes_per_rank, int guest_slots);
+std::optional<std::string> symmetric_shape_error(int num_ranks, int homes_per_rank, int guest_slots);
 
 // Returns [home rank][its j-th home expert][replica], ranks: replica 0 at home, the others on distinct other ranks.
-// Each rank holds d·H replicas. Requires !symmetric_obstacle(…).
+// Each rank holds d·H replicas. Requires !symmetric_shape_error(…).
 Array<RankId, 3> symmetric_placement(const SymmetricShape& shape);
 
 // FineMoE's random placement (§3 solution 2; "FineMoE (random)" of figure 8): shuffles the further replicas of every

@@ -124,12 +124,12 @@ TEST(SymmetricPlacement, ConnectsAllPairsOfRanksIfTheCompleteGraphFits) {
 }
 
 TEST(SymmetricPlacement, ReportsTheGuestSlotsThatItNeeds) {
-  EXPECT_EQ(symmetric_obstacle(8, 4, 4), std::nullopt);
-  EXPECT_EQ(symmetric_obstacle(8, 4, 28), std::nullopt);
-  EXPECT_THAT(*symmetric_obstacle(8, 4, 0), testing::HasSubstr("d ≥ 2: 4, not 0"));
-  EXPECT_THAT(*symmetric_obstacle(8, 4, 11), testing::HasSubstr("d ≥ 2: 8, not 11"));
-  EXPECT_THAT(*symmetric_obstacle(8, 4, 32), testing::HasSubstr("9 replicas"));
-  EXPECT_THAT(*symmetric_obstacle(1, 5, 5), testing::HasSubstr("2 replicas"));
+  EXPECT_EQ(symmetric_shape_error(8, 4, 4), std::nullopt);
+  EXPECT_EQ(symmetric_shape_error(8, 4, 28), std::nullopt);
+  EXPECT_THAT(*symmetric_shape_error(8, 4, 0), testing::HasSubstr("d ≥ 2: 4, not 0"));
+  EXPECT_THAT(*symmetric_shape_error(8, 4, 11), testing::HasSubstr("d ≥ 2: 8, not 11"));
+  EXPECT_THAT(*symmetric_shape_error(8, 4, 32), testing::HasSubstr("9 replicas"));
+  EXPECT_THAT(*symmetric_shape_error(1, 5, 5), testing::HasSubstr("2 replicas"));
 }
 
 // §7.3: random placement is "slightly worse" than symmetric.

@@ -18,7 +18,7 @@ struct Slowest {
   double compute = 0;
   double link = 0;
 
-  void meet(std::int64_t served, std::int64_t linked, double ranks) {
+  void include(std::int64_t served, std::int64_t linked, double ranks) {
     compute = std::max(compute, static_cast<double>(served) / ranks);
     link = std::max(link, static_cast<double>(linked) / ranks);
   }
@@ -106,7 +106,7 @@ double ReorderingCost::cost_from_scratch() const {
     Slowest slowest;
     for (std::size_t n = 0; n < loads.extent(1); ++n) {
       const NodeLoad& of_node = loads(m, n);
-      slowest.meet(of_node.served, std::max(of_node.sent, of_node.received), ranks_[n]);
+      slowest.include(of_node.served, std::max(of_node.sent, of_node.received), ranks_[n]);
     }
     cost += slowest.compute + communication_weight_ * slowest.link;
   }
@@ -132,11 +132,11 @@ double ReorderingCost::cost_after_exchange(int a, int b) const {
     const std::span<const NodeLoad> before = loads_.row(m);
     for (int n = 0; n < std::ssize(before); ++n) {
       if (n == changes[0].node || n == changes[1].node) continue;
-      slowest.meet(before[n].served, std::max(before[n].sent, before[n].received), ranks_[n]);
+      slowest.include(before[n].served, std::max(before[n].sent, before[n].received), ranks_[n]);
     }
     for (const Change& change : changes) {
       const NodeLoad load = after(m, change);
-      slowest.meet(load.served, std::max(load.sent, load.received), ranks_[change.node]);
+      slowest.include(load.served, std::max(load.sent, load.received), ranks_[change.node]);
     }
     cost += slowest.compute + communication_weight_ * slowest.link;
   }
