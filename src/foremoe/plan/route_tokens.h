@@ -5,7 +5,8 @@
 // Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. For each expert both
 //   have the same sum. Decide which rows go to which replica, so that all ranks reach the same answer without
 //   communication.
-// Method. Each expert has three sweeps: to the replica on the source's own rank, to those on its node, to all others. If
+// Method. Each expert has three sweeps: to the replica on the source's own rank, to those on its node, to all others.
+// If
 //   the sources of a node have more rows left than its replicas have quota, each keeps its share of the quota, in
 //   proportion to its rows (divide_fairly()). Remainders are carried from expert to expert, in ascending order. In the
 //   last sweep, sources send in ascending order.
