@@ -1,10 +1,10 @@
-// Overhead of the engine's paths over a plain memcpy: copies of 9.4 MB experts (three matrices of 2048 × 384 float32)
-// that are not cached, by the host path (arena, checksums verified) and by the peer path, from submit() to the end of
-// wait(). The argument is the number of experts fetched per turn. With 16, the benchmark measures a path's rate; with
-// 1, it includes the wake-up time of two threads.
+// Overhead of the engine's paths over a plain memcpy, from submit() to the end of wait(). Copies uncached experts of
+// 9.4 MB (three float32 matrices of 2048 × 384) over the host path (arena, checksums verified) and over the peer path.
+// The argument is the number of experts fetched per turn. With 16, the benchmark measures a path's rate; with 1, it
+// includes the wake-up time of two threads.
 //
 // Estimator: Plain copies and copies through the engine alternate turn by turn on the same buffers, so that other load
-// on the machine affects both. Each traverses a gigabyte before it copies the same expert again. The reported ratio is
+// on the machine affects both. Both traverse one gigabyte before they copy the same expert again. The reported ratio is
 // the median time of the engine ÷ that of memcpy; 1 means the speed of memcpy.
 
 #include <benchmark/benchmark.h>

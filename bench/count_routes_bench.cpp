@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kTokens = 16'384;
 
-// Draws distinct experts per row, with low ids more frequent. The last of every 512 tokens has no route.
+// Draws distinct experts per row, with low ids more frequent. Every 512th token has no route.
 std::vector<std::byte> routes(const RouteShape& shape) {
   Random random(1);
   std::vector<std::byte> bytes(static_cast<std::size_t>(kTokens) * shape.token_bytes());

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The figures of lab/performance.md, printed as Markdown tables.
+"""Print the figures of lab/performance.md as Markdown tables.
 
     bench/figures.py balance|static|shared|rehome|in-flight|links|ablation|growth|whole-step [--data DIR] [--foremoe PROGRAM]
 
-Each row runs `foremoe plan INPUT --json` once or more with one thread on load tables of DIR (default: data). growth and
-whole-step draw their own tables with `foremoe synth`. Three reference planners plan the same tables: "quota" is
-`--policy ultraep`; "dynamic" and "static" are in reference_planners.cpp, which must be built next to PROGRAM.
+Each row runs `foremoe plan INPUT --json` one or more times, single-threaded, on load tables in DIR (default: data).
+growth and whole-step draw their own tables with `foremoe synth`. Three reference planners plan the same tables: "quota"
+is `--policy ultraep`; "dynamic" and "static" are in reference_planners.cpp, which must be built next to PROGRAM.
 """
 
 import argparse
@@ -23,7 +23,7 @@ TABLES = (
 
 
 def printed(program, *options):
-    """Return the program's standard output. If it fails, exit with its output."""
+    """Return the program's standard output. If the program fails, exit with its output."""
     done = subprocess.run([program, *map(str, options)], capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{options}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")

@@ -3,14 +3,14 @@
 //
 //   finemoe_figure8 [orders] [tokens]
 //
-// Every order is a layer of one load table, and every policy plans it with 4 guest slots (d = 2). The default of
-// `tokens` is 8 sequences of 2,048 tokens per rank with top 2. The first table uses rounded expected loads. For the
-// second, four batches are drawn around these (normal approximation of the binomial), and `finemoe` places by their
-// sum. ForeMoE runs with full balance (tolerance 0) and with its default.
+// Each order is one layer of one load table. Every policy plans this table with 4 guest slots (d = 2). `tokens`
+// defaults to 8 sequences of 2,048 tokens per rank with top 2. The first table uses rounded expected loads. For the
+// second table, four batches are drawn around the expected loads (normal approximation of the binomial), and `finemoe`
+// places by their sum. ForeMoE runs with tolerance 0 and with its default tolerance.
 //
 // "eq. 3" is the bound of equation 3 for pairs of ranks under the symmetric placement, in which every two ranks share
-// an expert and four pairs share two. The bound is half the tokens of the most popular expert ÷ mean, or half those of
-// the two most popular experts ÷ mean if one pair of ranks shares both.
+// an expert and four pairs share two. The bound is half the tokens of the most popular expert ÷ mean. If one pair of
+// ranks shares the two most popular experts, it is half the tokens of both ÷ mean.
 
 #include <fmt/format.h>
 

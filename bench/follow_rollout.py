@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Planning after a rollout: a timeline, printed as a Markdown table for lab/performance.md.
+"""Print the timeline of planning after a rollout, a Markdown table for lab/performance.md.
 
     bench/follow_rollout.py [--files 12] [--seconds 12] [--foremoe PROGRAM]
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The hyperparameters of every system, as Markdown tables for lab/hyperparameters.md.
+"""Print the hyperparameters of every system as Markdown tables for lab/hyperparameters.md.
 
     bench/hyperparameters.py options|fixed|ours [--foremoe PROGRAM]
 
-options: the keys of --policy-option, with range, default and meaning as the program prints them. fixed: the systems'
-constants, from their files. ours: the options of the planner of `foremoe` and `static`. The script fails if an option
-has no source below, a source has no option, a constant differs from its file, or a system is in no table.
+options: the keys of --policy-option, with range, default and meaning as the program prints them. fixed: the constants
+in the systems' source files. ours: the options of the planner of `foremoe` and `static`. The script fails if an option
+has no source in SOURCES, a source has no option, a constant differs from its file, or a system is in no table.
 """
 
 import json
@@ -95,7 +95,7 @@ FIXED = [
     ("relibra", "last temperature ÷ cost", "0.00001", "relibra/expert_reordering.h", "last_temperature = 0.00001;", "ours"),
 ]
 
-# Systems without constants, and ours, whose options are those of the planner.
+# Systems without constants, and our systems, which use the planner's options.
 NOTHING = {"vanilla", "eplb", "eplb-oracle", "ema", "static", "foremoe"}
 
 # The sources of the planner's defaults, by option.

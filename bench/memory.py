@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Memory of the fullest rank, and the memory that remains for activations: a table of lab/performance.md.
+"""Print the memory of the fullest rank and the memory left for activations, a table of lab/performance.md.
 
     bench/memory.py [--foremoe PROGRAM]
 
 Qwen3-30B-A3B on H100s with 80 GB: one micro-step with the routing and size of the experiment review-memory, on its 64
-ranks, and on 8 ranks whose experts' optimizer states are divided among 8 groups. All 48 layers are drawn, because a
-rank that is the fullest in one of four layers is not the fullest in all 48. The table gives GB (10⁹ bytes) on the
-fullest rank at its peak in the policy update, from `foremoe simulate --json`. The script fails if weights, gradients
-and optimizer do not add up to the state that the program reports. Activations and free memory are given for recomputing
-whole layers, only the inside of experts, and nothing. They use the formulas under *Bytes* in docs/users/simulation.md
-(activations_per_token and activations_per_row in src/foremoe/cluster/cost_model.cpp). They exclude the output head's
-logits, which need 1.2 GB for 4,096 tokens in bf16 if kept whole.
+ranks, and on 8 ranks whose experts' optimizer states are divided among 8 groups. All 48 layers are drawn, because the
+rank that needs most memory may differ between four layers and all 48. The table gives GB (10⁹ bytes) on the fullest
+rank at its peak in the policy update, from `foremoe simulate --json`. The script fails if weights, gradients and
+optimizer do not add up to the state that the program reports. Activations and free memory are given for recomputing
+whole layers, recomputing only inside experts, and recomputing nothing. Activations follow the formulas under *Bytes* in
+docs/users/simulation.md (activations_per_token and activations_per_row in src/foremoe/cluster/cost_model.cpp).
+Activations exclude the output head's logits, 1.2 GB for 4,096 tokens in bf16 if stored in full.
 """
 
 import functools

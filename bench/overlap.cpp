@@ -1,11 +1,11 @@
-// Overlap of copies with the computation between layers, when the device computes and links are throttled.
+// Measures the overlap of copies with the device's computation between layers, over throttled links.
 //
 //   overlap [work_ms]          prints Markdown tables for lab/performance.md
 //
 // Every rank fetches the same number of experts in every turn (residency `shared`, two guest slots, two experts of the
-// other rank, forward only). Copies thus take a known share of a turn's work time: 90 %, which can be hidden
-// completely, or 150 %, which leaves half of the work time per turn exposed. Work is a timed wait, as on a host whose
-// device computes. Exposed time is the time in wait() on the rank that waited longest.
+// other rank, forward only). Copies thus take a known share of a turn's work time. 90 % can be hidden completely; 150 %
+// leaves half of the work time per turn exposed. Work is a timed wait, like a host that waits for its device. Exposed
+// time is the time in wait() on the rank that waited longest.
 
 #include <fmt/format.h>
 

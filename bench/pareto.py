@@ -3,12 +3,12 @@
 
     bench/pareto.py [--data DIR] [--foremoe PROGRAM] [--tables A,B] [--points]
 
-Memory: experts in a rank's guest buffers over all layers of the model, not only those of a load table: layers · G, or G under `shared` with
-one set of buffers. A second set would hide copies only in systems that copy before the router; that gain is ignored. ρ: mean over (layer,
-micro-step). Copies: per layer and event, over the whole group, including moves of homes. A point beats another if it is no worse in all
-three and better in one. Each system plans with 1 and 2 guest slots (finemoe-random and -symmetric with the (d − 1)·E/R that they need, d =
-2). ForeMoE plans with residency static, resident and shared, at its default tolerance and at 0. For each load, the first table counts our
-points that no other system beats and the other systems' points that ours equal or beat, and lists the rest. `--points` prints all points.
+Memory is the number of experts in a rank's guest buffers over all layers of the model (not the load table's): layers · G, or G under
+`shared` with one set of buffers. A second set would only help systems that copy before the router; this gain is ignored. ρ is the mean over
+(layer, micro-step). Copies: per layer and event, over the whole group, including moves of homes. A point beats another if it is no worse in
+all three and better in one. Each system plans with 1 and 2 guest slots (finemoe-random and -symmetric with the (d − 1)·E/R that they need,
+d = 2). ForeMoE plans with residency static, resident and shared, at its default tolerance and at 0. For each load, the first table counts
+our points that no other system beats, and other systems' points that ours equal or beat. It lists the rest. `--points` prints all points.
 """
 
 import json

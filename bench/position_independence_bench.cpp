@@ -1,6 +1,6 @@
 // Cost of outputs whose bits do not depend on a row's position: one expert's forward on a CPU, in tiles of fixed height
-// compared with whole blocks. Both alternate inside one benchmark, so that `ratio` (of the medians) is robust against
-// other load; the printed time is their sum. `tile` is the smaller of the two heights in use.
+// compared with whole blocks. The two variants alternate, so that `ratio` (of their medians) is robust against other
+// load. The printed time is the sum of both. `tile` is the smaller tile height of the expert's two products.
 //
 //   position_independence_bench   [hidden/intermediate/rows]
 

@@ -4,17 +4,18 @@
 //
 // Prints balance and copies as `foremoe plan --json` does: {"rho": {"mean": …, "max": …}, "copies_per_layer_event": …}.
 //
-// Both start from homes and split tokens exactly (planner/token_assignment.h). If the busiest rank is above the target
-// level, the tight ranks prove that no split over these replicas helps (FineMoE, equation 3). Only a copy of an expert
-// whose replicas are all on tight ranks can help, on another rank. Such a pair (expert, rank) moves at most the minimum
-// of the expert's tokens, the tight ranks' tokens above the level, and the other rank's room below it.
+// Both planners start from homes and split tokens exactly (planner/token_assignment.h). If the busiest rank is above
+// the target level, the tight ranks prove that no split over these replicas helps (FineMoE, equation 3). A copy can
+// help only if it brings an expert with replicas on tight ranks alone to another rank. This pair (expert, rank) moves
+// at most the minimum of the expert's tokens, the tight ranks' tokens above the level, and the other rank's room below
+// it.
 //
 //   static   Chooses guests once per step. The level is the mean. Every micro-step votes for its pairs: the tokens that
 //            a pair moves × the busiest rank's tokens above the mean. The pair with most votes becomes a guest, and all
 //            micro-steps are split again, until no pair with a free slot has a vote.
 //   dynamic  Guests stay until their slot is needed. The level is 1 % above the mean. Each micro-step tries pairs in
-//            order of the tokens that they move until one lowers the tokens above the level. Its guest takes a free
-//            slot, or the slot of the guest with the fewest tokens. This repeats until no rank is above the level or no
+//            order of the tokens that they move until one lowers the tokens above the level. The guest takes a free
+//            slot, or the slot of the guest with the fewest tokens. Trials end when no rank is above the level or no
 //            pair helps. Later micro-steps are ignored.
 
 #include <fmt/format.h>
@@ -56,7 +57,7 @@ class MicroStep {
   std::int64_t mean() const { return mean_; }  // tokens per rank, rounded up
   const Assignment& assignment() const { return assignment_; }
 
-  // Minimizes the largest load. Returns its distance above the mean.
+  // Minimizes the largest load and returns its excess over the mean.
   std::int64_t split(const ReplicaGraph& graph, AssignmentSearch& search) {
     water_fill(graph, load_, assignment_);
     return assign_tokens(graph, mean_, assignment_, search, &tight_) - mean_;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The figures on plan execution in lab/performance.md, printed as Markdown tables.
+"""Print the figures on plan execution in lab/performance.md as Markdown tables.
 
     bench/run_figures.py gain|memory|returns|bitwise|regression [--data DIR] [--foremoe PROGRAM] [--plot FILE]
 
-Each row is one run of `foremoe run INPUT --json`. Times are fitted to the thread CPU times of all ranks and repeats and given as ratios
+Each row is one run of `foremoe run INPUT --json`. Times are fitted to the thread CPU times of all ranks and repeats, and printed as ratios
 between policies of the same run. `regression` trains for 100 steps and needs matplotlib for its plot.
 """
 
@@ -67,7 +67,7 @@ def memory(runs):
 
 
 def returns(runs):
-    """Bytes of gradients sent home. A guest that stays sends its sum once."""
+    """Bytes of gradients sent home. A guest that stays in its slot sends its summed gradient once."""
     def rows():
         for name in ("load-q30-ep8", "load-q30-ep8-bursty"):
             sent = {}

@@ -19,7 +19,7 @@ HIDDEN, INTERMEDIATE, LAYERS, MICRO_STEPS = 128, 64, 2, 4
 
 
 def config(folder, experts, top_k):
-    """Write the shape that `foremoe run` executes as a config.json. Its attention sizes are placeholders."""
+    """Write the shape that `foremoe run` executes as a config.json. The attention sizes are placeholders."""
     path = os.path.join(folder, "small.json")
     with open(path, "w") as file:
         json.dump({"model_type": "qwen3_moe", "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "moe_intermediate_size": INTERMEDIATE,

@@ -1,7 +1,7 @@
 // Time to simulate a policy update of 1,024 ranks × 60 layers × 64 micro-steps with a given plan: 1,024 experts, one
 // per rank, and two guest slots, on 128 nodes. The load of one micro-step is repeated, because the full table would
-// have 32 GB; all rows are counted again in every micro-step. A seeded draw places the guests. Each serves half of its
-// expert's tokens, and one in eight is replaced at every micro-step.
+// need 32 GB; all rows are counted again in every micro-step. A seeded draw places the guests. Each guest serves half
+// of its expert's tokens; one guest in eight is replaced at every micro-step.
 //
 // Arguments: ranks, layers, micro-steps. The time is for one simulation on all processors.
 

@@ -1,9 +1,9 @@
-// Stage T alone. `assign_cold` computes optimal quotas from a placement and the loads of a draw. `relieve_after_copy`
-// measures one trial of stage P.
+// Measures stage T alone. `assign_cold` computes optimal quotas from a placement and the loads of a draw.
+// `relieve_after_copy` measures one trial of stage P.
 //
-// A cell is defined by the numbers of experts E, ranks R and replicas per expert, and a Zipf exponent. Its placement is
-// random, with the same number of slots on every rank. Its draws form a sequence: expert popularity is a permuted Zipf
-// law, permuted again with probability 1/10 before a draw, and loads are multinomial counts (normal approximation).
+// A cell is defined by the numbers of experts E, ranks R and replicas per expert, and a Zipf exponent. The placement is
+// random, with the same number of slots on every rank. A cell's draws form a sequence: expert popularity is a permuted
+// Zipf law, permuted again with probability 1/10 before each draw. Loads are multinomial counts (normal approximation).
 //
 // Every iteration solves the next draw, so that the branch predictor is not trained on the same draw. A draw's time is
 // the minimum over passes, because other programs on the machine can only add time. Google Benchmark prints the mean
@@ -46,8 +46,8 @@ void shuffle(std::vector<T>& values, Random& random) {
   for (std::size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[random.below(i)]);
 }
 
-// Shuffles all slots. Expert e takes those at [e·replicas, (e + 1)·replicas), after swaps with random other slots if a
-// rank would hold e twice.
+// Shuffles all slots. Expert e takes the slots at [e·replicas, (e + 1)·replicas). A slot on a rank that already has e
+// is first swapped with a random slot.
 ReplicaGraph random_placement(const Cell& cell, Random& random) {
   const int num_slots = cell.num_experts * cell.replicas;
   const int per_rank = num_slots / cell.num_ranks;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Token assignment compared with HiGHS on identical instances, in one run.
+"""Compare token assignment with HiGHS on identical instances, in one run.
 
     bench/token_assignment_highs.py cells BENCH [--filter REGEX]
     bench/token_assignment_highs.py plan PLAN LOAD
@@ -8,10 +8,10 @@
 solves the instances given by a plan's placements and the load table with HiGHS, for comparison with
 plan_us_per_layer_micro_step of `foremoe plan --json`.
 
-HiGHS solves LP 1 of FineMoE: minimise t over quotas x ≥ 0 such that the quotas of an expert's slots sum to its load and
-those of a rank's slots to at most t. It runs dual simplex on one thread, warm-started from the previous instance's
-basis. Its time is the difference of its own run-time clock, which excludes building and changing the model. The time of
-a draw is the minimum over passes on both sides, because other programs on the machine can only add time.
+HiGHS solves LP 1 of FineMoE: minimise t over quotas x ≥ 0 such that each expert's quotas sum to its load and each
+rank's quotas to at most t. HiGHS runs dual simplex on one thread, warm-started from the previous instance's basis.
+HiGHS's time is from its own run-time clock, and excludes building and changing the model. The time of a draw is the
+minimum over passes on both sides, because other programs on the machine can only add time.
 """
 
 import argparse

@@ -12,7 +12,7 @@ adding gradients   memory traffic at home: two reads and one write per returned 
 other optimizer    optimizer of the dense parameters, divided among the ranks, computed as for experts
 busiest mover      extra time of the rank that sends or receives most homes, beyond the charged mean
 
-Each cost is an upper bound: it assumes no overlap with work that uses other resources.
+Each cost is an upper bound, because it assumes no overlap with work that uses other resources.
 """
 
 import functools

@@ -3,9 +3,9 @@
 
     bench/warm_start.py [--foremoe PROGRAM]
 
-Both steps are drawn from one popularity; in the second, a fraction (drift) of every count comes from another
-popularity. There are three draws of four layers and 16 micro-steps. ρ is given as mean and maximum over layers and
-micro-steps. Copies are summed over the step, all layers and draws. Needs numpy and safetensors.
+Both steps are drawn from the same popularity, except that a fraction (drift) of every count of the second step comes
+from another one. There are three draws of four layers and 16 micro-steps. ρ is given as mean and maximum over layers
+and micro-steps. Copies are summed over the step, all layers and draws. Needs numpy and safetensors.
 """
 
 import json

@@ -3,14 +3,15 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# Public headers: those named in docs/users/library.md, and those that they include. All others are private.
+# Public headers: the headers named in docs/users/library.md, and the headers that they include. All others are private.
 set(public_headers
   cluster/cluster.h cluster/cost_model.h cluster/model_shape.h cluster/topology.h core/array.h core/error.h
   core/ids.h core/option.h core/parallel.h core/safetensors.h core/timeline.h core/units.h evaluate/evaluate.h
-  evaluate/running_plan.h evaluate/workload.h foremoe.h plan/check_plan.h plan/plan_figures.h plan/plan_file.h
+  evaluate/running_plan.h evaluate/workload.h foremoe.h homes/choose_homes.h homes/home_search.h homes/token_sets.h
+  plan/check_plan.h plan/homes_file.h plan/plan_figures.h plan/plan_file.h
   plan/rank_dispatch.h plan/route_tokens.h plan/step_plan.h planner/planner.h planner/planner_options.h
   policy/online_work.h policy/policy.h rollout/batching.h rollout/collector.h rollout/count_routes.h
-  rollout/file_kind.h rollout/load_file.h rollout/load_table.h rollout/rollout_follower.h rollout/routing_trace.h
+  rollout/file_kind.h rollout/load_file.h rollout/load_table.h rollout/packing.h rollout/rollout_follower.h rollout/routing_trace.h
   rollout/synthesis/synthesis.h rollout/trace_file.h sim/simulation.h transfer/checksum.h transfer/copy_link.h
   transfer/expert_layout.h transfer/host_arena.h transfer/rank_turns.h transfer/shared_memory.h
   transfer/transfer_engine.h transfer/transfer_schedule.h transfer/turn_order.h)

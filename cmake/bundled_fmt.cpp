@@ -1,7 +1,7 @@
 // Compiles the functions of libfmt that foremoe uses into the wheel, so that the wheel does not need libfmt. With
-// FMT_HEADER_ONLY, fmt's headers define them as inline functions. This source uses them and is compiled without
-// inlining, so its object contains them all. (fmt::fmt-header-only would add 2 s to the compilation of every source.)
-// `scripts/check quickstart` checks that the wheel does not need libfmt.
+// FMT_HEADER_ONLY, fmt's headers define them as inline functions. This source uses these functions and is compiled
+// without inlining, so its object contains all of them. (fmt::fmt-header-only would add 2 s to the compilation of every
+// source.) `scripts/check quickstart` checks that the wheel does not need libfmt.
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-"""Tests foremoe calibrate, whose output the other commands accept as a cluster, and the options for clusters and models."""
+"""Tests foremoe calibrate and the options for clusters and models. Other commands accept the calibrated cluster."""
 
 import json
 import re

@@ -28,6 +28,11 @@ class Determinism(CommandTest):
             self.succeed("collect", BUNDLED, "--ranks", 16, "--threads", threads, "--out", f"load-{threads}")
         self.assert_all_equal(["load-1", "load-2", "load-7"])
 
+    def test_a_packing_does_not_depend_on_threads(self):
+        for threads in (1, 2, 7):
+            self.succeed("pack", BUNDLED, "--ranks", 8, "--tokens-per-rank", 1024, "--threads", threads, "--out", f"packed-{threads}")
+        self.assert_all_equal(["packed-1", "packed-2", "packed-7"])
+
     def test_synthesis_depends_only_on_the_seed(self):
         for name, seed in (("a", 1), ("b", 1), ("c", 2)):
             self.synthesise(name, seed=seed)

@@ -1,4 +1,4 @@
-"""Commands leave no partial file and no shared memory and lose no output, also after signals and errors."""
+"""Tests that commands leave no partial files or shared memory and lose no output, even after signals and errors."""
 
 import json
 import os

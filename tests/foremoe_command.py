@@ -19,7 +19,7 @@ FOREMOE = os.environ.get("FOREMOE", str(ROOT / "build" / "release" / "bin" / "fo
 BUNDLED = ROOT / "data" / "rollout-math.safetensors"
 DATA = ROOT / "data"
 
-SUBCOMMANDS = ("synth", "import", "collect", "inspect", "plan", "verify", "compare", "run", "calibrate",
+SUBCOMMANDS = ("synth", "import", "collect", "pack", "inspect", "homes", "plan", "verify", "compare", "run", "calibrate",
                "simulate", "report", "options")
 
 

@@ -1,4 +1,4 @@
-# The conformance tests on MPI processes are one program, which mpirun starts with as many ranks as a test needs.
+# One program contains the conformance tests on MPI processes. mpirun starts it with the ranks that a test needs.
 set(folder ${PROJECT_SOURCE_DIR}/src/foremoe/runtime/mpi/under_mpirun)
 add_executable(mpi_conformance ${folder}/mpi_main_test.cpp ${folder}/mpi_conformance_test.cpp ${folder}/peer_messages_test.cpp)
 target_link_libraries(mpi_conformance PRIVATE foremoe_runtime GTest::gtest GTest::gmock MPI::MPI_CXX foremoe_warnings)
@@ -13,7 +13,7 @@ set(mpirun_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   LSAN_OPTIONS=suppressions=${folder}/open_mpi_leaks.supp:print_suppressions=0
   TSAN_OPTIONS=suppressions=${folder}/open_mpi_races.supp:print_suppressions=0)
 
-# Adds a test of a job that must end by itself with `status`.
+# Adds a test that expects a job to end by itself with exit status `status`.
 function(mpirun_test name ranks status program)
   add_test(NAME mpirun.${name}_on_${ranks} COMMAND sh -c "\"$@\"; test $? -eq ${status}" sh
     ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${FOREMOE_MPIRUN_FLAGS} $<TARGET_FILE:${program}> ${ARGN})

@@ -5,9 +5,9 @@
     tests/plan_digests.py --quick build/asan/bin/foremoe       tables of 8 and 16 ranks, resident and static, G 1
     tests/plan_digests.py --write build/release/bin/foremoe    rewrites the file, if plans change intentionally
 
-A digest is the first 32 digits of the sha256 of the tensors home, slot_expert, slot_tokens, event_micro_step and
-event_pass of the plan file: name, dtype, shape and bytes of each. Metadata is excluded. If a policy cannot plan a table,
-the digest is the exit code.
+A digest is the first 32 hex digits of the SHA-256 over name, dtype, shape and bytes of the plan file's tensors home,
+slot_expert, slot_tokens, event_micro_step and event_pass. Metadata is excluded. If a policy cannot plan a table, the
+digest is the exit code.
 """
 
 import argparse

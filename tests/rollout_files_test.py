@@ -1,4 +1,4 @@
-"""Tests the outputs of synth, import, collect and inspect."""
+"""Tests the outputs of synth, pack, import, collect and inspect."""
 
 import base64
 import json
@@ -35,6 +35,61 @@ class Synth(CommandTest):
                 self.assertEqual(sum(st.values(st.read(self.folder / step)[1]["load"])), 3 * 2 * 4 * 64 * 2)
                 trace = self.synthesise("x.trace", routing=routing, kind="trace")
                 self.assertEqual(self.json_of("inspect", trace)["tokens"], 3 * 4 * 64)
+
+
+class Pack(CommandTest):
+    def pack(self, trace, *options):
+        return self.json_of("pack", trace, "--ranks", 4, "--tokens-per-rank", 64, *options, "--out", "packed")
+
+    def test_packs_every_sequence_once_and_keeps_the_rest_of_the_trace(self):
+        trace = self.synthesise("step", kind="trace", sequences_per_rank=4)
+        report = self.pack(trace)
+        self.assertEqual((report["ranks"], report["mini_batches"]), (4, 1))
+        self.assertEqual(report["micro_steps_per_mini_batch"], [report["micro_steps"]])
+        (metadata, tensors), (before, recorded) = st.read(self.folder / "packed"), st.read(self.folder / trace)
+        micro_step, rank = st.values(tensors.pop("micro_step")), st.values(tensors.pop("rank"))
+        order = report["order"]
+        self.assertEqual([order[m][r].count(s) for s, (m, r) in enumerate(zip(micro_step, rank, strict=True))], [1] * 48)
+        self.assertEqual(sum(len(cell) for cells in order for cell in cells), 48)
+        self.assertEqual((tensors, metadata), ({name: recorded[name] for name in tensors}, before))
+
+    def test_reports_the_figures_that_other_commands_compute(self):
+        trace = self.synthesise("step", kind="trace", sequences_per_rank=4)
+        report = self.pack(trace)
+        for path, figures in ((trace, report["before"]), ("packed", report["after"])):
+            rho = self.json_of("plan", path, "--policy", "vanilla")["rho"]
+            self.assertAlmostEqual(figures["rho_mean"], rho["mean"])
+            self.assertAlmostEqual(figures["rho_max"], rho["max"])
+            _, tensors = st.read(self.folder / path)
+            starts = st.values(tensors["cu_seqlens"])
+            squares = {}
+            for s, cell in enumerate(zip(st.values(tensors["micro_step"]), st.values(tensors["rank"]), strict=True)):
+                squares[cell] = squares.get(cell, 0) + (starts[s + 1] - starts[s]) ** 2
+            steps = {m for m, _ in squares}
+            self.assertAlmostEqual(figures["attention"]["mean"], sum(squares.values()) / 4)
+            self.assertAlmostEqual(figures["attention"]["max"], sum(max(squares.get((m, r), 0) for r in range(4)) for m in steps))
+
+    def test_before_is_null_without_a_batching_for_these_ranks(self):
+        trace = self.synthesise("step", kind="trace", ranks=2)
+        self.assertIsNone(self.pack(trace)["before"])
+        self.change(trace, lambda _, tensors: (tensors.pop("micro_step"), tensors.pop("rank")))
+        self.assertIsNone(self.pack(trace, "--mini-batches", 2)["before"])
+        self.assertNotIn("before", self.succeed("pack", trace, "--ranks", 4, "--tokens-per-rank", 64, "--out", "packed"))
+
+    def test_names_the_wrong_option_or_index(self):
+        trace = self.synthesise("step", kind="trace")
+        load = self.synthesise()
+        for arguments, saying in (
+            ([trace, "--ranks", 4], ["--tokens-per-rank"]),
+            ([trace, "--ranks", 3, "--tokens-per-rank", 64], [trace, "16 experts", "3 ranks", "--ranks"]),
+            ([trace, "--ranks", 4, "--tokens-per-rank", 5], [trace, "cu_seqlens[0]", "--tokens-per-rank"]),
+            ([trace, "--ranks", 4, "--tokens-per-rank", 64, "--mini-batches", 2], ["--mini-batches: 2", "3 micro-steps"]),
+            ([trace, "--ranks", 4, "--tokens-per-rank", 64, "--mini-batches", 99], ["--mini-batches: 99", "24"]),
+            ([trace, "--ranks", 4, "--tokens-per-rank", 64, "--effort", "-1"], ["--effort"]),
+            ([load, "--ranks", 4, "--tokens-per-rank", 64], [load, "format", "foremoe.load/1"]),
+        ):
+            with self.subTest(arguments):
+                self.refuse("pack", *arguments, "--out", "new", saying=saying)
 
 
 class Import(CommandTest):

@@ -41,7 +41,7 @@ class Run(CommandTest):
         return self.synthesise("step.trace.safetensors", kind="trace", tokens_per_rank=48, **options)
 
     def trace_with_missing_rows(self):
-        """Creates a trace in which every fifth token has no route in layer 0 and every seventh has none in any layer."""
+        """Creates a trace. Every fifth token has no route in layer 0; every seventh token has no route in any layer."""
         step = self.trace()
 
         def without(metadata, tensors):

@@ -29,6 +29,7 @@ class WrongUsage(CommandTest):
             (["import", "--out", "x"], "FILE"),
             (["import", "x"], "--out"),
             (["collect", "x"], "--out"),
+            (["pack", "x", "--ranks", "2", "--out", "y"], "--tokens-per-rank"),
             (["inspect"], "INPUT"),
             (["plan"], "INPUT"),
             (["verify", "x"], "PLAN"),
@@ -236,7 +237,8 @@ class WrongFiles(CommandTest):
             tensors["routed_experts"] = (dtype, shape, bytes(data))
 
         self.change(self.trace, repeat)
-        for arguments in (["collect", self.trace, "--out", "new"], ["plan", self.trace, "--out", "new"], ["inspect", self.trace]):
+        for arguments in (["collect", self.trace, "--out", "new"], ["plan", self.trace, "--out", "new"], ["inspect", self.trace],
+                          ["pack", self.trace, "--ranks", 4, "--tokens-per-rank", 64, "--out", "new"]):  # fmt: skip
             self.refuse(*arguments, saying=[self.trace, "routed_experts[7, 1, 1]"])
 
     def test_rejects_experts_that_ranks_do_not_divide(self):
@@ -292,6 +294,7 @@ class WrongOutputs(CommandTest):
         for arguments, taken in (
             (["import", "a.npy"], "a.npy"),
             (["collect", trace], trace),
+            (["pack", trace, "--ranks", 4, "--tokens-per-rank", 64], trace),
             (["plan", step], step),
             (["plan", step, "--homes", "plan.safetensors"], "plan.safetensors"),
             (["plan", step, "--previous", "plan.safetensors"], "plan.safetensors"),

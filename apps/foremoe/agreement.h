@@ -1,6 +1,6 @@
 #pragma once
 
-// Facts that all processes of a run must agree on, and the first disagreement.
+// Compares facts that must be equal on all processes of a run.
 
 #include <cstddef>
 #include <map>
@@ -17,7 +17,7 @@ struct Difference {
   std::string who;  // "3 on rank 2, 2 on ranks 0, 1, 3"
 };
 
-// Returns the first name, in alphabetical order, whose text differs between ranks. facts: [rank].
+// Returns the alphabetically first name with different texts on different ranks. facts: [rank].
 std::optional<Difference> first_difference(const std::vector<Facts>& facts);
 
 std::string to_bytes(const Facts& facts);

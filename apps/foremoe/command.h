@@ -1,6 +1,6 @@
 #pragma once
 
-// The subcommands of `foremoe`. Each declares its options and a function to run after parsing.
+// The subcommands of `foremoe`. Each subcommand declares its options and a function to run after parsing.
 
 #include <functional>
 #include <initializer_list>
@@ -29,7 +29,7 @@ class Given {
   void set_default(const Option& option) { texts_[option.name] = option.initial; }
   void add(const std::string& name, const std::string& text);
   const Texts& texts() const { return texts_; }  // by name: the given value or the default; "given" for a flag
-  // Throws InputError if the user gave `name` together with one of the others.
+  // Throws InputError if the user gave both `name` and any option of `others`.
   void refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const;
 
  private:
@@ -44,16 +44,18 @@ struct Command {
   std::string meaning;   // explains words and columns at the end of the full help
   std::vector<Option> options;
   std::function<int(const Given&)> run;  // the exit code; throws InputError
-  // Whether each process of mpirun or srun may run this. True if the command writes no file and reads its input once.
+  // True if the command writes no file and reads its input once. Every process of mpirun or srun may then run it.
   bool any_process = false;
 };
 
 Command synth_command();
 Command import_command();
 Command collect_command();
+Command pack_command();
 Command inspect_command();
 Command plan_command();
 Command verify_command();
+Command homes_command();
 Command compare_command();
 Command run_command();
 Command simulate_command();

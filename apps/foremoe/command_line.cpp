@@ -1,4 +1,4 @@
-// Parses argv with CLI11 and runs a command. Only this file uses CLI11; it also formats the help.
+// Parses argv with CLI11 and runs a command. Also formats the help. No other file uses CLI11.
 
 #include <fmt/format.h>
 
@@ -170,19 +170,19 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   });
 }
 
-// Returns the first argument that is not an option; empty if there is none.
+// Returns the first argument that is not an option, or an empty string.
 std::string_view command_name(std::span<char* const> arguments) {
   const auto name = std::ranges::find_if(arguments, [](const char* argument) { return *argument != '-'; });
   return name == arguments.end() ? std::string_view() : *name;
 }
 
-// Constructs only this command, since constructing all would slow every start.
+// Constructs only the named command, since constructing all commands would slow every start.
 std::optional<Command> named_command(std::string_view name) {
   const auto entry = std::ranges::find(command_entries(), name, &CommandEntry::name);
   return entry == command_entries().end() ? std::nullopt : std::optional(entry->make());
 }
 
-// Returns the least number of one-character insertions, deletions and replacements that turn one word into the other.
+// Returns the Levenshtein distance.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> distance(b.size() + 1);
   std::iota(distance.begin(), distance.end(), std::size_t{0});
@@ -233,8 +233,8 @@ int finish(const std::string& command, int code) {
   return std::fflush(stdout) != 0 || std::ferror(stdout) != 0 ? fail_for_stdout(command) : code;
 }
 
-// Rejects a command of which every process of mpirun or srun would do the same work and write the same files. Accepts
-// `run --comm mpi`, whose processes divide the work.
+// Rejects a command under mpirun or srun if all processes would do the same work and write the same files. Accepts `run
+// --comm mpi`, which divides the work among processes.
 void expect_one_process(const Command& command, const Given& given) {
   const auto comm = given.texts().find("comm");
   if (command.any_process || (comm != given.texts().end() && comm->second == "mpi")) return;
@@ -246,7 +246,7 @@ void expect_one_process(const Command& command, const Given& given) {
                                    started.processes, started.variable));
 }
 
-// Replaces field names of the library by the names of options.
+// Returns the error's message with option names in place of the library's field names.
 std::string message_for_user(const Command& command, const InputError& error) {
   return message_of(error, [&](std::string_view field) -> std::string {
     for (const Option& option : command.options) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Terminal output of the commands: results on stdout in tables that fit the terminal, everything else on stderr. Also
-// checks output files before the work begins.
+// Terminal output of the commands. Results go to stdout, in tables that fit the terminal; everything else goes to
+// stderr. Also checks that output files can be created before the work begins.
 
 #include <fmt/format.h>
 
@@ -16,8 +16,8 @@
 
 namespace foremoe::cli {
 
-// Escapes control characters ("\\x1b", "\\n"). Names come from untrusted files and must not move the cursor or imitate
-// our output.
+// Escapes control characters ("\\x1b", "\\n"). Names from untrusted files must not move the cursor or imitate ForeMoE's
+// output.
 std::string printable(std::string_view text);
 
 // fmt::print() to stdout with all text values made printable.
@@ -36,11 +36,11 @@ void print_values(fmt::format_string<Shown<T>...> format, const T&... values) {
   fmt::print(format, shown(values)...);
 }
 
-// Prints one line on stderr about a decision that the program made by itself: "foremoe: … batched again …".
+// Prints one line on stderr about an automatic decision: "foremoe: … batched again …".
 void note(std::string_view text);
 void note_all(const std::vector<std::string>& texts);
 
-// Turns notes and progress off. If several processes do the same work, all but one call this.
+// Turns notes and progress off. If several processes do the same work, all but one of them call be_quiet().
 void be_quiet();
 
 // If stderr is a terminal, shows a line there with the activity and the elapsed time. The line appears after one
@@ -53,7 +53,7 @@ class Activity {
   std::jthread line_;
 };
 
-// A progress callback. Each text ends the previous activity and starts one; the destructor ends the last.
+// A progress callback. Each call ends the previous activity and starts the next. The destructor ends the last activity.
 class Progress {
  public:
   void operator()(const std::string& what);
@@ -70,7 +70,7 @@ bool wants_color();      // stdout is a terminal with colours and NO_COLOR is no
 std::size_t text_columns(std::string_view text);  // number of code points of UTF-8 text
 
 // A table with columns as wide as needed, the first left-aligned, the others right-aligned. If the terminal is too
-// narrow, the remaining columns follow in further blocks, each of which repeats the first column.
+// narrow, the remaining columns are printed in further blocks. Each block repeats the first column.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> head) : rows_{std::move(head)} {}
@@ -94,8 +94,8 @@ class FactList {
   std::vector<std::pair<std::string, std::string>> facts_;
 };
 
-// Throws InputError with field `option` if no file can be created at `out`, if `out` is one of the inputs (by any name
-// or link), or if it is "-", since outputs are whole files. Ignores empty names: options that were not given.
+// Throws InputError, field `option`, if `out` cannot be created, is one of the inputs (by any name or link), or is "-"
+// (outputs are whole files). Ignores empty names, which are options that were not given.
 void expect_output(const std::string& out, const std::vector<std::string>& inputs = {}, const char* option = "out");
 
 }  // namespace foremoe::cli

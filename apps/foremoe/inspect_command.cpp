@@ -15,6 +15,7 @@
 #include "foremoe/core/safetensors.h"
 #include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/workload.h"
+#include "foremoe/plan/homes_file.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/count_routes.h"
@@ -108,7 +109,7 @@ Json describe_trace(const RoutingTrace& trace) {
   return json;
 }
 
-// Returns the bytes of the routes that a load counts, if stored with the smallest type of id.
+// Returns the size of the load's routes in bytes if ids are stored in the narrowest type.
 std::int64_t route_bytes(const LoadTable& load) {
   return num_assignments(load) * static_cast<std::int64_t>(size_of(narrowest_route_type(load.num_experts())));
 }
@@ -300,10 +301,35 @@ Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   return json;
 }
 
+Json inspect_homes(const Safetensors& file, const InspectArguments& arguments) {
+  const Homes homes = read_homes(file);
+  const auto [layers, experts] = homes.home.shape();
+  Json json{{"kind", "homes"},          {"layers", layers},
+            {"ranks", homes.num_ranks}, {"ranks_per_node", homes.ranks_per_node},
+            {"experts", experts},       {"homes_digest", homes_digest(homes.home)},
+            {"origin", homes.origin}};
+  if (arguments.json) return json;
+  print_values("{}: homes of {} × {} on {}, {} to a node\n", arguments.input.path,
+               counted(static_cast<std::int64_t>(layers), "layer"),
+               counted(static_cast<std::int64_t>(experts), "expert"), counted(homes.num_ranks, "rank"),
+               homes.ranks_per_node);
+  print_values("origin: {}\ndigest {}\n", homes.origin, json["homes_digest"].get<std::string>());
+  return json;
+}
+
+Json inspect(const Safetensors& file, const InspectArguments& arguments) {
+  switch (file_kind(file)) {
+    case FileKind::kPlan:
+      return inspect_plan(file, arguments);
+    case FileKind::kHomes:
+      return inspect_homes(file, arguments);
+    default:
+      return inspect_rollout(file, arguments);
+  }
+}
+
 int run(const InspectArguments& arguments) {
-  const Safetensors file = open_input(arguments.input.path);
-  const Json json =
-      file_kind(file) == FileKind::kPlan ? inspect_plan(file, arguments) : inspect_rollout(file, arguments);
+  const Json json = inspect(open_input(arguments.input.path), arguments);
   if (arguments.json) fmt::print("{}\n", json.dump(2));
   return kOk;
 }

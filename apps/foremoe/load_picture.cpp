@@ -21,7 +21,7 @@ int color_of(double ratio) {
   return std::ranges::find_if(kPalette, [&](const auto& step) { return ratio < step.first; })->second;
 }
 
-// Returns the bar for a fraction. 0 is empty; any value above 0 is visible.
+// Returns the bar for a fraction: empty for 0, at least one eighth for larger values.
 std::string_view bar(double fraction) {
   const int eighths = static_cast<int>(std::lround(8 * std::clamp(fraction, 0.0, 1.0)));
   return kEighths[fraction > 0 ? std::max(eighths, 1) : 0];

@@ -19,11 +19,11 @@ struct LoadPicture {
   bool color = false;
 };
 
-// One bar per rank, first for the whole step, then for each micro-step, on one scale: load ÷ mean of the row, cut at 3.
-// If the terminal is too narrow, neighbouring ranks share a bar that shows their maximum.
+// Draws one bar per rank, first for the whole step, then for each micro-step. All rows use one scale: load ÷ mean of
+// the row, clipped at 3. If the terminal is too narrow, neighbouring ranks share a bar that shows their maximum.
 std::string draw(const LoadPicture& picture);
 
-// One bar per value, from `low` to `high`. With more than `columns` values, neighbours share a bar (their maximum).
+// One bar per value, from `low` to `high`. With more than `columns` values, a bar shows a maximum of neighbours.
 std::string sparkline(std::span<const double> values, double low, double high, std::size_t columns);
 
 }  // namespace foremoe::cli

@@ -1,5 +1,5 @@
-// foremoe: plans expert placement for reinforcement-learning training of Mixture-of-Experts models, and executes plans.
-// apps/ parses, calls and prints; the algorithms are in src/foremoe.
+// The program foremoe: plans expert placement for reinforcement-learning training of Mixture-of-Experts models, and
+// executes plans. apps/ only parses arguments, calls the library and prints results. The algorithms are in src/foremoe.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -34,11 +34,13 @@ void occupy_closed_streams() {
   }
 }
 
-constexpr std::array<CommandEntry, 12> kCommands{{
+constexpr std::array<CommandEntry, 14> kCommands{{
     {"synth", synth_command},
     {"import", import_command},
     {"collect", collect_command},
+    {"pack", pack_command},
     {"inspect", inspect_command},
+    {"homes", homes_command},
     {"plan", plan_command},
     {"verify", verify_command},
     {"compare", compare_command},

@@ -24,7 +24,7 @@ struct PlanningArguments {
   bool json = false;
 };
 
-// INPUT and the options of batching, planning, cluster and model. residency_auto: whether to offer residency `auto`.
+// Returns INPUT and the options for batching, planning, cluster and model. residency_auto: offer residency `auto`.
 std::vector<Option> planning_options(PlanningArguments& arguments, bool residency_auto);
 
 // Returns all input files that the arguments name, for expect_output().
@@ -39,7 +39,7 @@ struct SessionRequest {
   const char* output_option = "out";  // the option that names it
 };
 
-// Reads the input and checks the arguments against each other. Reports its own decisions on stderr.
+// Reads the input and checks that the arguments are consistent. Reports automatic decisions on stderr.
 struct PlanningSession {
   PlanningSession(const PlanningArguments& arguments, const Given& given, const SessionRequest& request);
 
@@ -56,10 +56,10 @@ struct PlanningSession {
   std::optional<Residency> residency;  // residency that the plan must have; set if it was given and there is one policy
 };
 
-// Returns the part of `meaning` on policies, for commands with --policy-option.
+// Returns the list of policies and their options, for commands with --policy-option.
 std::string list_of_policies_and_their_options();
 
-// "1 guest slot per rank and layer, residency resident, 1 micro-step in flight".
+// Example: "1 guest slot per rank and layer, residency resident, 1 micro-step in flight".
 std::string describe(const EvaluateOptions& options);
 
 }  // namespace foremoe::cli

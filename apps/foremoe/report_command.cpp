@@ -1,4 +1,4 @@
-// foremoe report: parses the arguments; the Python package writes the report.
+// foremoe report: parses the arguments. The Python package writes the report.
 
 #include <fmt/format.h>
 

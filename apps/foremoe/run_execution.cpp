@@ -24,7 +24,7 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
-// The homes before planning, as recorded in the plan.
+// Returns the homes before planning, as recorded in the plan.
 std::string recorded_homes(const StepPlan& plan) {
   const auto options = nlohmann::json::parse(plan.options);
   const auto at = options.find("homes");
@@ -39,7 +39,7 @@ Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
 
 int least(int asked, int there) { return asked == 0 ? there : std::min(asked, there); }
 
-// Reads the plan and its workload, and cuts both to the part that is executed.
+// Reads the plan and its workload, and truncates both to the layers and micro-steps to execute.
 void read_given_plan(const RunArguments& arguments, InputOptions options, ThreadPool& pool, RunInput& input) {
   const std::string& path = arguments.plan;
   const int layers = options.layers;
@@ -202,7 +202,7 @@ void Execution::expect_room() const {
 
 std::vector<RunRow> Execution::run() {
   if (timeline_) {
-    // Each process counts time from its first span. This span is the first, and begins at the same time on all.
+    // Each process counts time from its first span. The barrier aligns this first span across processes.
     group_.run([this](Communicator& communicator) {
       communicator.barrier();
       const std::int64_t now = Timeline::now_ns();
@@ -215,7 +215,7 @@ std::vector<RunRow> Execution::run() {
   return std::move(rows_);
 }
 
-// Returns the phases to execute. A plan with backward events is only for the policy update.
+// Returns the phases to execute. A plan with backward events supports only the policy update.
 std::vector<Phase> Execution::phases_of_given_plan() const {
   std::vector<Phase> phases;
   if (input_->plan->in_flight == 1 && arguments_.runs(Phase::kRecompute)) phases.push_back(Phase::kRecompute);
@@ -315,8 +315,8 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     if (rank == RankId{0}) row.outcome = std::move(outcome);
   });
   running.finish();
-  // Every process has made the plan itself. Binding the phase has compared slots and homes. Since the inputs are equal,
-  // different quotas are an internal error.
+  // Every process computes the plan from equal inputs, and binding the phase compared slots and homes. Different quotas
+  // are therefore an internal error.
   const std::string quotas = sha256_hex(std::as_bytes(plan.slot_tokens.flat())).substr(0, 16);
   if (const auto differs = group_.difference({{"quotas of the plan", quotas}})) {
     throw PhaseFailed(fmt::format("{} differ: {}", differs->name, differs->who));

@@ -1,7 +1,7 @@
 #pragma once
 
-// The work of `foremoe run`: prepares input and plans, executes every phase under every policy, and compares the
-// results with the reference. All processes of the group run this; only rank 0's has complete result rows.
+// Implements `foremoe run`: prepares input and plans, executes every phase under every policy, and compares the results
+// with the reference. All processes of the group run this code; only rank 0's process gets complete result rows.
 
 #include <memory>
 #include <optional>
@@ -59,7 +59,7 @@ struct RunInput {
 
 class Execution {
  public:
-  // Throws InputError, or ReportedElsewhere, for everything that can be rejected before execution.
+  // Throws InputError or ReportedElsewhere for all errors that can be detected before execution.
   Execution(const RunArguments& arguments, RankGroup& group);
   std::vector<RunRow> run();
   std::string describe() const;  // a heading for the table

@@ -7,11 +7,11 @@
 
 namespace foremoe::cli {
 
-// All arguments except the number of threads and the names of input files, which may differ between hosts. The overload
-// below compares the contents of the files.
+// Returns all arguments except the thread count and the input file names, which may differ between hosts. The overload
+// below compares file contents.
 Facts facts_of(const RunArguments& arguments);
 
-// Digests of load, routes and homes, and of plans and the previous step if given.
+// Returns digests of load, routes and homes, and of plans and the previous step if given.
 Facts facts_of(const RunInput& input);
 
 }  // namespace foremoe::cli

@@ -126,7 +126,7 @@ class Processes final : public RankGroup {
     return communicator;
   }
 
-  // Runs f. On an exception, prints it, then gives up, which does not return and is the only way to end a peer.
+  // Runs f. If f throws, prints the exception and gives up (does not return): nothing else can end a peer.
   template <class F>
   void or_end_job(F f) {
     try {

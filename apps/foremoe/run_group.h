@@ -15,7 +15,7 @@ namespace foremoe::cli {
 
 enum class Comm : std::uint8_t { kThreads, kMpi };
 
-// This process ends because of an error that another process reports.
+// Thrown on a process that ends because of an error that another process reports.
 class ReportedElsewhere : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -30,13 +30,13 @@ class RankGroup {
   virtual int num_ranks() const = 0;   // 0: any number
   virtual bool one_process() const = 0;
 
-  // Collective over processes, before ranks exist. If f throws on any process, all throw. Rank 0's process rethrows its
-  // own exception or throws InputError for another process's; other processes throw ReportedElsewhere.
+  // Collective over processes, before ranks exist. If f throws on any process, all processes throw. Rank 0's process
+  // rethrows its own exception, or InputError if only others failed. Other processes throw ReportedElsewhere.
   virtual void prepare(const std::function<void()>& f) = 0;
-  // Collective over processes. Returns the first difference on rank 0's process. Throws ReportedElsewhere on other
-  // processes if there is a difference.
+  // Collective over processes. If facts differ, rank 0's process returns the first difference, and other processes
+  // throw ReportedElsewhere.
   virtual std::optional<Difference> difference(const Facts& facts) = 0;
-  // Like difference(), for facts given by the user. Throws InputError on rank 0's process if they differ.
+  // Like difference(), for facts given by the user. Throws InputError on rank 0's process if the facts differ.
   void agree(const Facts& facts);
   virtual void set_topology(const Topology& topology) = 0;
   // Runs f on every rank of this process. A failure on one rank ends all ranks.

@@ -10,8 +10,8 @@
 
 namespace foremoe::cli {
 
-// Returns the options of the table that the user gave: their texts by name, and true for a flag. Throws InputError for
-// a text that is not UTF-8.
+// Returns the options in `options` that the user gave: their texts by name, and true for each flag. Throws InputError
+// for a text that is not UTF-8.
 nlohmann::json texts_of(const std::vector<Option>& options, const Given& given);
 
 // If the Python package started this process, replaces it by `python -m foremoe command request files…`. Otherwise

@@ -48,7 +48,7 @@ std::string bytes(Bytes b) {
 
 std::string ratio(double value, double base) { return base > 0 ? fmt::format("{:.3f}", value / base) : "-"; }
 
-// Returns the ratio of the critical paths. Adds the spread of both rows' repeats unless `row` is the first row itself.
+// Returns the ratio of the critical paths. Adds the spread of both rows' repeats unless `row` is `first`.
 std::string ratio_of_paths(const RunRow& row, const RunRow& first) {
   const CriticalPath& path = row.outcome.critical_path;
   const CriticalPath& base = first.outcome.critical_path;
@@ -66,7 +66,7 @@ std::string verdict(const RunRow& row, const RunSettings& settings) {
   return fmt::format("NO: {:.1e}", row.agreement->max_relative_error);
 }
 
-// Returns the row with which other rows of its phase are compared.
+// Returns the phase's baseline: its first row that was not skipped.
 const RunRow* first_of(const std::vector<RunRow>& rows, Phase phase) {
   const auto at = std::ranges::find_if(rows, [&](const RunRow& r) { return r.phase == phase && r.skipped.empty(); });
   return at == rows.end() ? nullptr : &*at;

@@ -37,7 +37,7 @@ struct RunSettings {
   int steps = 1;
 };
 
-// Whether the row has no wrong result.
+// Returns whether all results of the row are correct.
 bool right(const RunRow& row, const RunSettings& settings);
 
 // docs/users/formats.md explains the keys.

@@ -129,6 +129,9 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
     table.add(std::move(cells));
   }
   fmt::print("\n{}\n", table.to_string());
+  if (const auto& gain = evaluations.front().homes_speedup) {
+    fmt::print("homes: vanilla is {:.3f}× as fast as with contiguous homes; speedup does not include this\n\n", *gain);
+  }
   print_placement(evaluations);
   const std::vector<std::string> said = remarks(evaluations, cost, options.memory_budget());
   for (const std::string& remark : said) print_values("{}\n", remark);

@@ -2,23 +2,19 @@
 
 FEPLB, arXiv 2604.19654, figures 5 and 6 and the comparison at EP 8.
 
-Besides tokens, the paper measures time: how much longer grouped GEMMs take on the slowest device than on the mean
-device. FEPLB halves this difference at EP 2 and removes two thirds at EP 8. Its buffers take 576 MiB for eight experts.
+The paper also measures how much longer grouped GEMMs take on the slowest device than on the mean device. FEPLB halves
+this difference at EP 2 and removes two thirds at EP 8. FEPLB's buffers take 576 MiB for eight experts.
 
 We assume: Input and cluster are those of feplb-table-2. The straggler is the expert time of the slowest rank minus that
 of the mean rank, in a layer's forward on the H100 preset, mean over layers and micro-steps. Expert time includes
 sorting rows and the activation function besides the three products, and for FEPLB a second grouped product for its
-guests. Milliseconds depend on the batch, which is not published; percentages are comparable. Buffers are the weights of
-guests: FEPLB has one set for all layers, `foremoe` has one per layer, and two under `shared`.
+guests. Milliseconds depend on the batch, which is not published; percentages are comparable. Buffer memory is that of
+the guests' weights. FEPLB has one set for all layers; `foremoe` has one set per layer, or two sets under `shared`.
 
-Result: FEPLB removes 60, 68 and 69 % of the straggler's time (published 50, 62 and 68). At EP 2 and 4 it removes a
-larger part than published, as with tokens (feplb-straggler). The agreement confirms nothing, because we chose our
-reading of the greedy by those percentages. At EP 8 its milliseconds agree too. The published 0.352 ms after a reduction
-of 68 % imply 1.10 ms before, and we model 1.12. The straggler before balancing does not depend on the reading, but its
-share of wasted time was fitted to the paper, whose batch is unknown. FasterMoE removes 52 % at EP 8; its published
-0.625 ms would be 43 %. Here it knows the loads (feplb-straggler). `foremoe` removes 83 % and more with one slot. This
-is less than for tokens, since part-filled tiles remain. FEPLB's buffers have the published size. Those of `foremoe`
-take nine times that for half as many slots, one set for each of 18 layers, and under `shared` the same 576 MiB.
+Result: FEPLB removes a larger part of the straggler's time than published at EP 2 and 4, and about the published part
+at EP 8. This agreement confirms nothing, because we chose our reading of the search to fit the published percentages.
+`foremoe` removes more. With half of FEPLB's slots, `foremoe` needs nine times its buffer memory, or the same memory
+under `shared`.
 """
 
 from feplb_inputs import inputs_of

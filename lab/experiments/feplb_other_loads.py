@@ -2,21 +2,18 @@
 
 FEPLB, arXiv 2604.19654, as described: edge cases and future work, without figures.
 
-The description expects the same relative gain at every batch size. It expects FEPLB to follow changing routes while
-history grows stale, and nodes of many devices to balance better.
+The description expects the same relative gain at every batch size. It also expects that FEPLB follows changing routes
+better than history does, and balances better on nodes of many devices.
 
 We assume: At EP 8, the load of feplb-straggler is drawn with 256 to 65,536 tokens per rank. In *hot rank moves* (w6),
 the hot rank is m mod 8 in micro-step m, so the past mean carries no information. *Bursts* (w7) makes drawn experts hot
 in every fourth micro-step. *EP 64, one node* has all ranks on NVLink, like the 72 of a GB200 rack (128 experts are not
-divisible by 72). EPLB with a moving average represents history. `foremoe` has two guest slots, all others eight.
+divisible by 72). EPLB with a moving average represents history. `foremoe` has two guest slots; all other systems have
+eight.
 
-Result: The batch does not matter, as the description expects: FEPLB removes 69 to 71 % from 256 to 65,536 tokens. Where
-routes change from one micro-step to the next, FEPLB is no better than history. It removes nothing from bursts, since
-the hottest expert has more tokens than the difference between ranks, and moving it whole would not help. Trying smaller
-ones removes a fifth. Where the hot rank moves, four dynamic experts are too few. Larger nodes make it worse, not
-better: from 69 % at EP 16 to 34 % at EP 64, where a rank has only two experts, and the hottest alone has more tokens
-than the mean rank. Nodes of 72, as the paper proposes, therefore need split experts, as its outlook also says.
-`foremoe` splits them and removes 99 % everywhere with a quarter of the slots.
+Result: The batch size does not matter, as the description expects. If routes change from one micro-step to the next,
+FEPLB is no better than history. FEPLB balances larger nodes worse, because a rank has fewer experts and the hottest
+expert moves only as a whole; `foremoe` splits it.
 """
 
 from kit import System, drawn

@@ -2,27 +2,21 @@
 
 FineMoE, arXiv 2511.16947, figure 11.
 
-The paper measures the scheduling time of one micro-batch, mostly that of solving LP 1 with warm-started HiGHS: at least
-about 100 µs, and below 1 ms at 64 GPUs and 256 experts.
+The paper measures the scheduling time of one micro-batch. Most of it is solving LP 1 with warm-started HiGHS. It is at
+least about 100 µs, and below 1 ms at 64 GPUs and 256 experts.
 
-We assume: We measure the CPU time of all planning of a step on this machine, ÷ (layers × micro-steps); work done once
-per step counts too. On the symmetric placement with two replicas of every expert (four experts per rank), including
-rounding to whole tokens, we compare LP 1 by CLP with warm start, LP 4 by CLP, and LP 1 by our exact assignment, which
-has the same optimum. *foremoe* is our planner on the same slots, which chooses replicas as well as quotas. *Stable*
-micro-steps differ by sampling alone, which is the best case for a warm start; *new orders* draws popularity anew in
-each. The table also shows what the simulator charges wherever FineMoE's time is modelled: a time per slot of the group
-(each is a variable of LP 1), set between the two kinds of load: 1 µs for LP 1 by CLP, 4 µs for LP 4, 0.06 µs for our
-assignment. The all-gather of loads is not charged.
+We assume: Scheduling time is the CPU time of all planning of a step on this machine ÷ (layers × micro-steps), including
+work done once per step. We compare LP 1 by CLP with warm start, LP 4 by CLP, and LP 1 by our exact assignment, which
+has the same optimum. All three use the symmetric placement with two replicas of every expert (four experts per rank),
+and round to whole tokens. *foremoe* is our planner on the same slots, which also chooses replicas. *Stable* micro-steps
+differ by sampling alone, the best case for a warm start; *new orders* draws a new popularity in each micro-step. The
+table also shows the time that the simulator charges for FineMoE: a time per slot of the group (a variable of LP 1), set
+between the two kinds of load. It is 1 µs for LP 1 by CLP, 4 µs for LP 4 and 0.06 µs for our assignment. The all-gather
+of loads is not charged.
 
-Result: CLP stays below 1 ms for LP 1, like the paper's HiGHS, except with 64 GPUs and new orders (1.1 ms), and below
-the paper's 100 µs at the smallest. Its time grows with the number of slots, and is two to five times as long if
-popularity is new in each micro-step. LP 4 takes 2 to 32 times as long. Our assignment reaches the optimum of LP 1 in a
-sixth of CLP's time or less. The charged LP time lies between the two kinds of load from 16 GPUs on, and above both at
-8. From 32 GPUs on, the symmetric placement no longer balances this skew, as a popular expert has two replicas among 128
-or 256. Our planner chooses replicas as well as quotas. With 8 and 32 GPUs it takes 0.2 to 0.6 times as long as CLP
-needs for quotas alone, with 16 0.8 to 1.1 times, and with 64 0.5 to 1.2 times. It spends most of this time once per
-step, on choosing initial guests and testing whether guests can stay. This work ends before the first micro-step,
-whereas FineMoE's time falls between router and dispatch of each layer.
+Result: Like the paper's HiGHS, CLP solves LP 1 in less than 1 ms, except with 64 GPUs and new orders; LP 4 takes 2 to
+32 times as long. Our assignment reaches the optimum of LP 1 in at most a sixth of CLP's time. Our planner, which also
+chooses replicas, takes 0.2 to 1.2 times as long as CLP, mostly before the first micro-step.
 """
 
 from kit import Published, System, drawn

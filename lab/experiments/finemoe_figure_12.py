@@ -2,23 +2,20 @@
 
 FineMoE, arXiv 2511.16947, figure 12.
 
-FineMoE replaces its symmetric placement by an asymmetric one when loads call for it. This moves weights and optimizer
+FineMoE replaces its symmetric placement by an asymmetric one if the loads require it. This moves weights and optimizer
 states while training stops. The figure gives the time of such a migration for several models: *typically hundreds of
-milliseconds*. Every 50 iterations, it adds less than 1 %.
+milliseconds*. With a migration every 50 iterations, training takes less than 1 % longer.
 
-We assume: The models are those of figure 7, with Zipf loads, s = 1. Both placements are of one group of 8 GPUs. Experts
-of the asymmetric placement that a rank lacks come from peers, at the speed of NVLink, layer after layer; the rank that
-receives most sets the time. An expert has 2 bytes of weights and 12 of optimizer state per parameter; each of two
-replicas keeps half of the latter, as in ZeRO-1. In the paper, a GPU has half or a quarter of the layers. Here it has
-all of them, in the step too, so shares of a step are comparable and milliseconds are 2 to 4 times as many. Steps are
-policy updates, trained in place.
+We assume: The models are those of figure 7, with Zipf loads, s = 1. Both placements are of one group of 8 GPUs. A rank
+copies the experts that it lacks in the asymmetric placement from peers, at the speed of NVLink, layer after layer. The
+rank that receives most determines the time. An expert has 2 bytes of weights and 12 bytes of optimizer state per
+parameter; each of two replicas has half of the optimizer state, as in ZeRO-1. In the paper, a GPU has half or a quarter
+of the layers. Here it has all layers, also in the step, so shares of a step are comparable, but milliseconds are 2 to 4
+times the paper's. Steps are policy updates, trained in place.
 
-Result: In all layers, migration takes {GPT 32×1.3B | finemoe | migration_ms | 0} to {Mixtral 8×7B | finemoe |
-migration_ms | 0} ms at the full speed of NVLink. For the layers of one of the paper's stages, it would take a half or a
-quarter of that, 47 to 94 ms. The paper measures hundreds, because it also waits for re-initialised states, which are
-not modelled. Of 50 steps, migration is at most {GPT 32×1.3B | finemoe | migration_of_50 (token)} %, where the paper
-says less than 1 %; with ten times the time it would still be below 1 %. With constant loads, it pays off within one
-step for every model, most of all with 8 experts, where two replicas of each balance least.
+Result: At the full speed of NVLink, a migration takes at most {GPT 32×1.3B | finemoe | migration_of_50 (token)} % of 50
+steps, less than the paper's bound of 1 %. The paper's migrations take longer, because they also wait for re-initialised
+states, which are not modelled. With constant loads, a migration pays off within one step for every model.
 """
 
 from finemoe_models import inputs_of
@@ -26,8 +23,8 @@ from kit import FIRST, Arranged, Measured, Published, modelled, ratio
 
 
 def migration_seconds(m: Measured, first: Measured) -> float:
-    """Time to change from the last placement of the first system to this system's first. In each layer, the rank that
-    receives most fetches the weights and optimizer states of its new experts from peers. Layers follow each other."""
+    """Time from the first system's last placement to this system's first, layer after layer. In each layer, it is the
+    time in which the rank that receives most fetches the weights and optimizer states of its new experts from peers."""
     had, has = first.evaluation.plan.slot_expert[-1], m.evaluation.plan.slot_expert[0]  # [layers, ranks, slots]
     held = (has[..., :, None] == had[..., None, :]).any(-1)
     received = ((has >= 0) & ~held).sum(-1).max(1).mean()

@@ -2,25 +2,21 @@
 
 FineMoE, arXiv 2511.16947, figures 14 and 18.
 
-With pipelining, a part of the tokens is not scheduled, and its exchange hides the scheduling of the rest. The figure
-gives dispatch times on 8 GPUs with 128 experts, by the scheduled part (1.0: no pipelining). Pipelining shortens
-dispatch, but with a larger scheduled part, dispatch takes longer again, because the exchange of the rest becomes too
-short to hide scheduling. We do not have the values.
+With pipelining, some tokens are not scheduled, and their exchange hides the scheduling of the other tokens. The figure
+gives dispatch times on 8 GPUs with 128 experts, against the scheduled fraction of tokens (1.0: no pipelining).
+Pipelining shortens dispatch. The gain falls with a larger scheduled fraction, because the exchange of the other tokens
+is then too short to hide scheduling. We do not have the values.
 
-We assume: The setting is that of figure 17: width 2,048, 4 sequences of 4,096 tokens, communication-aware scheduling
-with α1 = 0.1 and α2 = 1, random tokens; on one node α2 has no effect. *Skewed* has Zipf loads, s = 0.8. Every expert
-has two replicas, which takes 16 guest slots. Scheduling is charged by the number of slots (`lab/run
-finemoe-figure-11`), regardless of how few tokens it schedules. The exchange of the unscheduled tokens takes its part of
-the whole dispatch, and the second exchange adds a latency. *Planning* is the part that is not hidden; dispatch in the
-paper is both together.
+We assume: As in figure 17, the width is 2,048, there are 4 sequences of 4,096 random tokens, and scheduling is
+communication-aware with α1 = 0.1 and α2 = 1. On one node α2 has no effect. *Skewed* has Zipf loads, s = 0.8. Every
+expert has two replicas, which needs 16 guest slots. The charge for scheduling depends on the number of slots (`lab/run
+finemoe-figure-11`), not on the number of scheduled tokens. The exchange of the unscheduled tokens takes their share of
+the whole dispatch time, and the second exchange adds a latency. *Planning* is the part of scheduling that is not
+hidden; dispatch in the paper includes both.
 
-Result: As in the paper, scheduling and dispatch together take less time with pipelining, and more with a larger
-scheduled part: on random tokens and by token {random tokens | scheduled: 1 | planning_ms (token)} + {random tokens |
-scheduled: 1 | dispatch_ms (token)} ms without, {random tokens | scheduled: 0.2 | planning_ms (token)} + {random tokens
-| scheduled: 0.2 | dispatch_ms (token)} ms if a fifth is scheduled. By row the times are the same within 0.02 ms, since
-all ranks are in one node. Scheduling by LP 4 takes longer than the whole exchange on NVLink, so even scheduling only a
-fifth hides just a fifth of it. Random tokens stay balanced. With skewed loads and less than 0.6 scheduled, the
-unscheduled part worsens balance: experts then lose more than the dispatch gains, and the whole layer is fastest at 0.6.
+Result: As in the paper, scheduling and dispatch together take less time with pipelining, and more time with a larger
+scheduled fraction. With skewed loads, balance suffers if less than 0.6 of the tokens are scheduled: experts then lose
+more than the dispatch gains.
 """
 
 from kit import System, drawn

@@ -4,23 +4,21 @@ FineMoE, arXiv 2511.16947, figure 8.
 
 Expert loads follow Zipf's law: the i-th most popular expert has i^−s of the tokens. The figure plots the largest GPU
 load ÷ mean over s for SmartMoE, FlexMoE and FineMoE with random, symmetric (*w/o AR*) and asymmetric placement.
-According to the text, symmetric is perfect for s < 1, random is slightly worse, asymmetric is always perfect, SmartMoE
-grows with s, and FlexMoE is in between.
+According to the text, symmetric placement is perfect for s < 1, random placement is slightly worse, and asymmetric
+placement is always perfect. SmartMoE's load grows with s, and FlexMoE is in between.
 
-We assume: Each order of popularity is a layer with 32 micro-steps, whose counts are drawn: 8 sequences of 2,048 tokens
-per GPU, top-2. Every system plans the first 16, keeps its final placement, and knows their loads. The table shows the
-last 16, by which FlexMoE, with at most ten exchanges per micro-step, has converged. *vanilla* and *smartmoe* are two
+We assume: Each order of popularity is a layer with 32 drawn micro-steps of 8 sequences of 2,048 tokens per GPU, top-2.
+Every system plans the first 16 micro-steps and retains its final placement and their loads. The table shows the last 16
+micro-steps. FlexMoE, with at most ten exchanges per micro-step, has converged by then. *vanilla* and *smartmoe* are two
 expert-parallel groups of four GPUs, as in the paper: each has all experts, eight on a GPU, and serves its own tokens.
-The others plan over all eight GPUs, where two replicas of every expert take four guest slots per rank. To run within a
-minute, there are fewer orders here than the thousand with expected loads that `build/release/bin/finemoe_figure8`
-prints (lab/policies.md). Popularity stays constant, so history tells SmartMoE and FlexMoE everything except sampling
-changes; the text does not say how much the paper's loads drift.
+The others plan over all eight GPUs, where two replicas of every expert need four guest slots per rank. The experiment
+has fewer orders, to run within a minute, than `build/release/bin/finemoe_figure8`, which uses a thousand with expected
+loads (lab/policies.md). Popularity is constant, so SmartMoE and FlexMoE know everything from history except sampling
+noise. The paper does not specify how much its loads drift.
 
-Result: As published, symmetric is perfect below s ≈ 0.7 and {s = 0.8 | finemoe-symmetric | rho_mean} in the mean at
-0.8, though single orders of popularity already exceed it there, as eq. 3 predicts (lab/policies.md); random is slightly
-worse; asymmetric is perfect at every s; SmartMoE grows with s. FlexMoE is between SmartMoE and FineMoE only above s =
-1. From s = 0.4 to 1, SmartMoE is better here, unlike in the paper. At s = 2 the most popular expert would have 62 % of
-the tokens; top-2 allows a half, so s = 1.6 and 2 hardly differ. `foremoe` is perfect throughout.
+Result: As published, asymmetric placement is perfect at every s, random placement is slightly worse than symmetric
+placement, and SmartMoE's load grows with s. Symmetric placement is perfect only below s ≈ 0.7, as eq. 3 predicts
+(lab/policies.md). Unlike in the paper, FlexMoE is between SmartMoE and FineMoE only above s = 1.
 """
 
 from kit import Aim, Arranged, Published, System, drawn

@@ -6,24 +6,18 @@ The figure shows one MoE layer on 8 H100 with 32 experts, micro-batch 8 × 2,048
 Computing experts takes most of the time, and FineMoE's experts take least. Dispatch and combine take about 1.3 ms each
 in Megatron-LM. We do not have the other values.
 
-We assume: An expert of GPT has two matrices of 4 × 4,096. Ours has three, so its width is 10,923 for the same products.
-*vanilla* and *smartmoe* are two expert-parallel groups of four GPUs, like the paper's Megatron-LM: they hold 32 more
-expert replicas than one group of eight, as many as the others have in guest slots. Their figures are those of the
-slower group. All systems except *vanilla* and `foremoe` train in place, as in finemoe-figure-7: replicas keep their
-weights, so nothing is fetched, and moving them is not charged. Every system knows the load of the previous step and
-starts from its final placement; all micro-steps have the same popularity. FineMoE pays for gathering loads and for
-scheduling (*planning*, 20 and 64 µs). *Overlap* hides as much of this as sorting rows before dispatch takes, by bytes
-and memory bandwidth. In the paper, dispatch takes 0.4 ms longer than Megatron-LM's with overlap and all else (§7.7), so
-both rows favour FineMoE. `foremoe` plans ahead, gathers loads once per step and fetches its guests.
+We assume: GPT's expert has two matrices of width 4 × 4,096. Our expert has three, so its width is 10,923 for the same
+work. *vanilla* and *smartmoe* are two expert-parallel groups of four GPUs, like the paper's Megatron-LM: they have 32
+more expert replicas than one group of eight, and the figures are those of the slower group. The other systems have 32
+guest slots. All systems except *vanilla* and `foremoe` train in place, as in finemoe-figure-7: replicas retain their
+weights, so nothing is fetched, and moving replicas is not charged. Every system knows the previous step's load and
+starts from that step's final placement. All micro-steps have the same popularity. FineMoE is charged for gathering
+loads and for scheduling (*planning*, 20 and 64 µs). With *overlap*, rows are sorted for dispatch during this time;
+sorting takes bytes ÷ memory bandwidth. In the paper, dispatch takes 0.4 ms longer than Megatron-LM's even with overlap
+(§7.7), so both rows favour FineMoE. `foremoe` plans ahead, gathers loads once per step and fetches its guests.
 
-Result: Experts dominate. The all-to-all of vanilla takes {s = 1 | vanilla | dispatch_ms (row) | 1} ms modelled by row,
-as Megatron-LM sends it, and 1.3 ms measured by the paper. FineMoE's experts take 0.63 to 0.67 of vanilla's time, in
-line with ρ: groups of four have two replicas of every expert, as FineMoE has, so balancing gains much less over them
-than over one group of eight. Where popularity is constant, as here, knowing the routes ahead gains next to nothing over
-*finemoe*. By row its layer takes {s = 1 | finemoe | forward_ms (row) | 2} ms, or {s = 1 | finemoe, overlap | forward_ms
-(row) | 2} ms with overlapped scheduling, and ours {s = 1 | foremoe | forward_ms (row) | 2}; by token {s = 1 | finemoe |
-forward_ms (token) | 2} and {s = 1 | foremoe | forward_ms (token) | 2}. FlexMoE and SmartMoE are between FineMoE and
-vanilla, in line with their ρ.
+Result: Experts take most of the time, as published, and FineMoE's experts take 0.63 to 0.67 of vanilla's time. With
+constant popularity, `foremoe` gains next to nothing over FineMoE from knowing the routes.
 """
 
 from kit import Arranged, Published, System, drawn, modelled

@@ -5,33 +5,17 @@ ForeMoE, arXiv 2606.11867, figure 10.
 The paper plots the distribution of the imbalance ratio and of the maximum traffic of a link between machines over ten
 steps, without and with ForeMoE. We do not have the values.
 
-We assume: Each of the ten steps has 16 micro-steps of the first configuration of figure 8 and is planned separately: no
-copy outlives the optimizer step, and the next step fetches its guests again. Each input appears three times in the
-table: with the smallest, the median and the largest of the ten steps' figures, column by column. Relative columns
-compare each step with vanilla's. *Links* prefers less traffic to the last percent of balance (`--prefer links`).
-Traffic between machines counts token-expert assignments of the busiest node, in one direction, as rows travel by row;
-*GiB* is the traffic of either dispatch.
+We assume: Each of the ten steps has 16 micro-steps of the first configuration of figure 8. Steps are planned
+separately, because guests are copied again after each optimizer step. Each input appears three times in the table: with
+the smallest, the median and the largest of the ten steps' figures, column by column. Relative columns compare each step
+with the same step of vanilla. *Links* trades the last percent of balance for less traffic (`--prefer links`). Traffic
+between machines counts token-expert assignments of the busiest node in one direction, as in dispatch by row. *GiB*
+gives the bytes of each dispatch.
 
-Result: The spread of ρ collapses. Without balancing, the mean ρ of a step is {math, least | vanilla | rho_mean | 2} to
-{math, largest | vanilla | rho_mean | 2} on *math* and {mixed, least | vanilla | rho_mean | 2} to {mixed, largest |
-vanilla | rho_mean | 2} on *mixed*. With `foremoe` it is at most {math, largest | foremoe | rho_mean} and {mixed,
-largest | foremoe | rho_mean}, and in every step 99 in 100 pairs have a ρ of at most {mixed, largest | foremoe | rho_p99
-| 3}. Bytes on links include copies and gradients, and `foremoe` hardly reduces them. By token on *math*, the busiest
-link carries {math, median | foremoe | link_gib (token) | 0} GiB in the median step ({math, least | foremoe | link_gib
-(token) | 0} to {math, largest | foremoe | link_gib (token) | 0}), and vanilla's carries {math, median | vanilla |
-link_gib (token) | 0} ({math, least | vanilla | link_gib (token) | 0} to {math, largest | vanilla | link_gib (token) |
-0}). On *mixed* the medians are {mixed, median | foremoe | link_gib (token) | 0} and {mixed, median | vanilla | link_gib
-(token) | 0}. By row they are {math, median | foremoe | link_gib (row) | 0} and {math, median | vanilla | link_gib (row)
-| 0} on *math*, {mixed, median | foremoe | link_gib (row) | 0} and {mixed, median | vanilla | link_gib (row) | 0}. With
-`--prefer links`, the link carries {math, median | foremoe, links | link_gib (token) | 0} and {mixed, median | foremoe,
-links | link_gib (token) | 0} by token, {math, median | foremoe, links | link_gib (row) | 0} and {mixed, median |
-foremoe, links | link_gib (row) | 0} by row, since by token a node gets a token once however many of its experts are
-there. Rows between machines, one per token and expert, decrease even without this option: the busiest node's maximum is
-{mixed, median | foremoe | node_link_of_first | 2} of vanilla's in the median step and {mixed, largest | foremoe |
-node_link_of_first | 2} in the worst, and {mixed, median | foremoe, links | node_link_of_first | 2} with `--prefer
-links`. Every step fetches its guests again: {math, median | foremoe | copies | 0} to {mixed, median | foremoe | copies
-| 0} copies per layer and event, {math, median | foremoe, links | copies | 0} to {mixed, median | foremoe, links |
-copies | 0} with `--prefer links`.
+Result: `foremoe` reduces the mean ρ of a step from at least {mixed, least | vanilla | rho_mean | 2} to at most {mixed,
+largest | foremoe | rho_mean}, and the maximum number of rows that the busiest node exchanges with others to at most
+{mixed, largest | foremoe | node_link_of_first | 2} of vanilla's. Without *links*, `foremoe` hardly reduces the bytes on
+the busiest link, which include copies and gradients.
 """
 
 from typing import Any

@@ -5,17 +5,14 @@ ForeMoE, arXiv 2606.11867, figure 12.
 The paper compares planning time per step with the time of recompute and policy update, and transfer time per layer with
 attention. We do not have the values.
 
-We assume: Planning is measured: all layers of a whole step, on all processors of this machine. The phases are modelled.
-Transfer is modelled too: it is the time to copy a layer's experts in a micro-step to the rank that receives most, over
-its link to the host with no other traffic. *Attention* is everything in a layer before its experts. The paper plans on
-the machines of its cluster, where each machine would plan some of the layers.
+We assume: Planning of all layers of a whole step is measured on all processors of this machine. The phases are
+modelled. Transfer is modelled as the time to copy a layer's experts in a micro-step to the rank that receives most,
+over its link to the host with no other traffic. *Attention* is everything in a layer before its experts. The paper
+plans on its cluster, where each machine can plan some of the layers.
 
-Result: Planning the four layers of a step takes 1.0 to 1.4 s with one guest slot and 0.3 to 0.5 s with two, on two
-cores shared with other programs. The modelled recompute takes at least {Qwen3-30B-A3B, math | foremoe, G = 2 |
-recompute_ms (token) | 0} ms by token and {Qwen3-30B-A3B, math | foremoe, G = 2 | recompute_ms (row) | 0} by row, the
-policy update three times that. For all 48 layers, two cores would take as long as recompute by token with two slots,
-and three times as long with one; on a cluster each rank plans one layer, in parallel. A layer's copies take less than a
-third of its attention, so attention can hide them.
+Result: A layer's copies take less than a third of its attention, so attention can hide them. On the two cores of this
+machine, planning all 48 layers would take as long as recompute (by token) with two guest slots, and three times as long
+with one. On a cluster, each rank plans one layer, in parallel.
 """
 
 from kit import System, drawn, modelled

@@ -2,20 +2,19 @@
 
 ForeMoE, arXiv 2606.11867, figure 4.
 
-The paper plots the expert loads of Qwen3-30B-A3B during RL post-training: those of whole steps are skewed and hardly
-change, those of micro-steps fluctuate. We do not have the plot's values.
+The paper plots the expert loads of Qwen3-30B-A3B during RL post-training. Loads of whole steps are skewed and hardly
+change; loads of micro-steps fluctuate. We do not have the plot's values.
 
 We assume: *Change* is half the sum over experts of |share − previous share|: the share of tokens that go to different
-experts than before. *Error of forecast* compares each micro-step in this way with the mean of the previous step, which
-is what a planner without foresight knows. Drawn inputs are five steps of 16 micro-steps on 8 ranks, with one sequence
-of 4,096 tokens per rank and micro-step, in GRPO groups of 8 that share a micro-step. Both routing models are ours. The
+experts than before. *Error of forecast* is the same difference between a micro-step and the mean of the previous step,
+which a planner without foresight knows. Drawn inputs are five steps of 16 micro-steps on 8 ranks, with one sequence of
+4,096 tokens per rank and micro-step, in GRPO groups of 8 that share a micro-step. Both routing models are ours. The
 recorded input is the rollout in the repository: one step of 14 micro-steps with the routes of a small model.
 
-Result: Drawn loads show the same picture: from micro-step to micro-step, the share of tokens that change experts is
-three to four times that from step to step, and popular experts stay at a multiple of the mean. Forecasting a micro-step
-from the previous step therefore misplaces {math model | vanilla | forecast_error | 0} or {mixed model | vanilla |
-forecast_error | 0} % of its tokens. The recorded routes, of one domain and a small model, are as skewed but change much
-less between micro-steps than either drawn input. Their ρ is in the same range because their skew is.
+Result: Drawn loads show the paper's pattern: between micro-steps, three to four times as many tokens change experts as
+between steps. A forecast from the previous step therefore misplaces {math model | vanilla | forecast_error | 0} or
+{mixed model | vanilla | forecast_error | 0} % of a micro-step's tokens. The recorded routes are skewed like drawn
+loads, but change much less between micro-steps.
 """
 
 import math

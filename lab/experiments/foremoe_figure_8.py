@@ -2,32 +2,21 @@
 
 ForeMoE, arXiv 2606.11867, figure 8.
 
-The paper stacks recompute and policy update of six configurations and prints the speedup over veRL on each bar: up to
+The paper's bars show the times of recompute and policy update in six configurations, and the speedups over veRL, up to
 1.45. We do not know the configurations or the other five speedups.
 
 We assume: The configurations are ours: three models, each with a *math* routing model (skewed experts, GRPO groups that
 differ a little) and a *mixed* one (less skewed, groups that differ much). 64 GPUs are one expert-parallel group over 8
-H100 nodes. Four layers stand for all layers of the model. There are 32 micro-steps of one 4,096-token sequence per
-rank, and groups of 16 share a micro-step. Vanilla balances nothing, like veRL between its micro-steps. The paper does
-not say which dispatch it uses. *By token*, a token goes once to each node and each rank, as in DeepEP and HybridEP; *by
-row*, every row goes to its rank separately, as in Megatron-LM's all-to-all. For a load, rows by token are estimated.
-The last two inputs have 8 micro-steps and the same routing, once as a trace, whose rows are counted, and once as a
-load. Figures are means of five draws.
+H100 nodes. Four layers represent all layers of the model. There are 32 micro-steps of one 4,096-token sequence per
+rank, and groups of 16 share a micro-step. Vanilla does not balance, like veRL between its micro-steps. The paper does
+not specify its dispatch. *By token*, a token goes once to each node and each rank, as in DeepEP and HybridEP; *by row*,
+every row goes to its rank separately, as in Megatron-LM's all-to-all. For a load, rows by token are estimated. The last
+two inputs have 8 micro-steps and the same routing, once as a trace, whose rows are counted, and once as a load. Figures
+are means of five draws.
 
-Result: The dispatch decides how much a step can gain. By token and counted in a trace, the speedup of `foremoe` is
-{Qwen3-30B-A3B, mixed, 8 micro-steps, trace | foremoe | speedup (token) | 2 ±}, and {Qwen3-30B-A3B, mixed, 8
-micro-steps, trace | foremoe, links | speedup (token) | 2} if it prefers links. For a load drawn from the same routing
-model it is {Qwen3-30B-A3B, mixed, 8 micro-steps, load | foremoe | speedup (token) | 2} and {Qwen3-30B-A3B, mixed, 8
-micro-steps, load | foremoe, links | speedup (token) | 2}. Over the six configurations, all loads, it is 1.49 to 1.97 by
-token, and 1.57 to 2.01 with links preferred. The standard deviation over draws is 0.12 to 0.17 for *math* and 0.02 to
-0.03 for *mixed*. The paper measured up to 1.45, with configurations and a dispatch that we do not know. By row, rows to
-other nodes take most of the step, and the speedup is 2.73 to 3.73. Expert time is balanced to 0.2 %, with 8 micro-steps
-to 0.4 %. Little time is spent waiting, most with links preferred on Qwen3-235B-A22B: 1.1 s of 148. The aim of 99 % of
-ideal is missed with both dispatches. *Of ideal* compares with a step in which every rank also sends and receives the
-mean traffic of the same plan, but exchanges between nodes stay uneven, as sources of one GRPO group sit on neighbouring
-ranks. Preferring links shortens the step by reducing traffic, but lowers this score, since mean traffic falls more than
-its maximum. Compared with perfect balance and vanilla's traffic (*of perfect*), plain balance reaches 96 to 101 % by
-token and 93 to 96 % by row. Links reach 100 to 103 and 96 to 99 %, above 100 because they send less than vanilla.
+Result: The speedup of `foremoe` is 1.49 to 1.97 by token, and 2.73 to 3.73 by row, where rows to other nodes take most
+of the step. The aim of 99 % of ideal is missed with both dispatches: exchanges between nodes stay uneven, because the
+sources of one GRPO group are on neighbouring ranks.
 """
 
 from kit import Aim, Published, System, drawn, paired

@@ -3,25 +3,16 @@
 ForeMoE, arXiv 2606.11867, figure 9.
 
 The paper enables the stages of its planner one after the other (B base placement, L relocation, P replication, T token
-assignment), then its two transfer paths, and gives speedups over veRL. We do not have the values.
+assignment), then its two transfer paths. It gives speedups over veRL. We do not have the values.
 
-We assume: We use the stages of our planner with the same names; their algorithms are not the paper's. Without T, an
-expert's tokens are split equally over the replicas that serve it. With one path alone, all copies come from host
-memory, or all from peers. With both, each phase takes the fastest of host, peers, and the engine's balance by bytes ÷
-bandwidth. The other rows have both. The input is the first configuration of figure 8, with both routing models.
+We assume: Our planner's stages have the same names, but other algorithms than the paper's. Without T, an expert's
+tokens are split equally over the replicas that serve it. With one path alone, all copies come from host memory, or all
+from peers. With both, each phase uses the fastest of host, peers and the engine's split by bytes ÷ bandwidth. All other
+rows use both paths. The input is the first configuration of figure 8, with both routing models.
 
-Result: Base placement (B) gains most. With tokens split equally over its replicas, ρ falls from {math | vanilla |
-rho_mean | 1} to {math | B | rho_mean | 1} on *math*, and the speedup is {math | B | speedup (token) | 2} by token and
-{math | B | speedup (row) | 2} by row. T comes second: exact quotas reduce ρ to {math | BLPT | rho_mean | 2} and raise
-the speedup from {math | BLP | speedup (token) | 2} to {math | BLPT | speedup (token) | 2} by token and from {math | BLP
-| speedup (row) | 2} to {math | BLPT | speedup (row) | 2} by row. On *mixed*, B reaches {mixed | B | speedup (token) |
-2} and {mixed | B | speedup (row) | 2}, and all stages {mixed | BLPT | speedup (token) | 2} and {mixed | BLPT | speedup
-(row) | 2}. BL is *worse* than B here: our L moves an expert's whole quota to a guest and leaves its home idle, where
-equal splits over the guests of B work better. With T on, L and P raise the speedup on *mixed* from {mixed | BT |
-speedup (token) | 3} to {mixed | BLPT | speedup (token) | 3} by token and from {mixed | BT | speedup (row) | 3} to
-{mixed | BLPT | speedup (row) | 3} by row. Guests chosen once per step can come close with two slots, but not with one
-(`static` in review-memory). Either path alone hides all copies, by token all but {math | BLPT | exposed_ms (token) | 0}
-ms of a step of seconds. With both paths, the plan therefore uses peers alone, which need no arena to fill.
+Result: Base placement (B) gains most, and token assignment (T) is second. BL gains less than B, because our L moves an
+expert's whole quota to a guest and leaves its home idle. Either transfer path alone hides nearly all copies, so with
+both paths the plan copies from peers only, which need no arena.
 """
 
 from kit import System, drawn

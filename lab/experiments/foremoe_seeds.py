@@ -2,28 +2,19 @@
 
 Pith's referee report on ForeMoE, point 1: variance, asked for and not published.
 
-The referee asks for the number of runs and the variance. Figures on this page come from one draw with the default seed
+The referee asks for the number of runs and the variance. Figures on this page are from one draw with the default seed
 unless an experiment states otherwise.
 
 We assume: Three inputs are drawn with consecutive seeds; figures are means over the draws ± standard deviation.
-*Bursty* is that of docs/users/command_line.md, with its systems and its optimizer's shards: eight ranks, one sequence
-of 4,096 tokens per rank and micro-step, GRPO groups of eight that differ. *DAPO-Math* is that of review-speedup,
-*mixed* that of figure 8 on 64 ranks with half as many micro-steps. Each draw redraws popularity of experts, groups and
-tokens. *Placed* charges planning, measured here; *paired* compares that step with ours, draw by draw. Each input has
-both dispatches; *by token* is estimated, since these are loads.
+*Bursty* is the example of docs/users/command_line.md, with the same systems and optimizer shards: eight ranks, one
+sequence of 4,096 tokens per rank and micro-step, GRPO groups of eight that differ. *DAPO-Math* is the input of
+review-speedup. *Mixed* is that of figure 8 on 64 ranks with half the micro-steps. Each seed draws new popularities of
+experts, groups and tokens. *Placed* charges planning, measured here. *Paired* compares these steps with ours, draw by
+draw. Each input has both dispatches; *by token* is estimated, since these are loads.
 
-Result: By token, the speedup of `foremoe` is {bursty, 10 draws | foremoe | speedup (token) | 3 ±} on *bursty*,
-{DAPO-Math, 10 draws | foremoe | speedup (token) | 3 ±} on *DAPO-Math* and {mixed, 64 ranks, 5 draws | foremoe | speedup
-(token) | 3 ±} on 64 ranks; by row {bursty, 10 draws | foremoe | speedup (row) | 3 ±}, {DAPO-Math, 10 draws | foremoe |
-speedup (row) | 3 ±} and {mixed, 64 ranks, 5 draws | foremoe | speedup (row) | 3 ±}. The standard deviation of speedups
-is below two per cent, by row at 64 ranks below four, and nearly all of it comes from the imbalance of the drawn load.
-The following figures compare systems on the same draws and include planning. On 64 ranks, the steps of ReLibra and
-UltraEP are 6 % longer than ours by token and 7 and 5 % by row; `static` is level (0.5 ± 0.5 % longer by token);
-`shared`, which needs a thirtieth of the memory, is 1 % longer; preferring links is 5 % shorter by token and 3 % by row.
-On 8 ranks, `shared` is level, and ReLibra is 0.5 and 0.9 % faster than ours, as it has almost no planning to pay for.
-UltraEP is 3 and 6 % slower, half of it due to its planning time of 72 µs, published for 64 ranks and 256 experts
-(*planned at once* has none); `static` is 6 % slower. FEPLB, which is charged in full for the return of its results, is
-slower than vanilla at 64 ranks in every draw: {mixed, 64 ranks, 5 draws | feplb | speedup (token) | 2} by token.
+Result: The standard deviation of speedups is below 2 % (by row on 64 ranks, below 4 %), nearly all due to the imbalance
+of the drawn load. With planning included, the steps of ReLibra and UltraEP are 5 to 7 % longer than ours on 64 ranks.
+On 8 ranks, ReLibra's steps are 0.5 to 0.9 % shorter than ours, because ReLibra has almost no planning.
 """
 
 from kit import System, drawn, paired

@@ -5,10 +5,10 @@ Our own question.
 With two guest slots on 64 ranks, the planner only adds initial guests to a step and does not revise them.
 
 We assume: The inputs are load tables of 64 ranks; two guest slots. *With* runs `--stages BLPTS`, *without* the default.
-Steps are modelled on H100 with token dispatch. Placement is of the slowest rank's layers without the gather.
+Steps are modelled on H100 with token dispatch. Placement is the time for the slowest rank's layers, without the gather.
 
-Result: Without sweeps the step is 0.0 to 1.1 % shorter in five of six tables and 0.1 % longer in one; with planning it
-is never longer. Growth adds more guests, so ρ ends closer to 1. On v3-ep64-bursty, the mean ρ rises by 0.0001.
+Result: Without sweeps, the step is 0.0 to 1.1 % shorter on five of six inputs and 0.1 % longer on one. With planning
+included, it is never longer.
 """
 
 from kit import System, measured_here, recorded

@@ -6,30 +6,20 @@ The referee asks what happens if routes diverge after the rollout. The paper rep
 answer.
 
 We assume: A row is a token at one of its experts. *Elsewhere* is the share of rows whose router chooses another expert
-than recorded. That expert is drawn by the others' popularity in the same micro-step, layer and source rank, so the load
-stays equally skewed. *Not recorded* is the share of rows without a recorded route, as if replay covered only part of
+than recorded. The other expert is drawn by popularity in the same micro-step, layer and source rank, so the load
+remains equally skewed. *Not recorded* is the share of rows without a recorded route, as if replay covered only part of
 the tokens. `foremoe`, `static` and `relibra` plan with the recorded routes. Rows that follow their recorded route go to
 their planned replicas, all others to the homes of their experts, as with `on_mismatch="home"`. The other systems do not
 use routes in advance and are unaffected: `eplb-ema`, `ema` and `flexmoe` place experts by past loads, and `ultraep`
-plans after the router has run. Input and cluster are those of review-speedup (DAPO-Math, seed 1; the rows that change
-are drawn with that seed too), with four layers. No plan knows the actual row counts, so for every system ranks gather
-all counts in every forward of every layer; the modelled time includes this. *Speedup, placed* also charges planning
-before the first micro-step, measured here. UltraEP's planning is in the step: 72 µs in each layer and micro-step, as
-published for 64 ranks and 256 experts, a disadvantage with 8 and 128. *Planned at once* is UltraEP without it.
+plans after the router has run. Input and cluster are those of review-speedup (DAPO-Math), with four layers. Seed 1
+draws the input and the rows that change. No plan knows the actual row counts, so in every system the ranks gather all
+counts in every forward of every layer. The modelled time includes this. *Speedup, placed* also charges planning before
+the first micro-step, measured here. UltraEP's step includes 72 µs of planning per layer and micro-step, as published
+for 64 ranks and 256 experts. This is too much for 8 ranks and 128 experts. *Planned at once* is UltraEP without it.
 
-Result: A plan degrades in proportion to wrong rows, without a cliff. Rows that leave it go to homes, as all rows do in
-vanilla, so with a share p of them ρ is close to 1 + p · (ρ of vanilla − 1). With a fifth of its rows wrong, a plan
-keeps four fifths of its gain: a speedup of {0 % elsewhere | foremoe | speedup (token) | 2} becomes {20 % elsewhere |
-foremoe | speedup (token) | 2} by token, and {0 % elsewhere | foremoe | speedup (row) | 2} becomes {20 % elsewhere |
-foremoe | speedup (row) | 2} by row. Unrecorded rows cost as much as wrongly recorded ones. UltraEP plans after the
-router of a layer and is unaffected ({0 % elsewhere | ultraep | speedup (token) | 2} by token). With a tenth of the rows
-elsewhere, ours and ReLibra are still faster, even with placement charged. With a fifth they are slightly faster, and
-with placement charged ours is level with UltraEP. If UltraEP's planning took no time, its speedup would be {20 %
-elsewhere | ultraep, planned at once | speedup (token) | 2} by token with a fifth elsewhere, above ours, but below it if
-all rows go as recorded ({0 % elsewhere | ultraep, planned at once | speedup (token) | 2}). `static` is as fast as
-UltraEP by token if all rows go as recorded, and slower otherwise. With placement charged, ours is 1 % behind ReLibra,
-which plans each micro-step separately within a node and has almost no placement. Systems that place experts by past
-loads are unaffected, but gain only 2 to 6 % by token and 4 to 9 % by row.
+Result: The gain decreases in proportion to the share of wrong rows: with a fifth of its rows wrong, a plan keeps four
+fifths of its gain. Unrecorded rows and wrongly recorded rows cost the same. With placement included, `foremoe` is level
+with UltraEP, which plans after the router, if a fifth of the rows go elsewhere.
 """
 
 from __future__ import annotations
@@ -87,7 +77,7 @@ def on_other_routes(on: Input, *, wrong: float = 0.0, missing: float = 0.0) -> I
 
 
 class OnOtherRoutes(System):
-    """foresight: the policy plans with the recorded routes. Others use no routes in advance and are unaffected."""
+    """foresight: the policy plans with the recorded routes. Other policies use no recorded routes."""
 
     def __init__(self, label: str, policy: str = "", *, foresight: bool = False, **options: Any) -> None:
         super().__init__(label, policy, **options)

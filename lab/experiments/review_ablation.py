@@ -2,23 +2,15 @@
 
 review of ForeMoE, section 6.4.
 
-A table of the review shows its two planner parts and the two transfer paths, one at a time.
+A table of the review shows each of its two planner parts and each of the two transfer paths alone.
 
 We assume: Input, policies and cluster are those of review-speedup. Each rank has two guest slots unless the label gives
 another number. *CPU path only* and *GPU-direct only* are the review's whole planner with all copies from host memory or
-all from peers. The table also shows both paths for our planner.
+all from peers. The table also shows each path for our planner.
 
-Result: By token, MDA alone gains {DAPO-Math | MDA only | speedup (token) | 2} and {CodeForces | MDA only | speedup
-(token) | 2}, as in the review (1.18 and 1.15); by row it gains {DAPO-Math | MDA only | speedup (row) | 2} and
-{CodeForces | MDA only | speedup (row) | 2}. The other rows disagree with the review, with both inputs and both
-dispatches. BPO alone gains {DAPO-Math | BPO only | speedup (token) | 2} and {CodeForces | BPO only | speedup (token) |
-2} by token, where the review has 1.21 and 1.17, and BPO with MDA balances worse than MDA alone. The main cause is
-slots: BPO's relocations and replicas fill those that MDA needs. With eight guest slots per rank, ρ of both together is
-nearly that of MDA alone, and they are as fast. Of the two paths, peers are faster here. By token, the review's planner
-gains {DAPO-Math | GPU-direct only | speedup (token) | 2} from peers and {DAPO-Math | CPU path only | speedup (token) |
-2} by the CPU path; ours gains {DAPO-Math | foremoe, GPU-direct only | speedup (token) | 2} and {DAPO-Math | foremoe,
-CPU path only | speedup (token) | 2}. The review favours the CPU path. Here, copies inside a node use NVLink and need no
-arena. With both paths allowed, *foremoe* therefore copies from peers only.
+Result: By token, MDA alone has about the gain that the review gives. The other results disagree with the review. BPO
+with MDA balances worse than MDA alone, because BPO's relocations and replicas fill the slots that MDA needs. Copies
+from peers are faster than the CPU path here, whereas the review favours the CPU path.
 """
 
 from kit import Published, System, drawn

@@ -4,19 +4,15 @@ review of ForeMoE, section 6.3.
 
 A table of the review shows the share of micro-steps in each range of ρ.
 
-We assume: The routing model has two parameters, the skew of a step and how much GRPO groups differ. Both were fitted to
-the unbalanced row alone, and nothing else here was fitted. Each pair of layer and micro-step counts once. This is
-stricter than counting micro-steps, in which layers average out. Model and batch are those of review-speedup, also with
-32 micro-steps. *FEPLB, smaller too* represents another planner that moves only whole experts, with equal slots.
+We assume: The routing model has two parameters, the skew of a step and how much GRPO groups differ. We fitted both to
+the unbalanced row alone, and no other parameter. Each pair of layer and micro-step counts once. This is stricter than
+counting micro-steps, where layers average out. The model, the batch and the 32 micro-steps are those of review-speedup.
+*FEPLB, smaller too* represents another planner that moves only whole experts, with equal slots.
 
-Result: The unbalanced row is fitted by its mean only: the model gives fewer balanced and fewer extreme micro-steps than
-the review's 3 % and 33 %, which no two parameters reach at once. The review's planner, as described, does not reach its
-published 61 %, nor EMA its 9 %. Whole experts, 16 to a rank, are not too coarse: FEPLB's greedy moves nothing else, and
-with two slots has nine in ten pairs below 1.1. The review's planner lacks slots for its moves, since its base placement
-has taken them. Its moves alone end at a ρ of about 1.25 even with more slots (review-ablation). As described, a pair of
-ranks moves nothing if the largest expert is too large; FEPLB's greedy tries a smaller one. EMA and EPLB by a moving
-average know only averages, from which single micro-steps of such groups differ. With ForeMoE and two guest slots, every
-pair is below 1.1.
+Result: With ForeMoE and two guest slots, every pair has a ρ below 1.1. Neither the review's planner as described nor
+EMA reaches its published share. The planner's base placement fills the slots that its moves need, and EMA knows only
+averages. The routing model matches the mean of the unbalanced row, but has fewer balanced and fewer extreme micro-steps
+than the review.
 """
 
 from kit import Aim, Column, Published, System, drawn

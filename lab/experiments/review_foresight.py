@@ -4,41 +4,25 @@ referee report on ForeMoE, point 2, and review of ForeMoE: requested there, neve
 
 The referee asks for an ablation that isolates foresight: the same planner with less knowledge.
 
-We assume: All systems but vanilla, EPLB and LPLB are our planner with two guest slots. It places guests for the loads
-that the label names. After the router has run, our exact split divides tokens over the existing replicas as evenly as
-they permit, in all these systems. So foresight decides where guests are, never how tokens are split. *Former step's
-mean* expects the previous step's mean in every micro-step. *Former step's micro-steps* chooses one set of guests from
-all micro-steps of the previous step; *all micro-steps, placed once* (`static`) does the same with those of the current
-step. A constant forecast gives constant guests, so these systems are `static` too; only *foremoe* changes guests inside
-the step. In the *shared* systems (residency `shared`), guests are fetched for each micro-step and each micro-step is
-placed on its own, so a moving average of the micro-steps so far is a further forecast. It begins with the former step's
-mean and gives the newest micro-step a weight of 0.1. Systems with a forecast have to gather all ranks' counts between
-router and dispatch, and are charged for that; EPLB, whose exact split needs those counts too, is not charged, in its
-favour. The time of the split itself, which is then on the critical path too, is not charged, in favour of forecasts
-(LPLB's is, 100 µs). EPLB and LPLB are not our planner: they fill every slot by the former step's mean and use the exact
-split, and EPLB moves homes too. Both steps have the same popularity of experts but different groups. This favours
-forecasts: drifting popularity would make them worse. Inputs are those of foremoe-seeds, with half the layers on 64
-ranks; five draws.
+We assume: All systems except vanilla, EPLB and LPLB use our planner with two guest slots. It places guests for the
+loads that the label names. After the router has run, our exact split balances tokens over the existing replicas in all
+these systems. Foresight therefore affects only where guests are, not how tokens are split. *Former step's mean* expects
+the previous step's mean in every micro-step. *Former step's micro-steps* chooses one set of guests from all micro-steps
+of the previous step; *all micro-steps, placed once* (`static`) does the same for the current step. A constant forecast
+gives constant guests, so these systems are `static` too. Only *foremoe* changes guests inside the step. In the *shared*
+systems (residency `shared`), each micro-step is placed separately and fetches its guests. One of them uses a moving
+average of past micro-steps as a forecast. The average begins with the previous step's mean and gives the newest
+micro-step a weight of 0.1. Systems with a forecast gather all ranks' counts between router and dispatch, and are
+charged for this. EPLB's exact split needs these counts too, but is not charged, which favours EPLB. The split itself is
+also on the critical path but not charged, which favours forecasts (LPLB is charged 100 µs). EPLB and LPLB do not use
+our planner. They fill every slot according to the previous step's mean and use the exact split. EPLB also moves homes.
+Both steps have the same popularity of experts but different groups. This favours forecasts: drifting popularity would
+make them worse. Inputs are those of foremoe-seeds, with half the layers on 64 ranks. Figures are means of five draws.
 
-Result: By token, foresight is worth less than our speedup over vanilla suggests. Placed for the former step's
-micro-steps, our planner gains {bursty, 8 ranks | former step's micro-steps | speedup (token) | 3 ±} on 8 ranks and
-{mixed, 64 ranks | former step's micro-steps | speedup (token) | 3 ±} on 64; with foresight it gains {bursty, 8 ranks |
-foremoe | speedup (token) | 3 ±} and {mixed, 64 ranks | foremoe | speedup (token) | 3 ±}. So four fifths of the gain
-need no foresight on 64 ranks, and half on 8. By row it is half and two thirds: {bursty, 8 ranks | former step's
-micro-steps | speedup (row) | 3 ±} and {mixed, 64 ranks | former step's micro-steps | speedup (row) | 3 ±} without
-foresight, {bursty, 8 ranks | foremoe | speedup (row) | 3 ±} and {mixed, 64 ranks | foremoe | speedup (row) | 3 ±} with
-it. Knowing the micro-steps matters, not knowing the step: with this step's exact mean our planner gains only {bursty, 8
-ranks | step's mean | speedup (token) | 2} and {mixed, 64 ranks | step's mean | speedup (token) | 2}, hardly more than
-with the former step's mean ({bursty, 8 ranks | former step's mean | speedup (token) | 2} and {mixed, 64 ranks | former
-step's mean | speedup (token) | 2}). A moving average of micro-steps is no better than that mean. However, our planner
-uses means poorly: it stops when the expected loads are even, and leaves half of the guest slots empty ({mixed, 64 ranks
-| step's mean | copies} copies per layer and event on 64 ranks, where 8 would fill them). EPLB and LPLB fill all slots
-by the former step's mean, and are better than our planner with any mean. EPLB gains {bursty, 8 ranks | EPLB, former
-step's mean | speedup (token) | 2} and {mixed, 64 ranks | EPLB, former step's mean | speedup (token) | 2} by token, on 8
-ranks as much as ours placed for the former step's micro-steps. Changing guests inside the step pays on 8 ranks
-({bursty, 8 ranks | all micro-steps, placed once | speedup (token) | 3} without it) but not on 64 ({mixed, 64 ranks |
-all micro-steps, placed once | speedup (token) | 3}): there, guests placed once for all micro-steps are as fast by token
-and by row, within the spread.
+Result: Without foresight, our planner reaches four fifths (by token) and two thirds (by row) of its gain on 64 ranks,
+and half of it on 8 ranks. The planner needs each micro-step's loads: the step's exact mean gains hardly more than the
+previous step's mean. EPLB and LPLB, which fill all slots according to the previous step's mean, gain more than our
+planner with any mean.
 """
 
 from __future__ import annotations

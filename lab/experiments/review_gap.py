@@ -2,35 +2,23 @@
 
 review of ForeMoE, weakness W3: requested there, never published.
 
-In the review, ForeMoE reaches 95 % of its oracle. The review says that the paper does not explain the other 5 %: the
-planner, memory for replicas, exposed copies, or balancing per layer.
+In the review, ForeMoE reaches 95 % of its oracle. According to the review, the paper does not explain the other 5 %.
+Possible causes are the planner, memory for replicas, exposed copies, or balancing per layer.
 
 We assume: *Ideal* is a step in which every rank computes the mean load, sends and receives the mean rows of the first
-system, and copies nothing. Each further column adds the time of one cause on the critical path, and they add up to the
-last column. *Slots* is the busiest rank's load beyond the mean and beyond whole tokens: what the plan's slots cannot
-hold, and what the planner leaves, since ours stops within 0.6 % of the mean. *Exact* has no tolerance, and *8 slots*
-has four times as many. *Replicas*: each replica is a separate matrix product, which reads the weights once more and
-fills its last tile only in part. Whole tokens take nothing, because the mean is a whole number in drawn loads. Copies
-include refreshing the arenas and sending gradients home. Planning is what online systems charge, plus placement
+system, and copies nothing. Each further column is the time that one cause adds to the critical path. The last column is
+the sum of the others. *Slots* is the busiest rank's load beyond the mean and beyond whole tokens. It has two causes:
+too few slots, and our planner's tolerance of 0.6 % of the mean. *Exact* has no tolerance, and *8 slots* has four times
+as many slots. *Replicas*: each replica is a separate matrix product, which reads the weights once more and fills its
+last tile only in part. *Whole tokens* is 0 here, because the mean of a drawn load is a whole number. Copies include
+refreshing the arenas and sending gradients home. *Planning* is the planning time of online systems plus placement
 (measured here) that no rollout's tail hides. The first two inputs are those of review-speedup; the third is the mixed
 routing model of figure 8 on 64 ranks of eight nodes.
 
-Result: Balance is not what ours lacks. Its slots leave less than a thousandth of the ideal step, whole tokens nothing,
-and copies next to nothing. Replicas take 4 to 5 thousandths at 8 ranks and less at 64, since parts of experts do not
-fill their tiles; more slots make that worse. The rest is exchange, since sources send unevenly even where all ranks
-receive the same: by token 3 % of the ideal step in one node and 4 % between eight nodes, by row 1.5 and 7 %. Preferring
-links removes that between nodes by token (the plan sends less than vanilla's mean), and nearly half of it by row.
-Balancing exactly saves almost nothing: at most 1 in 1,000, and at 64 ranks by token its exchange makes it 3 in 1,000
-slower. Placement, measured here, takes 1 % of the ideal step at 8 ranks where no rollout hides it, and 0.2 % at 64,
-whose ranks share it. So none of the review's guesses holds for ours: not the planner's time, not its balance, not
-memory, not copies, and experts are balanced in every layer. The table also shows why the gain from balancing depends on
-the dispatch: of vanilla's time beyond the ideal step at 64 ranks, uneven exchange is 28 % by token, and 86 % by row.
-The planner as the review describes it mainly lacks balance, and its uneven loads make exchange uneven. EPLB that knows
-each micro-step is as even as ours in one node, and waits little for its copies ({DAPO-Math | EPLB that knows the
-micro-step | gap_copies_ms (token) | 0} ms by token). It is faster than ours there. Since homes may move too, fewer rows
-travel, and exchange takes {DAPO-Math | EPLB that knows the micro-step | gap_exchange_ms (token) | 0} ms more than in
-the ideal step, where ours takes {DAPO-Math | foremoe | gap_exchange_ms (token) | 0} (review-free-placement). With 64
-ranks of two experts each it is less even, and sends more than ours.
+Result: Most of our step's time beyond the ideal is exchange, because sources send unevenly even if all ranks receive
+the same. By token it is 3 % of the ideal step in one node and 4 % between eight nodes; by row it is 1.5 and 7 %. Slots
+and copies cost next to nothing, and partly filled tiles of replicas at most 0.5 %. Placement that no rollout hides
+costs 1 % at 8 ranks and 0.2 % at 64.
 """
 
 from __future__ import annotations
@@ -49,11 +37,11 @@ class Gap:
 
     ideal: every rank computes, sends and receives what the mean rank of the first system does, and copies nothing.
     whole_tokens: rounding the mean up to whole tokens. slots: further tokens that the plan leaves on the busiest rank.
-    Both are charged at the mean rank's time per token; slots at most what the slowest rank takes beyond the mean.
-    replicas: the remaining time of the slowest rank's experts, since each replica is a separate product, reads its
+    Both are charged at the mean rank's time per token; slots at most with the slowest rank's time beyond the mean.
+    replicas: the remaining time of the slowest rank's experts: each replica is a separate product, which reads its
     weights and partly fills its last tile. copies: exposed copies of weights, gradients and homes, and filling of
-    arenas. exchange: time beyond the ideal; negative if less is sent. planning: on the critical path, plus placement
-    that no rollout hides.
+    arenas. exchange: time beyond the ideal; negative if less is sent. planning: planning on the critical path, plus
+    placement that no rollout hides.
     """
 
     ideal: float

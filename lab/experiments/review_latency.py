@@ -2,22 +2,18 @@
 
 review of ForeMoE, section 6.5.
 
-The review gives the times of the paper's planner: 50 ms once per step for the base placement and 5 ms per micro-step
-for the moves, each 5 % of the time that hides them. A copy of an expert takes 0.4 ms from the host. In the worst case 8
-% of a step is not hidden.
+According to the review, the paper's planner takes 50 ms once per step for the base placement and 5 ms per micro-step
+for the moves, each being 5 % of the time that hides it. Copying an expert from the host takes 0.4 ms. In the worst
+case, 8 % of a step is not hidden.
 
-We assume: The inputs are those of review-speedup with the review's 8 micro-steps. Planning is CPU time of all 48
+We assume: The inputs are those of review-speedup with the review's 8 micro-steps. Planning is the CPU time of all 48
 layers, measured here, and includes writing the plan. Compare *BPO only* per step, and *MDA only* per micro-step. Times
-per micro-step exclude what ours does once per step; times per step include it. *Of opt* is the step without exposed
-copies and arenas ÷ the step with them: the review's 8 % would be 92.6.
+per step include our work that is done once per step; times per micro-step exclude it. *Of opt* is the step without
+exposed copies and arenas ÷ the step with them. The review's 8 % corresponds to 92.6.
 
-Result: The review's planner needs far less time here than the review says: its base placement a fifth of 50 ms or less,
-and its moves two fifths of 5 ms or less in each micro-step. The review does not say how many layers its times cover;
-ours cover all. Per micro-step, our planner takes up to twice as long as the review's planner. Over a step it takes
-about ten times as long, nearly all of it for placement, and more than the review gives for the base placement. A copy
-from the host takes half of the review's time, since an expert is 9.4 MB and not 12.5, and the link is faster than 32
-GB/s. All copies hide, also those of the review's planner, since they may come from peers; the review has up to 8 % of
-overhead.
+Result: The review's planner takes at most a fifth of the published time for the base placement and at most two fifths
+for the moves. Our planner takes up to twice as long per micro-step and about ten times as long per step. Nearly all of
+this time is placement. All copies hide here, whereas the review has up to 8 % of overhead.
 """
 
 from kit import Published, System, drawn, measured_here, modelled

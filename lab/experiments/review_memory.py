@@ -5,19 +5,13 @@ review of ForeMoE, weakness W4 and suggestion I5: requested there, never publish
 The review says that the paper does not report what replicas cost in memory. It requests a Pareto front of speedup over
 memory as the replication budget varies.
 
-We assume: 64 ranks run Qwen3-30B-A3B with the mixed routing model of figure 8. Four layers are simulated. Each stands
-for twelve of the model's 48, and memory is that of all 48. Under `shared` layers lend each other their buffers, so
-memory does not grow with the number of layers.
+We assume: 64 ranks run Qwen3-30B-A3B with the mixed routing model of figure 8. Four layers are simulated. Each
+represents twelve of the model's 48, and memory is that of all 48. Under `shared`, layers share their buffers, so memory
+does not grow with the number of layers.
 
-Result: One guest slot per rank gives nearly all of the speedup when guests may change inside the step ({mixed |
-resident, G = 1 | speedup (token) | 2} of {mixed | resident, G = 2 | speedup (token) | 2} by token). With guests chosen
-once per step, it takes two slots ({mixed | static, G = 1 | speedup (token) | 2} with one, {mixed | static, G = 2 |
-speedup (token) | 2} with two). More slots gain next to nothing: with four, `static` is the fastest of the table, 2 %
-ahead of `resident` by token and 1 % by row. `shared` needs memory for two layers regardless of their number, a
-thirty-sixth of the memory of `resident` in this model of 48 layers. In exchange it copies at every use, and is at most
-1 % slower than `resident` with two slots by token, 1.5 % by row. It places micro-steps one at a time, so the step waits
-only for the first, and charging for planning does not widen the gap. The three rank in the same order with both
-dispatches; only the gain differs, nearly twice as much by row.
+Result: If guests may change inside the step, one guest slot per rank gives nearly all of the speedup. If guests are
+chosen once per step, two slots are needed. `shared` needs memory for only two layers, a thirty-sixth of the memory of
+`resident` in this model. With two slots, it is slower than `resident` by at most 1 % by token and 1.5 % by row.
 """
 
 from kit import System, drawn

@@ -11,17 +11,10 @@ draws, except for DeepSeek-V3, which has one. *All planning* is the CPU time of 
 measured here. *Speedup, placed* charges the part that precedes the first micro-step, divided among the ranks, as if no
 tail of a rollout hid it.
 
-Result: By token the gain is a factor of 1.2 to 1.3 at 8 ranks and of 1.6 to 2.0 at 128, but does not grow steadily with
-the group: with Qwen3-30B-A3B it is {Qwen3-30B-A3B, 16 ranks | foremoe | speedup (token) | 2} at 16 ranks,
-{Qwen3-30B-A3B, 32 ranks | foremoe | speedup (token) | 2} at 32 and {Qwen3-30B-A3B, 64 ranks | foremoe | speedup (token)
-| 2} at 64. With more ranks the busiest is further from the mean, but with more nodes exchange takes more of the step.
-By row it grows with the group in every model, from 1.2 to 1.4 at 8 ranks to 2.8 to 4.0 at 128, since by row exchange
-follows the busiest rank. Mean balance stays within 0.7 % of perfect; ρ max is {DeepSeek-V3, 8 ranks | foremoe |
-rho_max} at worst. The remaining distance to a perfect step is uneven exchange between nodes: by token 4 to 10 % from 64
-ranks on, most with DeepSeek-V3; by row 6 to 12 % at 16 and 32 ranks. Models with large experts (Kimi-K2, DeepSeek-V3,
-Qwen3-235B-A22B) wait for some copies with 16 or 32 ranks and more, because only two layers of 4,096 tokens hide them.
-Planning takes 0.1 to 0.3 ms per layer and micro-step at 8 ranks, 0.6 to 1 ms at 64, and 6 ms at 256. The ranks share
-it: where nothing hides it, it reduces the speedup by at most 1 % at 8 and 16 ranks, and by 0.3 % from 64 ranks on.
+Result: By token, the speedup is 1.2 to 1.3 at 8 ranks and 1.6 to 2.0 at 128, but does not grow steadily, because
+exchange between more nodes takes more of the step. By row, the speedup grows with the group in every model. The
+remaining distance to a perfect step is uneven exchange between nodes, and planning reduces the speedup by at most 1 %
+if no rollout hides it.
 """
 
 from kit import System, drawn

@@ -1,5 +1,5 @@
-"""Training systems with expert data parallelism that FineMoE compares: several expert-parallel groups, replicas that
-keep their own weights, and padded rows.
+"""Training systems of FineMoE's comparison: several expert-parallel groups, replicas with separate weights, and padded
+rows.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ DEFINED = {
 
 
 class Arranged(System):
-    """groups: number of expert-parallel groups of consecutive ranks; each has all experts and is planned on its own.
-    in_place: replicas keep their weights and optimizer state, see InPlace. padded: in each layer and micro-step, every
-    source sends every expert as many rows as the largest (source, expert) cell of the group; only by row, since padding
-    consists of no tokens.
+    """groups: number of expert-parallel groups of consecutive ranks; each has all experts and is planned separately.
+    in_place: replicas retain their weights and optimizer state, see InPlace. padded: in each layer and micro-step,
+    every source pads its rows for each expert to the largest (source, expert) cell of the group. Needs dispatch by row,
+    since padding is not tokens.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Arranged(System):
 
 @dataclass(frozen=True, eq=False)
 class Groups(Measured):
-    """One system in several expert-parallel groups, each planned on its own. Figures are those of the slowest group,
+    """One system in several expert-parallel groups, each planned separately. Figures are those of the slowest group,
     except ρ, which is over all ranks.
 
-    Each group has a copy of every expert, so the policy update ends in an all-reduce of expert gradients. The part that
-    the last backward does not hide is charged.
+    Each group has a copy of every expert, so the policy update ends with an all-reduce of expert gradients. The part of
+    the all-reduce that the last backward does not hide is charged.
 
     groups: all groups, in rank order. ranks_per_node: of the whole load; groups in several nodes reduce over the
     network.
@@ -105,9 +105,9 @@ class Groups(Measured):
 
 @dataclass(frozen=True, eq=False)
 class InPlace(Measured):
-    """One system where each replica of an expert keeps its own weights and optimizer state, so a step fetches nothing
-    and sends no gradients home. The policy update ends in an all-reduce of the replicas' gradients, as in Groups.
-    Moving replicas between steps is not included.
+    """One system in which each replica retains its weights and optimizer state, so a step fetches no weights and sends
+    no gradients home. The policy update ends with an all-reduce of the replicas' gradients, as in Groups. Moving
+    replicas between steps is not charged.
     """
 
     @cached_property
@@ -125,8 +125,8 @@ class InPlace(Measured):
 
 @dataclass(frozen=True, eq=False)
 class Padded(Measured):
-    """One system with padded rows. `evaluation` is of the padded rows and `load` is before padding. Padding passes
-    through experts only, so the time of dense layers is that of `unpadded`.
+    """One system with padded rows. `evaluation` has the padded rows, and `load` the rows before padding. Only experts
+    compute padding, so the time of dense layers is that of `unpadded`.
     """
 
     unpadded: Evaluation
@@ -150,7 +150,7 @@ def _padded(load: Load) -> Load:
 
 
 def _split(load: Load, count: int) -> list[Load]:
-    """Splits a load into `count` expert-parallel groups, each with the tokens of its own ranks and all experts."""
+    """Splits a load into `count` expert-parallel groups, each with all experts and its ranks' tokens."""
     if load.num_ranks % count or load.num_experts % (load.num_ranks // count):
         raise InputError(f"{count} groups do not divide {load.num_ranks} ranks and {load.num_experts} experts")
     return [load] if count == 1 else [like(load, part) for part in np.split(load.array, count, axis=2)]
@@ -159,14 +159,14 @@ def _split(load: Load, count: int) -> list[Load]:
 def _with_all_reduce(
     figures: Mapping[str, Any], cost: Mapping[str, Any], copies: float, experts: float, link: str
 ) -> dict[str, Any]:
-    """Adds to the policy update the exposed part of a ring all-reduce over the copies of each expert. A layer's ring
-    starts when its backward in the last micro-step ends, and overlaps the backward of earlier layers. experts: per rank
-    in one layer.
+    """Adds the exposed part of a ring all-reduce over the copies of each expert to the policy update. A layer's ring
+    starts when the layer's last backward ends, and overlaps with the backward of earlier layers. experts: number per
+    rank in one layer.
     """
     size, speed = cost["expert_gradient_bytes"] * experts, cost[link]
     ring = 2 * (copies - 1) * (size / copies / speed["bytes_per_second"] + speed["latency_seconds"])
     recompute, update = figures["phases"]
-    forward, both = (  # excludes an earlier all-reduce, which is in no part and hides nothing
+    forward, both = (  # excludes an earlier all-reduce, which is not in `parts` and hides nothing
         sum(phase["parts"].values()) - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
         for phase in (recompute, update)
     )

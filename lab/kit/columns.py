@@ -1,7 +1,7 @@
 """The columns that a table can have. Columns used by a single experiment are defined in its file.
 
-Exact figures are counted in loads and plans, modelled ones come from a replay on a modelled cluster, and figures
-measured here are times on the machine that runs this.
+Exact figures are counted in loads and plans. Modelled figures are from a replay on a modelled cluster. Figures measured
+here are times on the machine that runs the experiment.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OVER_STEPS: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True)
 class Column:
-    """name: used by experiments. title: shown in tables. value: the figure of a system. versus: label of a second
-    system on the same draw; the figure then is value(measured, other). largest: take the largest over steps instead of
-    the mean. dispatch: how rows travel; empty where the figure does not depend on it.
+    """name: used by experiments. title: shown in tables. value: computes a system's figure. versus: label of a second
+    system on the same draw; the figure is then value(measured, other). largest: use the largest figure of the steps
+    instead of the mean. dispatch: how rows are sent; empty if the figure does not depend on it.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Column:
     dispatch: str = ""
 
     def over_steps(self, figures: Sequence[float], statistic: str) -> float:
-        """Combines figures of separately planned steps. statistic: a key of OVER_STEPS, or empty. NaN if any is NaN."""
+        """Combines figures of separately planned steps. statistic: a key of OVER_STEPS or empty. NaN if a figure is."""
         if any(map(math.isnan, figures)):
             return math.nan
         return OVER_STEPS[statistic or ("largest" if self.largest else "mean")](figures)
@@ -61,7 +61,7 @@ measured_here = partial(Column, origin="measured here")
 
 
 def ratio(of: float, to: float) -> float:
-    """of ÷ to; infinite or NaN where `to` is 0."""
+    """Returns of ÷ to; infinite or NaN if `to` is 0."""
     return of / to if to else of * math.inf
 
 
@@ -70,7 +70,7 @@ def percent_less(first: float, of: float) -> float:
 
 
 def paired(label: str, *, placed: bool = False) -> Column:
-    """Compares a system's step with another's, draw by draw. placed: includes planning, which is measured here."""
+    """Compares a system's step with another's, draw by draw. placed: include planning, measured here."""
     what = "step, placed" if placed else "step"
 
     def more(m: Measured, other: Measured) -> float:

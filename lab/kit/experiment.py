@@ -1,8 +1,8 @@
-"""Experiments: figures for each input and system, compared with published ones. Each is a module of lab/experiments.
+"""Experiments compare figures for each input and system with published figures. Each is a module of lab/experiments.
 
 The module's docstring has the title, then paragraphs: the source; what the source did; "We assume: …"; "Result: …". In
-the result, {input | system | column} is replaced by a figure of the table, {… | 2} by the figure with two decimals, and
-{… | 2 ±} also gives the standard deviation over the input's draws. Module variables are named as Experiment's fields.
+the result, {input | system | column} is replaced by a figure of the table. {… | 2} gives two decimals, and {… | 2 ±}
+adds the standard deviation over the input's draws. Module variables have the names of Experiment's fields.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Published:
 @dataclass(frozen=True)
 class Aim:
     """Bounds on all figures of a column that input and system select (empty: all), with every dispatch.
-    relative_to: a system; figures are divided by its figure on the same input.
+    relative_to: a system; figures are divided by that system's figure on the same input.
     """
 
     column: str

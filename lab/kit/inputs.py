@@ -22,7 +22,7 @@ _MODELLED = {option["name"] for table in ("cost", "simulation") for option in _T
 
 @dataclass(frozen=True)
 class Drawn:
-    """load: the load to execute. former: the load of the step before, where systems know it."""
+    """load: the load to execute. former: the previous step's load, if systems know it."""
 
     load: Load
     former: Load | None = None
@@ -30,15 +30,15 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Input:
-    """label: its name in the table.
+    """label: the input's name in the table.
 
     draw: returns the load of a seed. draws: number of seeds, from `seed` on, over which figures are averaged.
     modelled: options of foremoe.evaluate() such as cluster and model; without a cluster nothing is modelled.
-    dispatches: how rows travel. Each system plans once, and its step is modelled with each of them.
+    dispatches: how rows are sent. Each system plans once, and its step is modelled with each dispatch.
     guest_slots: default for systems that do not set their own.
-    steps: number of steps of equal length. plan_each_step: plan each step on its own, starting from homes.
-        over_steps: the statistic that combines the figures of such steps, see Column.over_steps.
-    former_plan: systems also plan the former step, and start with its final placement.
+    steps: number of steps of equal length. plan_each_step: plan each step separately, starting from homes.
+        over_steps: the statistic that combines the figures of these steps, see Column.over_steps.
+    former_plan: systems also plan the former step, and start with that step's final placement.
     estimated: rows by token are expected values, since counts do not record which experts a token chose together.
     """
 
@@ -81,8 +81,8 @@ class Input:
 class Case:
     """One step, or one expert-parallel group's part of it.
 
-    load: the load to execute. drawn: the draw that the load is part of. before: the same system's plan of the step
-    before, where each step is planned on its own.
+    load: the load to execute. drawn: the draw that the load is part of. before: the same system's plan of the
+    previous step, if each step is planned separately.
     """
 
     on: Input
@@ -114,11 +114,11 @@ def drawn(
 ) -> Input:
     """Makes an input whose load is drawn.
 
-    former_step: systems know the load of a former step with the same popularity of experts and other tokens.
-    drift: share of the last step's tokens that follow another popularity. The share grows linearly from 0.
-    trace: draw every token's route, so that rows by token are counted, not estimated.
-    options: of foremoe.evaluate() (cluster, model, …) and of foremoe.synthesize_load(). `model` gives layers, experts
-        and top_k where these are absent.
+    former_step: systems know the load of an earlier step with the same popularity of experts and other tokens. drift:
+    share of the last step's tokens that follow another popularity. The share grows linearly from 0. trace: draw every
+    token's route, so that rows by token are counted, not estimated. options: of foremoe.evaluate() (cluster, model, …)
+    and of foremoe.synthesize_load(). `model` gives layers, experts
+        and top_k if these are absent.
     """
     modelled, synthesis, seed = _divided(options)
     kinds = {"trace": trace, "drift": bool(drift), "former_step": former_step}
@@ -168,7 +168,7 @@ def recorded(
         trace = foremoe.read_trace(ROOT / file)
         if shuffled:
             trace = _in_order(trace, np.random.default_rng(seed).permutation(trace.num_sequences))
-        # Not collect(): it would log that it batches again, as the experiment requests.
+        # collect() would log that it batches again, which the experiment requests.
         return Drawn(_core._collect(trace, dict(batching or {}), 0))
 
     return Input(label, draw, modelled, estimated=not is_trace, **options)
@@ -193,7 +193,7 @@ def like(load: Load, counts: np.ndarray[Any, Any]) -> Load:
 
 
 def _divided(options: Options) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Splits options into modelling, drawing and first seed. A model without a cluster only gives the shape."""
+    """Splits options into modelling, drawing and first seed. Without a cluster, a model gives only the shape."""
     modelled = {key: value for key, value in options.items() if key in _MODELLED}
     synthesis = {key: value for key, value in options.items() if key not in _MODELLED}
     if shape := _core._check_evaluation({key: modelled[key] for key in ("cluster", "model") if key in modelled}):
@@ -203,7 +203,7 @@ def _divided(options: Options) -> tuple[dict[str, Any], dict[str, Any], int]:
 
 
 def _drifting(synthesis: Options, seed: int, drift: float, steps: int) -> Load:
-    """Blends two loads of different popularity. The share of the second grows from step to step."""
+    """Blends two loads of different popularity. The second load's share grows from step to step."""
     first, second = (foremoe.synthesize_load(**synthesis, seed=seed + more) for more in (0, 1_000_000))
     part = np.repeat(np.linspace(0, drift, steps), first.num_micro_steps // steps)[:, None, None, None]
     return like(first, np.rint((1 - part) * first.array + part * second.array).astype(np.int64))

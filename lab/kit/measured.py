@@ -1,4 +1,4 @@
-"""The evaluation of one system on one case, from which columns take figures."""
+"""The evaluation of one system on one case. Columns read their figures from it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .inputs import Input
 class Measured:
     """One system on one case. Expensive figures are computed when a column first reads them.
 
-    evaluation: with one dispatch. planned: the evaluation that made the plan, which has the time of placement; it may
-    have another dispatch or other routes.
+    evaluation: with one dispatch. planned: the evaluation that made the plan. It has the placement time; its dispatch
+    or routes may differ.
     """
 
     evaluation: Evaluation
@@ -35,12 +35,12 @@ class Measured:
 
     @cached_property
     def sent(self) -> dict[str, Any]:
-        """`pairs` plus sent tokens, which require the tokens that each source sends to each replica."""
+        """`pairs` plus sent tokens; computes the tokens that each source sends to each replica."""
         return _core._pair_figures(self.evaluation.plan, self.load, True)
 
     @property
     def planning_cpu_seconds(self) -> float:
-        """CPU time of all planning, per micro-step and once per step, measured and summed over threads."""
+        """Measured CPU time of all planning, per micro-step and once per step, summed over threads."""
         times = self.evaluation.plan.times
         return times.base_cpu_seconds + times.planning_cpu_seconds
 
@@ -65,7 +65,7 @@ class Measured:
 
     @property
     def placement(self) -> dict[str, float]:
-        """Measured placement time, from `planned`, since evaluating an existing plan again places nothing."""
+        """Measured placement time of `planned`. Evaluating an existing plan again does not place experts."""
         placement: dict[str, float] = self.planned.figures["placement"]
         return placement
 
@@ -86,7 +86,7 @@ class Measured:
         return float(sum(phase[name] for phase in phases for name in names))
 
     def turn_ms(self, seconds: float) -> float:
-        """Milliseconds per layer and micro-step of a phase, whose time covers all layers of the model."""
+        """Milliseconds per layer and micro-step, from a phase's seconds over all layers of the model."""
         pairs = max(1.0, float(self.figures["layers"]) * self.figures["micro_steps"])
         milliseconds: float = 1e3 * seconds / (pairs * float(self.cost["moe_layers"]) / self.load.num_layers)
         return milliseconds
@@ -106,7 +106,7 @@ class Measured:
 @dataclass(frozen=True, eq=False)
 class Gathering(Measured):
     """One system whose plan does not give the row counts. In every forward of every layer, ranks gather all ranks'
-    counts per expert between router and dispatch. Their time is added to `dispatch` and to the ideal step.
+    counts per expert between router and dispatch. The gather time is added to `dispatch` and to the ideal step.
     """
 
     @cached_property

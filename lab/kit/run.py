@@ -19,8 +19,8 @@ from .systems import Skipped, System
 
 @dataclass(frozen=True)
 class Cell:
-    """figures: one per heading, the mean over the input's draws; NaN where missing. spread: their standard deviation;
-    empty with one draw. skipped: why there are no figures.
+    """figures: one per heading, the mean over the input's draws; NaN if missing. spread: standard deviations of the
+    figures; empty with one draw. skipped: the reason for missing figures.
     """
 
     figures: tuple[float, ...] = ()
@@ -30,9 +30,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class JudgedAim:
-    """heading: the aim's column, with one dispatch. figures: number of figures that the aim bounds. worst: the one
-    closest to a bound or furthest outside. missing: number of selected cells without a figure. An aim without figures
-    (worst is 0) or with missing ones is not met.
+    """heading: the aim's column, with one dispatch. figures: number of figures that the aim bounds. worst: the figure
+    closest to a bound or furthest outside. missing: number of selected cells without a figure. An aim is not met if
+    figures are missing or there are none (worst is 0).
     """
 
     aim: Aim

@@ -1,5 +1,4 @@
-"""The systems to compare: policies with options. Subclasses may deviate from the plan (arranged.py, and in the
-experiments that need them)."""
+"""The systems to compare: policies with options. Subclasses in arranged.py and in experiments may change the plan."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from .measured import Measured
 
 
 class Skipped(Exception):
-    """The policy is not defined for the input; the message says why."""
+    """The policy is not defined for the input; the message gives the reason."""
 
 
 class System:
-    """label: its name in the table. policy: the planning policy; empty: the one named by the label. options: those of
-    foremoe.evaluate() and the policy's own. warm: where each step is planned on its own, start with the former step's
-    plan. columns: names of the columns defined for this system; None: all.
+    """label: the system's name in the table. policy: the planning policy; empty: the label. options: options of
+    foremoe.evaluate() and of the policy. warm: if each step is planned separately, start with the former step's plan.
+    columns: names of the columns defined for this system; None: all.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class System:
         return {dispatch: Measured(evaluation, case.load, case.on, made) for dispatch, evaluation in by.items()}
 
     def planned(self, case: Case, load: Load, dispatch: str | None = None) -> Evaluation:
-        """Plans for this load and evaluates the plan. dispatch: default the input's first. Raises Skipped."""
+        """Plans for this load and evaluates the plan. dispatch: default: the input's first. Raises Skipped."""
         options = self.options_of(case, case.on.by_dispatch[0] if dispatch is None else dispatch)
         known: dict[str, Any] = {"previous_load": case.former, "threads": case.threads}
         made = _core._evaluate(load, self.policy, options, self.own, previous=self.previous(case), **known)

@@ -18,7 +18,7 @@ _NONE = "–"
 
 
 def to_text(result: Result) -> str:
-    """Formats the table with columns of minimal width. The first is left-aligned, all others right-aligned."""
+    """Formats the table with columns of minimal width. The first column is left-aligned, all others right-aligned."""
     e, rows = result.experiment, to_rows(result)
     width = [max(len(row[c]) for row in rows if c < len(row) and len(row) == len(rows[0])) for c in range(len(rows[0]))]
     lines = []
@@ -78,8 +78,8 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def to_rows(result: Result, *, measured: bool = True) -> Rows:
-    """The table, with its head first. A skipped system's row has fewer cells. measured: False replaces figures that
-    are measured here, which differ from run to run, by the word "measured".
+    """The table's rows, head first. A skipped system's row has fewer cells. measured: False replaces figures that are
+    measured here by the word "measured", because they differ from run to run.
     """
     return _wide_rows(result, measured) if result.experiment.across else _long_rows(result, measured)
 
@@ -156,7 +156,7 @@ def _published_at(e: Experiment, on: str, system: str, heading: Column) -> str |
 
 
 def _long_rows(result: Result, measured: bool) -> Rows:
-    """A row per input and system. Each heading is a column, followed by its published figures if there are any."""
+    """A row per input and system. Each heading is a column, followed by its published figures, if any."""
     e = result.experiment
     last = {column.name: e.headings_of(column)[-1] for column in e.columns}
     beside = {last[p.column].name for p in e.published if _stands_in_table(p)}
@@ -177,7 +177,7 @@ def _long_rows(result: Result, measured: bool) -> Rows:
 
 
 def _wide_rows(result: Result, measured: bool) -> Rows:
-    """A row per input and a column per system. Slashes separate figures; brackets hold published ones."""
+    """A row per input and a column per system. Slashes separate figures; published figures are in brackets."""
     e = result.experiment
     rows = [[" / ".join(heading.title for heading in e.headings), *(system.label for system in e.systems)]]
     for on, cells in zip(e.inputs, result.cells, strict=True):

@@ -3,8 +3,8 @@
 
     python lab/measured/check.py [CLUSTER]      needs the package foremoe; CLUSTER: a name or a file (default: a100)
 
-Exits with 1 if a comparison is outside its bounds. They were set after the results were known: they guard against
-regressions and are no blind prediction.
+Exits with 1 if a comparison is outside its bounds. The bounds were set after the results were known: they detect
+regressions and are not a blind prediction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HERE = pathlib.Path(__file__).parent
 SYSTEMS = ("FSDP", "FLEX", "LAER")
 MICRO_STEPS, LAYERS, RANKS, RANKS_PER_NODE, TOP_K = 2, 24, 32, 8, 4
 FIRST_ENTRY = 28  # rows.csv: the first of the two micro-steps of the profiled iteration
-# Mixtral of 16 experts, top 4. What a rank served is one expert here: rows of its replicas are known only in sum.
+# Mixtral of 16 experts, top 4. A rank is one expert here, because only the sum of its rows is known.
 MODEL = {
     "name": "mixtral-e16k4", "moe_layers": LAYERS, "experts": RANKS, "top_k": TOP_K, "hidden": 4096, "intermediate": 7168,
     "vocabulary": 32000, "heads": 32, "kv_heads": 8, "head_width": 128,
@@ -36,7 +36,7 @@ LEFT_OUT = 0.060  # seconds per layer and pass that are not modelled, fitted to 
 
 @dataclass
 class Seconds:
-    """Of one training iteration; experts: of the mean rank."""
+    """Seconds of one training iteration. experts: mean over ranks. step: the whole step."""
 
     experts: float
     step: float
@@ -44,7 +44,7 @@ class Seconds:
 
 
 class Bounds:
-    """Prints comparisons and counts those outside their bounds."""
+    """Prints comparisons and counts comparisons outside their bounds."""
 
     def __init__(self) -> None:
         self.outside = 0
@@ -68,13 +68,13 @@ def measured(system: str) -> Seconds:
 
 
 def end_to_end(a: str, b: str) -> list[float]:
-    """Ratios of steps without a profiler, one per model e16k4, data set and auxiliary loss."""
+    """Step-time ratios without a profiler, one per data set and auxiliary loss, for models e16k4."""
     step = {(r["model"], r["dataset"], r["aux_loss"], r["method"]): float(r["step_s"]) for r in rows_of("steps.csv")}
     return sorted(step[*run, a] / step[*run, b] for *run, system in step if system == a and run[0].endswith("e16k4"))
 
 
 def load_of(system: str) -> foremoe.Load:
-    """Every rank of a node sends an equal part of what a rank there served; the first ones send the remainder."""
+    """Every rank of a node sends an equal part of each rank's served rows; the first ranks send the remainder."""
     served = np.zeros((MICRO_STEPS, LAYERS, RANKS), np.int64)
     for row in rows_of("rows.csv"):
         if (row["model"], row["method"]) == ("e16k4", system):
@@ -90,7 +90,7 @@ def load_of(system: str) -> foremoe.Load:
 
 
 def modelled(system: str, cluster: str, **options: Any) -> Seconds:
-    """Attention and experts are computed again in the backward, exchanges are not."""
+    """The backward recomputes attention and experts, but does not repeat exchanges."""
     (found,) = foremoe.simulate(
         load_of(system), ["vanilla"], cluster=cluster, model=MODEL, dispatch="row", sequence_tokens=8192,
         keep_activations=True, recompute_experts=True, **options,
@@ -101,7 +101,7 @@ def modelled(system: str, cluster: str, **options: Any) -> Seconds:
 
 
 def equal_layouts() -> tuple[int, int]:
-    """How many layouts of policy laer have the experts of LAER-MoE's own planner on every rank, and of how many."""
+    """Returns how many layouts of policy laer equal those of LAER-MoE's own planner on every rank, and the total."""
     cases = json.loads((HERE / "laer-golden.json").read_text())
     equal = 0
     for case in cases:

@@ -10,8 +10,8 @@ from kit.experiment import Experiment
 from kit.run import Result, run_experiment
 
 STRAGGLER = Column("straggler", "straggler", 0, "above the mean", lambda m: m.pairs["straggler"])
-# The hot rank of workload w2 has 2.5 times the mean in every micro-step. 100 tokens of each of 4 ranks choose 2
-# experts, so the mean is 200, and the busiest rank has 500.
+# The hot rank of workload w2 has 2.5 times the mean load in every micro-step. 100 tokens of each of 4 ranks choose 2
+# experts, so the mean is 200 tokens, and the busiest rank has 500.
 SHAPE = {"ranks": 4, "experts": 16, "top_k": 2, "layers": 1, "tokens_per_rank": 100}
 W2 = drawn("w2", routing="w2", micro_steps=2, **SHAPE)
 NONE = System("none", "vanilla")

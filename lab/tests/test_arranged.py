@@ -57,8 +57,8 @@ def test_a_step_in_groups_takes_as_long_as_the_slowest_group() -> None:
     assert alone[0] != alone[1]
     step, recompute, update, optimizer = max(alone)
     # Each rank has 32 experts in each of 48 layers, with float32 gradients of 3 · 2048 · 768 weights. It sends half of
-    # the gradients to the other group, and half of the sums back, over NVLink. All layers but the first overlap with
-    # the last micro-step's backward.
+    # the gradients to the other group, and half of the sums back, over NVLink. The last micro-step's backward hides
+    # all layers except the first.
     one_layer = 2 * (32 * 3 * 2048 * 768 * 4 / 2 / PEERS["bytes_per_second"] + PEERS["latency_seconds"])
     backward = (update - optimizer - recompute) / (48 * whole.num_micro_steps)
     exposed = max(one_layer, 48 * one_layer - 47 * backward)

@@ -39,7 +39,7 @@ def test_the_forecast_error_is_the_share_of_tokens_that_the_former_step_mispredi
     array = np.zeros((4, 1, 2, 4), np.int64)  # two steps of two micro-steps
     array[:, 0, 1] = [[6, 2, 0, 0], [2, 6, 0, 0], [4, 2, 2, 0], [0, 0, 0, 3]]
     load = foremoe.Load.from_array(array, top_k=1)
-    # In the first step experts 0 and 1 have half each. Then 2 of 8 tokens go elsewhere (a quarter), and all 3 (1).
+    # In the first step, experts 0 and 1 have half each. In the second, 2 of 8 tokens move (1/4), then 3 of 3 (1).
     assert foremoe_figure_4.forecast_error(measured(load, 2)) == pytest.approx((0.25 + 1) / 2)
     assert math.isnan(foremoe_figure_4.forecast_error(measured(load)))
 
@@ -115,7 +115,7 @@ def test_a_forecasting_system_places_by_expected_loads_and_splits_actual_loads()
     split = foremoe._core._split_anew(placed, case.load)
     assert (split.slot_expert == placed.slot_expert).all()
     assert rho["former step"] == foremoe.figures(split, case.load)["rho"]["mean"]
-    # The average starts at the former step's mean and gives each new micro-step a weight of a tenth.
+    # The average starts at the previous step's mean and gives each new micro-step a weight of 0.1.
     average = systems[5].expected(case).array  # type: ignore[attr-defined]
     assert (average[1] == np.rint(0.9 * mean + 0.1 * case.load.array[0])).all()
 

@@ -1,7 +1,7 @@
 """Time to check and count a micro-step's routes in ep.plan(), compared with PyTorch in the same run.
 
-The last line times a whole ep.plan() on one rank until it returns, while planning continues in the background. Its
-PyTorch column contains only the counting, which ep.plan() formerly did in PyTorch.
+The last line times a whole ep.plan() on one rank until it returns, while planning continues in the background. The
+PyTorch column of this line contains only the counting, which ep.plan() formerly did in PyTorch.
 
 PYTHONPATH=build/python $(scripts/setup torch) python/benchmarks/counting.py
 """

@@ -3,9 +3,9 @@
 PYTHONPATH=build/python OMP_NUM_THREADS=1 $(scripts/setup torch) python/benchmarks/losses.py
 
 A tiny Qwen3-MoE learns to count with strides in four CPU processes. Three trainers start from the same weights and use
-the same batches and recorded routes in every step: balanced (ForeMoE, one guest slot), unbalanced (experts at home),
-and unbalanced with its micro-steps in reverse order. The last one is the control: it shows how far two runs diverge
-only because sums are computed in another order.
+the same batches and recorded routes in every step. One is balanced (ForeMoE, one guest slot), one unbalanced (experts
+at home), and one unbalanced with micro-steps in reverse order. The last trainer is the control: it shows how far two
+runs diverge if only the order of sums differs.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ PYTHONPATH=build/python $(scripts/setup torch) python/benchmarks/shadow_mode.py 
 
 Two gloo processes run the forward of Megatron-LM's routers, alternately without ForeMoE and in shadow mode inside
 step(). The benchmark prints the calling thread's CPU time per layer: median, minimum and maximum over rounds. It uses
-few tokens, so that the device, here the CPU itself, has almost nothing to sum. The sum for as many tokens as in
-training is printed separately, because on a GPU the thread does not compute it.
+few tokens, so that the device, here the CPU itself, has almost nothing to sum. The time of the sum for a training batch
+is printed separately, because on a GPU the thread does not compute the sum.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/homes_file.h"
 #include "foremoe/planner/planner.h"
 
 namespace foremoe::python {
@@ -198,8 +199,16 @@ Array<RankId, 2> homes_of(const nb::object& homes, const Load& of) {
         fmt::format("are of {} layers, {} ranks and {} experts, the load has {}, {} and {}", plan.step->num_layers(),
                     plan.step->num_ranks(), plan.step->num_experts(), layers, load.num_ranks(), experts));
   }
+  if (nb::isinstance<Homes>(homes)) {
+    const Homes& chosen = nb::cast<const Homes&>(homes);
+    if (chosen.home.shape() == std::array{layers, experts} && chosen.num_ranks == load.num_ranks()) return chosen.home;
+    throw InputError(
+        {.field = "homes"},
+        fmt::format("are of {} layers, {} ranks and {} experts, the load has {}, {} and {}", chosen.home.extent(0),
+                    chosen.num_ranks, chosen.home.extent(1), layers, load.num_ranks(), experts));
+  }
   AnyArray array;
-  if (!nb::try_cast(homes, array)) throw InputError({.field = "homes"}, "expected None, a Plan or an array");
+  if (!nb::try_cast(homes, array)) throw InputError({.field = "homes"}, "expected None, Homes, a Plan or an array");
   const std::int32_t* const data = data_of<std::int32_t>(array, "homes", "[layers, experts]", 2);
   if (array.shape(0) != layers || array.shape(1) != experts) {
     throw InputError({.field = "homes"},

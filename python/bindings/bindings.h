@@ -2,8 +2,8 @@
 
 // Shared by the sources of foremoe._core: types exposed to Python, array conversion, options from keywords.
 //
-// Python objects own their data: a view keeps its object alive, and an object that refers to others (as turns refer to
-// plan and load) shares ownership. Objects are immutable, so calls run without the GIL. There are two exceptions:
+// Python objects own their data: a view keeps its object alive, and objects that refer to others (as turns refer to
+// plan and load) share ownership. Objects are immutable, so calls run without the GIL. There are two exceptions:
 // unfinished plans grow under their own locks, and RankTurns that follow an unfinished plan change under the GIL.
 
 #include <nanobind/nanobind.h>
@@ -50,7 +50,7 @@ struct LayerRange {
   bool is_all() const { return first == 0 && last == whole; }
 };
 
-// A plan that is still being computed. Its homes are final from the beginning; so are its slots, except under `shared`.
+// A plan that is still being computed. Homes are final from the beginning; slots are, too, except under `shared`.
 class UnfinishedPlan {
  public:
   virtual ~UnfinishedPlan() = default;
@@ -68,6 +68,9 @@ struct Plan {
 };
 
 Load load_of(LoadTable table);
+
+// Adds Homes and choose_homes() to the module.
+void bind_homes(nb::module_& m);
 
 // Waits until the whole plan is final.
 const StepPlan& finished(const Plan& plan);

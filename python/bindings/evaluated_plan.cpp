@@ -1,4 +1,4 @@
-// Evaluates existing plans on a load, with their own quotas or with given ones.
+// Evaluates existing plans on a load, with their own quotas or with given quotas.
 
 #include <fmt/format.h>
 

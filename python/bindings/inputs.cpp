@@ -7,6 +7,7 @@
 #include "foremoe/evaluate/import_to_file.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/importers/import_json.h"
+#include "foremoe/rollout/packing.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
 
 namespace foremoe::python {
@@ -30,6 +31,17 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
   workload.asked = options;
   workload.remarks = std::move(remarks);
   return {std::make_shared<const Workload>(std::move(workload))};
+}
+
+std::shared_ptr<Trace> pack_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords, int threads) {
+  PackingOptions options;
+  set_options(options_of(options), keywords);
+  const nb::gil_scoped_release release;
+  ThreadPool pool(threads_of(threads));
+  auto packed = std::make_shared<Trace>(*trace);
+  if (packed->name.empty()) packed->name = "trace";
+  record_batching(pack(*packed, options, pool).batching, *packed);
+  return packed;
 }
 
 // Reads a file with all input options: batching, limits on layers and micro-steps, homes, and the previous step.
@@ -134,6 +146,7 @@ std::shared_ptr<Trace> import_decoded(const nb::list& list, const nb::dict& keyw
 
 void bind_inputs(nb::module_& m) {
   m.def("_collect", &collect_trace, "trace"_a, "options"_a, "threads"_a);
+  m.def("_pack", &pack_trace, "trace"_a, "options"_a, "threads"_a);
   m.def("_import_files", &import_paths, "paths"_a, "options"_a, "decode"_a,
         nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any], decode: typing.Any) -> "
                 "tuple[Trace | Load, dict[str, typing.Any]]"));

@@ -36,6 +36,7 @@ NB_MODULE(_core, m) {
   foremoe::python::bind_rollout(m);
   foremoe::python::bind_collector(m);
   foremoe::python::bind_inputs(m);
+  foremoe::python::bind_homes(m);
   foremoe::python::bind_plan(m);
   foremoe::python::bind_planning(m);
   foremoe::python::bind_evaluation(m);

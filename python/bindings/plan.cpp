@@ -96,7 +96,7 @@ std::vector<const Plan*> in_order(const std::vector<const Plan*>& given) {
   const StepPlan& first = *parts.front()->step;
   const auto header = [](const StepPlan& p) {
     return std::tuple(p.policy, p.residency, p.guest_slots, p.ranks_per_node, p.in_flight, p.options, p.load_digest,
-                      p.num_ranks(), p.num_slots(), p.num_experts(), p.num_events());
+                      p.homes_digest, p.num_ranks(), p.num_slots(), p.num_experts(), p.num_events());
   };
   int next = 0;
   for (const Plan* part : parts) {

@@ -62,7 +62,7 @@ LayerRange layers_of(const nb::object& layers, const LoadTable& load, const Poli
   return range;
 }
 
-// Arguments of planning besides the load.
+// Arguments of planning other than the load.
 struct Request {
   std::string policy;
   const nb::dict& options;
@@ -112,7 +112,10 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   PlannedStep planned = std::get<PlannedStep>(std::move(*result));
   // Policies that plan all micro-steps at once do not call on_micro_step themselves.
   for (; on_micro_step && announced < planned.plan.num_micro_steps(); ++announced) (*on_micro_step)(announced);
-  if (part) planned.plan.load_digest = load_digest(load.table());
+  if (part) {  // the digests are those of the whole load
+    planned.plan.load_digest = load_digest(load.table());
+    planned.plan.homes_digest = recorded_digest(homes, load.table().num_ranks());
+  }
   return {.step = std::make_shared<const StepPlan>(std::move(planned.plan)), .layers = range, .times = planned.times};
 }
 

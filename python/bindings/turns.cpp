@@ -25,7 +25,7 @@ struct Turns {
     turns.lend(num_planned(plan));
   }
 
-  // Rows depend on the quotas of this micro-step and all earlier ones. Throws InputError if they are not planned.
+  // Rows depend on the quotas of this and all earlier micro-steps. Throws InputError if they are not planned.
   void expect_planned(MicroStepId m) const {
     if (m.value < num_planned(plan)) return;
     throw InputError({.field = "micro_step"},

@@ -17,6 +17,7 @@ from ._core import (
     Copy,
     Evaluation,
     GradientReturn,
+    Homes,
     Load,
     Plan,
     PlanTimes,
@@ -33,7 +34,8 @@ from ._core import (
 from ._errors import InputError, PolicySkipped
 from ._evaluation import compare, evaluate, evaluate_plan, simulate
 from ._files import Violation, check, figures, read_load, read_plan, read_trace
-from ._loads import collect, import_files, synthesize_load, synthesize_trace
+from ._homes import choose_homes, read_homes
+from ._loads import collect, import_files, pack, synthesize_load, synthesize_trace
 from ._planning import plan, start_plan
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "Copy",
     "Evaluation",
     "GradientReturn",
+    "Homes",
     "InputError",
     "Load",
     "Plan",
@@ -54,6 +57,7 @@ __all__ = [
     "__version__",
     "batch",
     "check",
+    "choose_homes",
     "clusters",
     "collect",
     "compare",
@@ -62,8 +66,10 @@ __all__ = [
     "figures",
     "import_files",
     "models",
+    "pack",
     "plan",
     "policies",
+    "read_homes",
     "read_load",
     "read_plan",
     "read_trace",

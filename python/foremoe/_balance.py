@@ -1,4 +1,4 @@
-"""Balance of ranks: the rows that a plan gives them, and their imbalance ratio ρ."""
+"""Rows per rank under a plan, and the imbalance ratio ρ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def planned_rows(plan: Plan) -> npt.NDArray[np.int64]:
 
 
 def imbalance(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Returns ρ over the last axis, the ranks: busiest ÷ mean; 0 without rows."""
+    """Returns ρ = maximum ÷ mean over the last axis (ranks); 0 if there are no rows."""
     total = rows.sum(-1)
     rho: npt.NDArray[np.float64] = rows.max(-1) * float(rows.shape[-1]) / np.maximum(total, 1)
     return rho
@@ -32,7 +32,7 @@ def rows_at_homes(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def spread(rows: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Returns mean and maximum of ρ over all axes but the last, ignoring layers without rows; (1, 1) without rows."""
+    """Returns mean and maximum of ρ over all axes but the last, ignoring layers without rows; (1, 1) if none has."""
     rho = imbalance(rows)
     rho = rho[rho > 0]
     return (float(rho.mean()), float(rho.max())) if rho.size else (1.0, 1.0)

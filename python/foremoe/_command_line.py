@@ -65,7 +65,7 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def activity() -> Iterator[Callable[[str], None]]:
-    """Yields a function that sets the current activity. On a terminal, stderr shows it with its elapsed time."""
+    """Yields a function that sets the current activity. On a terminal, stderr shows it and the elapsed time."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda what: None
         return

@@ -9,9 +9,9 @@ from . import _core
 from ._core import Evaluation, Load, Plan
 from ._files import expect
 from .options import (
+    AnyHomes,
     CompareOptions,
     EvaluateOptions,
-    Homes,
     SimulateOptions,
     SimulationOptions,
     expect_options,
@@ -47,7 +47,7 @@ def evaluate_plan(
     cluster: str | None = None,
     path: Literal["auto", "host", "peer"] = "auto",
     policy_options: Mapping[str, float | str] | None = None,
-    homes: Homes = None,
+    homes: AnyHomes = None,
     threads: int = 0,
     **options: Unpack[SimulationOptions],
 ) -> Evaluation:
@@ -57,8 +57,8 @@ def evaluate_plan(
         plan: Plan of all layers for the policy update, or for `phase`. Its policy, with `policy_options`, determines
             the system's online behaviour.
         load: Load that the plan serves.
-        recompute_plan: Plan of recompute, with one micro-step in flight. None uses `plan`, which must then have one
-            micro-step in flight if a cluster is given.
+        recompute_plan: Plan of recompute, with one micro-step in flight. If None, recompute uses `plan`, which must
+            have one micro-step in flight if a cluster is given.
         phase: None simulates a step: recompute, then the policy update. Otherwise simulates only this phase with
             `plan`. `phases` then has one entry, equal to that of a step (under residency free, of a step in which
             `plan` serves both phases). Figures of the whole step (step_seconds, …) are missing. recompute_plan must be

@@ -35,7 +35,7 @@ def read_load(path: Path) -> Load:
 def read_plan(path: Path) -> Plan:
     """Reads a foremoe.plan/1 file. Raises InputError, with file, field and index, if the file is not a plan.
 
-    check() verifies whether the plan is right for a load.
+    check() verifies whether the plan fits a load.
     """
     expect(str | os.PathLike, path=path)
     return _core._read_plan(path)
@@ -86,12 +86,12 @@ def _expect_plan(plan: Plan, load: Load, trace: Trace | None, align: int) -> Non
 def check(
     plan: Plan, load: Load, trace: Trace | None = None, align: int = 128, *, homes: Any = None
 ) -> list[Violation]:
-    """Checks a plan against its load, by code that shares nothing with any planner.
+    """Checks a plan against its load, with code that shares nothing with the planners.
 
     Args:
         plan: All layers of a plan.
         load: Load that the plan serves.
-        trace: Trace that the load was collected from, to check token routes too.
+        trace: Trace that the load was collected from, to check also token routes.
         align: rho_padded rounds each replica's tokens up to a multiple of it.
         homes: Homes before planning, as given to plan(). None: contiguous.
 
@@ -99,7 +99,7 @@ def check(
         The first hundred violations; an empty list if the plan is valid.
 
     Raises:
-        InputError: if `plan` lacks layers. An invalid plan does not raise.
+        InputError: if `plan` does not have all layers. An invalid plan does not raise.
     """
     _expect_plan(plan, load, trace, align)
     report = _core._check(plan, load, trace, align, homes)
@@ -121,7 +121,7 @@ def figures(
         homes: Homes before planning: None for contiguous ones, int32 [layers, experts], or those of a plan.
 
     Raises:
-        InputError: if the plan is not right for this load.
+        InputError: if the plan does not fit this load.
     """
     _expect_plan(plan, load, trace, align)
     result: dict[str, Any] = _core._figures(plan, load, trace, align, homes)

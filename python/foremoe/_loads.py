@@ -27,8 +27,8 @@ def collect(
 
     Args:
         trace: Routes that a rollout recorded.
-        ranks: Ranks of the expert-parallel group. None: as recorded. A trace recorded for another number is batched
-            again.
+        ranks: Ranks of the expert-parallel group. None: as recorded. A trace recorded for another number of ranks is
+            batched again.
         ranks_per_node: Ranks that share one fast interconnect. None: as recorded; 8 if the trace is batched again.
         tokens_per_rank: Bound on a rank's tokens in one micro-step, if the trace is batched again. A token counts once,
             for any number of experts. None: 8192.
@@ -44,6 +44,42 @@ def collect(
     for remark in load.remarks:
         logging.getLogger("foremoe").warning(remark)
     return load
+
+
+def pack(
+    trace: Trace,
+    ranks: int,
+    tokens_per_rank: int,
+    mini_batches: int = 1,
+    effort: int = 0,
+    *,
+    threads: int = 0,
+) -> Trace:
+    """Chooses which sequences share a micro-step, and on which rank, as `foremoe pack` does.
+
+    Keeps the experts of every micro-step close to the step's, so that guests chosen once per step serve all
+    micro-steps, and balances the sum of length², which attention costs, over ranks. See `foremoe pack --help-all`.
+
+    Args:
+        trace: Routes that a rollout recorded.
+        ranks: Ranks of the expert-parallel group; must divide the experts.
+        tokens_per_rank: Maximum tokens of a rank in one micro-step. A token counts once.
+        mini_batches: Number of mini-batches: equal runs of recorded micro-steps, or of sequences if none are recorded.
+            No sequence leaves its mini-batch.
+        effort: Maximum number of sweeps that try to move and exchange every sequence; 0: until no change improves.
+        threads: Number of threads; 0 for one per processor. The result does not depend on it.
+
+    Returns:
+        The trace with other `micro_step` and `rank`. It shares the routes, and sequences keep their order.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`, a sequence longer than tokens_per_rank,
+            and for invalid routes.
+    """
+    expect(Trace, trace=trace)
+    expect(Integral, threads=threads)
+    options = {"ranks": ranks, "tokens_per_rank": tokens_per_rank, "mini_batches": mini_batches, "effort": effort}
+    return _core._pack(trace, options, threads)
 
 
 def import_files(paths: Path | Sequence[Path], **options: Unpack[ImportOptions]) -> tuple[Trace | Load, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""transformers ≥ 5.23: an implementation of its expert parallelism that exchanges rows by a plan.
+"""Expert parallelism for transformers ≥ 5.23 that exchanges rows according to a plan.
 
 from_pretrained(..., distributed_config=DistributedConfig(ep_implementation="foremoe", ...)) creates one for the experts
 of each layer, before it loads this rank's part of them.
@@ -25,7 +25,7 @@ _OF: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[PlannedEP]] = weakre
 class PlannedEP(AllToAllEP):
     """Executes the experts by `execute`, or by transformers' own exchange while `execute` is None.
 
-    Raises InputError for tensor parallelism, and if the expert-parallel group lacks some processes.
+    Raises InputError if tensor parallelism is used or if the expert-parallel group does not include all processes.
     """
 
     execute: Execute | None = None

@@ -1,4 +1,4 @@
-"""Replay of given experts in routers of transformers, and a check of which routers permit it."""
+"""Replay of given experts in routers of transformers, and a check whether a router permits replay."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class GivenTopK(TorchFunctionMode):
 def expect_replayable(name: str, router: torch.nn.Module, *, num_experts: int, top_k: int, hidden_size: int) -> None:
     """Raises InputError if the router of this block does not choose by one torch.topk() over its experts.
 
-    Tries it on the CPU with zeros as rows and parameters. A router that cannot be called in this way is judged by its
-    first forward.
+    Runs the router on the CPU with zeros as rows and parameters. If a router cannot be called in this way, checks its
+    first forward instead.
     """
     state = {
         of: torch.zeros(tensor.shape, dtype=tensor.dtype)

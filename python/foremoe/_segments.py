@@ -135,7 +135,7 @@ def from_sglang(response: Any, *, start_len: int = 0, prompt_token_ids: Sequence
 
 
 def _get(holder: Any, key: str) -> Any:
-    """Returns the member of a JSON object or attribute of a client's object; None without one."""
+    """Returns the member of a JSON object or attribute of a client's object; None if absent."""
     return holder.get(key) if isinstance(holder, Mapping) else getattr(holder, key, None)
 
 
@@ -163,7 +163,7 @@ def _ids(value: Any, field: str) -> npt.NDArray[np.int64] | None:
 
 
 def _versions(spans: Any, single: Any, place: str) -> tuple[str, ...]:
-    """Returns distinct versions. spans: Version, start and end of output tokens. single: Label without spans."""
+    """Returns distinct versions. spans: Version, start and end of output tokens. single: Label if no spans."""
     if not spans:
         return () if single is None else (str(single),)
     versions = [_get(span, "version") for span in spans]

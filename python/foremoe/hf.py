@@ -6,7 +6,7 @@ with record(rollout_model) as recorder:
 routes = recorder.routes(out, attention_mask)
 
 From transformers 5.23 on, each rank can load only its own experts, by
-DistributedConfig(fsdp_size=R, ep_size=R, ep_implementation="foremoe"). The rest is the same.
+DistributedConfig(fsdp_size=R, ep_size=R, ep_implementation="foremoe"). All other calls are the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if _has(EXPERT_PARALLELISM_SINCE):
     from . import _planned_ep
 
 
-# By module, so that copies of a model are not attached.
+# Keys are modules, so that copies of a model are not attached.
 _EXECUTE: weakref.WeakKeyDictionary[torch.nn.Module, Execute] = weakref.WeakKeyDictionary()
 
 
@@ -227,8 +227,8 @@ def _refuse_adapters(name: str) -> NoReturn:
 def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
     """Returns the MoE layers of a transformers model in the order in which they run.
 
-    Raises InputError if there are none, for experts or routers of unknown shape, for routers whose choice cannot be
-    replayed, and for experts with adapters, under torch.compile, or sharded by anything except "foremoe".
+    Raises InputError if there are none, for experts or routers of unknown shape, for routers that cannot replay a
+    choice, and for experts that have adapters, are compiled, or are sharded by anything except "foremoe".
     """
     layers = []
     for name, block in _experts_of(model):

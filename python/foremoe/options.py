@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from ._core import Load, Plan
+from ._core import Homes, Load, Plan
 from ._files import expect
 
-Homes = npt.NDArray[np.int32] | Plan | None
-"""Homes of all experts: None (contiguous), their ranks as int32 [layers, experts], or a plan with these homes."""
+AnyHomes = npt.NDArray[np.int32] | Homes | Plan | None
+"""Homes of all experts: None (contiguous), their ranks as int32 [layers, experts], Homes, or a plan."""
 
 
 class PlannerOptions(TypedDict, total=False):
@@ -35,7 +35,7 @@ class PlannerOptions(TypedDict, total=False):
     max_copies_per_source: Annotated[int | Literal["none"], "none"]
     min_tokens_per_guest: Annotated[int, 0]
     seed: Annotated[int, 0]
-    homes: Annotated[Homes, None]  # before planning
+    homes: Annotated[AnyHomes, None]  # before planning
     previous: Annotated[Plan | None, None]  # plan of the former step, for a warm start
     previous_load: Annotated[Load | None, None]  # load of the former step, for policies that predict
     threads: Annotated[int, 0]  # 0: one per processor; the result does not depend on it

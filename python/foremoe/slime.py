@@ -1,9 +1,9 @@
-"""slime: training steps under plans, or in shadow mode, by slime's own hook flags. slime is not patched.
+"""Runs slime's training steps under plans, or in shadow mode. Uses slime's own hook flags, without patches.
 
     --custom-megatron-before-train-step-hook-path foremoe.slime.before_train_step
 
-This is shadow mode: each step's routes are counted, and the log reports what balancing would gain, as does
-`foremoe.slime.hooks.replicas.metrics()`. For other arguments, create hooks in a module of your own, `balance.py`:
+This flag selects shadow mode, which counts each step's routes. The log and `foremoe.slime.hooks.replicas.metrics()`
+report the possible gain. For other arguments, create hooks in a module of your own, `balance.py`:
 
     from foremoe.slime import Hooks
 
@@ -17,7 +17,7 @@ This is shadow mode: each step's routes are counted, and the log reports what ba
 Active mode reads routes from the lists that slime replays (--use-rollout-routing-replay, --use-routing-replay).
 
 Written from slime's sources of August 2026 (624b824) and tested with stand-ins. Not run with slime. miles has the same
-flags; there the first flag serves shadow mode, and active mode is refused (docs/users/adopting.md).
+flags. On miles, the first flag selects shadow mode; active mode is refused (docs/users/adopting.md).
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Hooks:
         arguments: Arguments of foremoe.megatron.attach(), which runs at the first step. Default mode: "shadow".
 
     Attributes:
-        replicas: Result of attach(); None until it has run. Its metrics() return those of the last step.
+        replicas: Result of attach(); None until it has run. Its metrics() returns the metrics of the last step that
+            ended or, in shadow mode, was evaluated.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -101,7 +102,7 @@ class Hooks:
     def before_log_prob(self, args: Any, model: Any, store_prefix: str) -> None:
         """--custom-megatron-before-log-prob-hook-path. In active mode the actor's log-probabilities are planned.
 
-        Does nothing in a pipeline: a stage without MoE layers has no lists, and so no number of micro-batches.
+        Does nothing in a pipeline, where a stage without MoE layers has no lists and cannot count micro-batches.
         """
         self._close()
         if store_prefix or not self._is_active or not _is_actor(model):

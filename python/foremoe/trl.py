@@ -114,16 +114,17 @@ class GRPOTrainer(trl.GRPOTrainer):
     Launch it like trl, with torchrun or accelerate, one process per rank of expert parallelism. It accepts the
     arguments of trl's trainer.
 
-    Gradients of all other weights are averaged at the end of a phase. There is no DistributedDataParallel, and its
+    Gradients of all other weights are averaged at the end of a phase. DistributedDataParallel is not used, and its
     options have no effect. save_model() and checkpoints contain all experts; call save_model() on all ranks. log()
     receives Phase.figures() as foremoe/NAME: means over ranks, micro-steps and layers. foremoe/NAME_max is the largest
     over micro-steps and layers.
 
     Args:
-        guest_slots: See ExpertParallel, also for residency, policy, depth, path, host_timeout, ranks_per_node, threads.
-        warm_start: Plans each phase from the plan of the last policy update too, as ExpertParallel.plan(previous=…)
-            does; algorithm 3 of ForeMoE's review. With drifting expert popularity it changed almost nothing, but
-            doubled the planning time. Checkpoints do not contain the plan.
+        guest_slots: See ExpertParallel, also for residency, policy, depth, path, dispatch, host_timeout, ranks_per_node
+            and threads.
+        warm_start: Passes the plan of the last policy update to ExpertParallel.plan() as `previous` (algorithm 3 of
+            ForeMoE's review). With drifting expert popularity, warm starts changed almost nothing, but doubled the
+            planning time. Checkpoints do not contain the plan.
 
     Attributes:
         expert_parallel: The trained model's ExpertParallel.
@@ -144,6 +145,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         policy: str = "foremoe",
         depth: int = 2,
         path: str = "peer",
+        dispatch: str = "row",
         host_timeout: float = 30.0,
         ranks_per_node: int | None = None,
         threads: int = 1,
@@ -162,7 +164,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         self.generator = copy.deepcopy(self.model)
         vars(self.generator).pop("forward", None)  # trl's forward runs the model that was copied
         self.generator.requires_grad_(False).eval()
-        # Prepare both here, so that neither is wrapped in DistributedDataParallel when training begins.
+        # Prepare both models now, so that DistributedDataParallel wraps neither when training begins.
         for model in (self.model, self.generator):
             self.accelerator.prepare_model(model, evaluation_mode=True)
         self.expert_parallel = ExpertParallel(
@@ -172,6 +174,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             policy=policy,
             depth=depth,
             path=path,
+            dispatch=dispatch,
             host_timeout=host_timeout,
             ranks_per_node=ranks_per_node,
             threads=threads,

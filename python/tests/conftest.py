@@ -26,6 +26,7 @@ NEEDS = {
     "test_kept_weights": ["torch.nn"],
     "test_exchange": ["torch.nn"],
     "test_parallel": ["torch.nn"],
+    "test_relays": ["torch.nn"],
     "test_processes": ["torch.nn"],
     "test_waits": ["torch.nn"],
     "test_doctor": ["torch.nn"],

@@ -14,7 +14,7 @@ SHAPE = {"num_layers": 3, "num_experts": 8, "top_k": 2}
 def draw_rows(
     tokens: int, seed: int = 0, *, layers: int = 3, experts: int = 8, top_k: int = 2, dtype: type = np.uint8
 ) -> np.ndarray:
-    """Draws rows [tokens, layers, top_k], of distinct experts. Row 0 of layer 0 has the last ones."""
+    """Draws rows [tokens, layers, top_k], of distinct experts. Row 0 of layer 0 has the last experts."""
     random = np.random.default_rng(seed)
     rows = random.random((tokens, layers, experts)).argsort(-1)[..., :top_k]
     rows[0, 0] = range(experts - top_k, experts)

@@ -1,4 +1,4 @@
-"""scripts/check_docs finds documented output that differs from what the command prints."""
+"""scripts/check_docs finds documented output that differs from the command's output."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_a_model_can_be_given_as_a_dict(load):
 
 
 def test_policy_options_are_applied(hot_rank):
-    """FEPLB moves at most `dyn` experts of a rank, and none with fewer than `min_tokens` tokens."""
+    """FEPLB moves at most `dyn` experts of a rank, and no expert with fewer than `min_tokens` tokens."""
 
     def copies(**options):
         return foremoe.evaluate(hot_rank, "feplb", guest_slots=4, policy_options=options).figures["copies"]

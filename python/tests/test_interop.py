@@ -1,4 +1,4 @@
-"""Reads files that the command wrote with the safetensors package. Checks names, shapes, dtypes, metadata and sums."""
+"""With the safetensors package, reads files that the command wrote. Checks names, shapes, dtypes, metadata and sums."""
 
 import hashlib
 import json

@@ -6,6 +6,7 @@ import gc
 import pathlib
 import subprocess
 
+import commands
 import numpy as np
 import pytest
 from conftest import draw_load, draw_routes
@@ -55,6 +56,42 @@ def test_collect_counts_routes_by_micro_step_and_rank() -> None:
     again = foremoe.collect(trace_of(routes), ranks=4, tokens_per_rank=16)
     micro_step, rank = again.batching
     np.testing.assert_array_equal(again.array, counts_by_hand(routes, list(micro_step), list(rank), 4))
+
+
+def draw_rollout() -> foremoe.Trace:
+    """Draws a trace with 4 recorded micro-steps of 4 ranks."""
+    return foremoe.synthesize_trace(
+        layers=2, experts=16, top_k=2, micro_steps=4, ranks=4, tokens_per_rank=256, sequences_per_rank=4
+    )
+
+
+def test_pack_gives_the_batching_of_the_command(tmp_path: pathlib.Path) -> None:
+    rollout = draw_rollout()
+    packed = foremoe.pack(rollout, 8, 200, mini_batches=2, effort=3)
+    rollout.save(tmp_path / "in")
+    options = ["--ranks", "8", "--tokens-per-rank", "200", "--mini-batches", "2", "--effort", "3"]
+    given, out, ours = (tmp_path / name for name in ("in", "out", "ours"))
+    assert commands.run("pack", str(given), *options, "--out", str(out)) == 0
+    packed.save(ours)
+    assert ours.read_bytes() == out.read_bytes()
+    assert np.shares_memory(packed.routed_experts, rollout.routed_experts)
+    assert foremoe.collect(packed).num_ranks == 8
+
+
+def test_pack_names_the_wrong_argument() -> None:
+    rollout = draw_rollout()
+    for arguments, field in [
+        ((0, 1024), "ranks"),
+        ((8, "many"), "tokens_per_rank"),
+        ((8, 1024, 1000), "mini_batches"),
+        ((8, 1024, 1, -1), "effort"),
+    ]:
+        with pytest.raises(foremoe.InputError) as raised:
+            foremoe.pack(rollout, *arguments)
+        assert raised.value.field == field
+    with pytest.raises(foremoe.InputError, match="cu_seqlens") as raised:
+        foremoe.pack(rollout, 8, 1)
+    assert raised.value.index == "[0]"
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32])

@@ -1,4 +1,4 @@
-"""Checks RankTurns against a numpy executor of a few lines that follows the definitions."""
+"""Checks RankTurns against a short numpy executor that follows the definitions."""
 
 from __future__ import annotations
 

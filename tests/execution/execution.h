@@ -1,8 +1,7 @@
 #pragma once
 
-// Executes a whole phase with ranks as threads, from random routes through a real plan to results, and computes the
-// float64 reference. Shared by the tests in this folder, which need both planner and runtime, two modules that do not
-// depend on each other.
+// Executes a whole phase with ranks as threads, from random routes and a real plan to results, and computes the float64
+// reference. Tests in this folder share this code. They need planner and runtime, which do not depend on each other.
 
 #include <gtest/gtest.h>
 

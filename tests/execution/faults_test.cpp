@@ -14,8 +14,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A wrong expert or a lost gradient causes an error of at least 0.01. Rounding of tiny tensors whose terms nearly
-// cancel causes errors up to 2e-5 in ten thousand draws.
+// A wrong expert or a lost gradient causes an error of at least 0.01. In tiny tensors with nearly cancelling terms,
+// rounding causes errors up to 2e-5 in ten thousand draws.
 constexpr double kWrong = 1e-4;
 
 int num_schedules() {
@@ -73,7 +73,7 @@ TEST(FaultsOnThreads, NeverCauseAWrongResultOrAHang) {
       fallbacks += execution.ranks[0].figures.fallbacks;
       ++completed;
     } catch (const PhaseFailed& error) {
-      // A phase may fail only in a backward pass whose copies are indispensable.
+      // Only a policy update may fail: some copies of its backward passes must arrive.
       EXPECT_EQ(scenario.phase, Phase::kPolicyUpdate) << error.what();
       ++failed;
     }
@@ -100,8 +100,8 @@ TEST(FaultsOnThreads, ThatPersistMakeEveryLayerRunAtHomes) {
   for (const RankResult& rank : execution.ranks) EXPECT_EQ(rank.figures.transfer.copies, 0);
 }
 
-// Executors in other languages read the same plan, which does not contain fallbacks. So the plan alone determines which
-// gradients are returned; they are zeros if no backward pass ran in the guest.
+// Executors in other languages read the same plan, and the plan contains no fallbacks. The plan alone therefore
+// determines which gradients are returned. A gradient is zero if no backward pass ran in the guest.
 TEST(FaultsOnThreads, DoNotChangeWhichGradientsAreReturned) {
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
     Scenario scenario{.residency = residency, .phase = Phase::kPolicyUpdate};

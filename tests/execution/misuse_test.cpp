@@ -1,4 +1,4 @@
-// Tests wrong construction and wrong calls of a phase.
+// Tests invalid construction and invalid calls of a phase.
 
 #include <gmock/gmock.h>
 
@@ -14,7 +14,7 @@
 namespace foremoe::test {
 namespace {
 
-// Arguments of a rank to construct a phase of the scenario.
+// A rank's arguments for constructing a phase of the scenario.
 struct Parts {
   explicit Parts(const Scenario& scenario)
       : routes(scenario),

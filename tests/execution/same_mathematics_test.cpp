@@ -1,4 +1,4 @@
-// For every residency, phase, path and order, on several seeds: results equal the float64 reference, and bits do not
+// Tests every residency, phase, path and order on several seeds: results equal the float64 reference, and bits do not
 // depend on the timing of copies.
 
 #include "execution.h"

@@ -1,12 +1,12 @@
-"""The arena of a node: weights of experts in shared memory, from which its ranks copy their guests.
+"""The arena of a node: weights of experts in shared memory, from which the node's ranks copy their guests.
 
-An arena belongs to one phase and holds the experts that RankTurns lists for the node. Each expert is written once, in
-the background: by its owner, or by the rank of this node that receives it from an owner on another node. A version and
-checksums let readers reject damaged weights and those of other phases. The memory belongs to the node and is reused by
-the next phase (node_memory.py).
+An arena belongs to one phase and contains the experts that RankTurns lists for the node. One rank writes each expert,
+in the background: the owner or, if the owner is on another node, the rank of this node that receives the expert.
+Readers use a version and checksums to reject damaged weights and weights of other phases. The memory belongs to the
+node and is reused by the next phase (node_memory.py).
 
-No rank waits for an expert once the phase is older than its timeout, whether an owner, the link between nodes or the
-writer is slow. Experts that arrive later are still written, for later micro-steps.
+After the phase's timeout, no rank waits for an expert, even if an owner, the link between nodes or the writer is slow.
+Experts that arrive later are still written, for later micro-steps.
 
 On CUDA, copies run on a separate stream.
 """
@@ -43,7 +43,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 class _Receiver:
-    """Runs calls one after the other, in a daemon thread: a peer may never answer."""
+    """Runs calls one after the other in a daemon thread, because a peer may never answer."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
@@ -110,7 +110,7 @@ class NodeArena:
             raise
 
     def _fill(self, turns: foremoe.RankTurns) -> None:
-        """Writes, layer by layer, this rank's experts and those that other nodes send."""
+        """Writes this rank's experts and the experts that other nodes send, layer by layer."""
         ranks = self._ranks
         of_layer: dict[int, list[tuple[int, int]]] = {}  # (node, expert), in the same order on all ranks
         for node in range(ranks.num_nodes):
@@ -147,8 +147,8 @@ class NodeArena:
                 else:
                     self._sent.append((work, operation.tensor))
             if before is not None:
-                # Bounds memory: until the deadline at most two layers are in transit. After it, all receives are posted
-                # anyway, since copies and gradients from these ranks arrive in the order of the plan.
+                # Bounds memory: until the deadline, at most two layers are in transit. After the deadline, posts all
+                # receives, since copies and gradients from these ranks arrive in the order of the plan.
                 with contextlib.suppress(TimeoutError):
                     before.result(max(0.0, self._deadline - time.monotonic()))
             before = self._receive(arriving, received) if received else None
@@ -193,7 +193,7 @@ class NodeArena:
     def check(self, experts: list[Expert]) -> Future[set[Expert]]:
         """Returns the experts that are intact, with the bytes that this phase published.
 
-        Waits for them in the background until the phase reaches its timeout, and not at all afterwards.
+        Until the phase's timeout, waits for missing experts in the background. After the timeout, does not wait.
         """
         return self._readers.submit(self._intact, experts)
 
@@ -210,8 +210,8 @@ class NodeArena:
     def copy(self, expert: Expert, to: dict[str, Tensor]) -> Callable[[], None]:
         """Starts to copy an intact expert into contiguous weights. Returns a function that waits for the copy.
 
-        That function raises RuntimeError if the expert was damaged in the meantime (detected on CPU only) or the copy
-        exceeds the timeout.
+        The returned function raises RuntimeError if the expert was damaged in the meantime (detected on CPU only) or
+        the copy exceeds the timeout.
         """
         if self._stream is not None:
             return self._copy_on_stream(expert, to)
@@ -250,8 +250,8 @@ class NodeArena:
     def close(self, complete: bool) -> None:
         """Ends background work. Must be the last call.
 
-        complete: Waits for all copies and transfers, and keeps the memory for the next phase. Otherwise ends at once,
-        and releases the memory, unless a copy on the device is in progress.
+        complete: True waits for all copies and transfers, and keeps the memory for the next phase. False ends at once,
+        and releases the memory unless a copy on the device is in progress.
         """
         if not complete:
             self._stopped.set()

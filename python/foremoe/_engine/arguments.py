@@ -1,4 +1,4 @@
-"""Checks of arguments that all executors share: options that a rank can execute, and layers.
+"""Argument checks that all executors share: executable options, and layers.
 
 The planner checks the values of its options (plan_empty_load).
 """
@@ -20,7 +20,7 @@ from .sharded import expect_own_experts, is_dtensor
 
 PHASES = ("recompute", "policy_update")
 RESIDENCIES = ("static", "resident", "shared")
-# Options of foremoe.plan() that do not move homes. Not in_flight, which the executor sets.
+# Options of foremoe.plan() that do not move homes, except in_flight, which the executor sets.
 OPTIONS = {
     "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
 }  # fmt: skip
@@ -44,7 +44,7 @@ def unmark_spread(experts: list[torch.nn.Parameter]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanningArguments:
-    """Arguments of foremoe.plan(), and others that every executor needs."""
+    """Arguments of foremoe.plan(), and other arguments that every executor needs."""
 
     guest_slots: int
     residency: str | None
@@ -55,7 +55,7 @@ class PlanningArguments:
     options: dict[str, Any]
 
     def compared(self) -> dict[str, str]:
-        """Returns the arguments that must be equal on all ranks, by name, as printed."""
+        """Returns the arguments that must be equal on all ranks, by name, as text."""
         fields = [of.name for of in dataclasses.fields(self) if of.compare and of.name != "options"]
         given = {name: getattr(self, name) for name in fields} | self.options
         return {name: repr(value) for name, value in given.items()}
@@ -91,7 +91,7 @@ def plan_empty_load(
 ) -> foremoe.Plan:
     """Plans an empty load. Raises the planner's errors for these arguments and, if `executes`, an executor's.
 
-    nothing: Load without rows, of the same ranks and experts.
+    nothing: Load without rows, with the same ranks and experts.
     """
     plan = foremoe.start_plan(nothing, in_flight=in_flight, **arguments.planning()).finish()
     if executes:
@@ -101,7 +101,7 @@ def plan_empty_load(
 
 
 def expect_warm_start(arguments: PlanningArguments) -> None:
-    """Raises InputError if planning with these arguments would ignore the plan of a former phase."""
+    """Raises InputError if planning with these arguments would ignore the plan of an earlier phase."""
     options, slots = arguments.options, arguments.guest_slots
     if arguments.policy not in WARM_POLICIES:
         why = f"policy {arguments.policy} does not start from one"

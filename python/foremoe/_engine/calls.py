@@ -1,10 +1,10 @@
 """Collective calls: all ranks of a group must make the same calls in the same order.
 
-A rank announces each call before its first exchange and waits for the other announcements. A call that one rank makes
-alone therefore ends with an error that names it, before exchanges of different sizes meet. On NCCL, announcements use a
-gloo group, so that a rank learns of a failure even if its device waits for the failed rank. On gloo they use the group
-of copies, which otherwise has point-to-point operations only. A micro-step is announced in the store, without waiting:
-its exchanges use the group of rows, which closes when another rank finds the mismatch.
+A rank announces each call before its first exchange and waits for the other announcements. If only one rank makes a
+call, that call therefore ends with an error that names it, before ranks exchange data of different sizes. On NCCL,
+announcements use a gloo group, so that a rank learns of a failure even if its device waits for the failed rank. On
+gloo, announcements use the group of copies, which otherwise runs only point-to-point operations. A rank announces a
+micro-step in the store without waiting: its exchanges use the group of rows, which closes on a mismatch.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ class Calls:
         self._channel = channel
         self._failures = failures
         self._device = device
+        self._first = dist.get_process_group_ranks(channel.group)[0]  # distinguishes replicas, which report together
         self._number = 0  # of the last call
 
     def passing(self, name: str) -> None:
         """Announces a call whose exchanges use other groups. Does not wait."""
         self._number += 1
-        self._failures.note(self._number, name)
+        self._failures.note(self._first, self._number, name)
 
     def expect(self, name: str) -> None:
         """Announces a collective call, and waits until all ranks have announced one.
 
-        After a failed phase it does nothing, so that saving still works. Raises RuntimeError on all ranks if the calls
+        After a failed phase, does nothing, so that saving still works. Raises RuntimeError on all ranks if the calls
         differ or another rank failed.
         """
         if self._channel.is_closed:
@@ -69,7 +70,7 @@ class Calls:
             raise refusal
 
     def _expect_no_other(self, name: str) -> None:
-        if other := self._failures.noted(self._number):
+        if other := self._failures.noted(self._first, self._number):
             raise RuntimeError(f"ranks make different collective calls: {name} on this one, {other} on another one")
         if reason := self._failures.reason():
             raise RuntimeError(f"{reason}; {name} needs all ranks of the group")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 
 def start_point_to_point(operations: list[Any]) -> list[Any]:
-    """Starts point-to-point operations together. Returns a handle to wait for, per operation."""
+    """Starts point-to-point operations together. Returns one handle per operation, to wait for it."""
     if not operations:
         return []
     works = dist.batch_isend_irecv(operations)
@@ -19,11 +20,22 @@ def start_point_to_point(operations: list[Any]) -> list[Any]:
 
 
 def gathered_bytes(own: bytes, group: Any) -> list[bytes]:
-    """Returns the bytes of all ranks of a gloo group, of any lengths. Collective."""
+    """Returns the byte strings of all ranks of a gloo group; lengths may differ. Collective."""
     lengths = gathered(torch.tensor([len(own)]), group).flatten().tolist()
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
     padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     return [of.numpy()[:length].tobytes() for of, length in zip(gathered(padded, group), lengths, strict=True)]
+
+
+def exchanged_bytes(parts: Sequence[bytes], group: Any) -> list[bytes]:
+    """Sends bytes to each rank of a gloo group. Returns those of each rank. Collective."""
+    send = torch.tensor([len(part) for part in parts])
+    recv = torch.empty_like(send)
+    dist.all_to_all_single(recv, send, group=group)
+    joined = torch.frombuffer(bytearray(b"".join(parts)) or bytearray(1), dtype=torch.uint8)[: int(send.sum())]
+    found = torch.empty(int(recv.sum()), dtype=torch.uint8)
+    dist.all_to_all_single(found, joined, recv.tolist(), send.tolist(), group=group)
+    return [part.numpy().tobytes() for part in found.split(recv.tolist())]  # type: ignore[no-untyped-call]
 
 
 def gathered(own: Tensor, group: Any, dim: int = 0) -> Tensor:

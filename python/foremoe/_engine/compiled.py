@@ -1,7 +1,7 @@
 """Refuses torch.compile, under which planned layers cannot run.
 
-A layer's exchanges differ in every micro-step, and autograd hooks keep the order of turns. Dynamo would trace a layer,
-break its graph inside the layer, and run parts of it again.
+A layer's exchanges differ in every micro-step, and autograd hooks rely on the order of turns. Dynamo would trace a
+layer, break its graph inside the layer, and run parts of it again.
 """
 
 from __future__ import annotations

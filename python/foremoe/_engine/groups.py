@@ -1,8 +1,8 @@
 """Additional process groups. All ranks of the default group create them together, as torch requires.
 
-If init_process_group(device_id=…) created the NCCL communicator of the default group, a new group splits it, and all of
-its ranks must take part, including those outside the new group. Ranks also name a new group by the number of groups
-that they have created before.
+If init_process_group(device_id=…) created the NCCL communicator of the default group, a new group splits this
+communicator. All ranks of the default group must take part, including those outside the new group. Ranks also name a
+new group by the number of groups that they have created before.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _Wanted = tuple[tuple[int, ...], str, int]
 """Ranks, backend, and a number that distinguishes groups of the same ranks and backend."""
 
 
-def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = "cpu") -> list[Any]:
+def make_groups(wanted: Sequence[tuple[Any, ...]], device: torch.device | str = "cpu") -> list[Any]:
     """Creates a group of the same ranks for each (group, backend). Collective over the default group.
 
     A new group has the timeout of the given group; the longest if ranks differ.
 
     Args:
         wanted: Equal on all ranks of a group, in the same order; other ranks may want other groups or none. A list of
-            ranks stands for a group that does not exist yet.
+            ranks stands for a group that does not exist yet, and has the timeout of the default group or, if the entry
+            is (ranks, backend, other), of the other group.
         device: Device of groups with other backends than gloo.
 
     Raises:
@@ -42,12 +43,11 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
     """
     _end_after_gloo()
     own: dict[_Wanted, timedelta | None] = {}
-    for group, backend in wanted:
+    for group, backend, *like in wanted:
         ranks = tuple(group if isinstance(group, list) else dist.get_process_group_ranks(group))
         number = sum(of[:2] == (ranks, backend) for of in own)
-        own[ranks, backend, number] = _timeout_of(
-            dist.group.WORLD if isinstance(group, list) else group, torch.device(device)
-        )
+        waits_like = like[0] if like else dist.group.WORLD if isinstance(group, list) else group
+        own[ranks, backend, number] = _timeout_of(waits_like, torch.device(device))
     of_all: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_all, (groups_made(), own))
     made: dict[Any, Any] = {of: None for _, of_rank in of_all for of in of_rank}  # in the same order on all ranks
@@ -76,9 +76,9 @@ def groups_made() -> int:
 def _end_after_gloo() -> None:
     """Delays the end of this process until gloo's threads have released the tensors that they sent.
 
-    The threads take the interpreter's lock to release tensors. Taking it while the interpreter ends aborts a process
-    that has finished its work (pytorch/pytorch#179291), unless its groups were destroyed before. Groups of a model
-    that is spread, or wrapped in DistributedDataParallel, are not destroyed, because the model refers to them.
+    The threads take the interpreter's lock to release tensors. Taking this lock while the interpreter ends aborts a
+    process that has finished its work (pytorch/pytorch#179291), unless its groups were destroyed before. Groups of a
+    model that is spread, or wrapped in DistributedDataParallel, are not destroyed, because the model refers to them.
     """
     atexit.register(time.sleep, 0.2)  # sleeps without the lock; the threads need it for microseconds
 

@@ -25,13 +25,13 @@ from .sharded import local, version_of
 from .waits import Waits
 
 # Transfers of failed steps. torch cancels transfers without references, but other ranks wait for this rank's sends
-# until their own step ends. Receives are kept too: after a cancelled receive, gloo reads nothing more from that peer,
-# not even that it is ready for this rank's sends, and both would wait until a timeout.
+# until their own step ends. Receives are also stored: after a cancelled receive, gloo reads nothing more from that
+# peer, not even its readiness for this rank's sends, and both ranks would wait until a timeout.
 _orphaned_transfers: list[Any] = []
 
 
 class Guests:
-    """The guests of all layers on this rank during a phase."""
+    """Guests of all layers on this rank during a phase."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Guests:
         ranks: Ranks,
         gradient_type: torch.dtype | None = None,
     ):
-        """gradient_type: Type in which gradients go home and are summed. None: that of the weights, or float32 if these
-        are narrower."""
+        """gradient_type: Type in which gradients go home and are summed. None: the type of the weights, or float32 if
+        it is narrower."""
         self.host_path: HostPath | None = None  # None if no copy uses it
         self._turns = turns
         self._channel = ranks.copies
@@ -110,11 +110,11 @@ class Guests:
             self.host_path.begin(turn, self._weights_of_buffer)
 
     def begin_ahead(self, turn: int) -> None:
-        """Starts the copies by the peer path that this turn reads, but no other copies of earlier turns.
+        """Starts the peer-path copies that this turn reads, but no other copies of earlier turns.
 
-        Needed when one activation checkpoint spans several MoE layers and the guests of a backward pass differ from
-        those of its forward: recomputation reads guests of a later turn of the same event. The buffers are free, since
-        they change only between events.
+        Needed if one activation checkpoint spans several MoE layers, and the guests of a backward pass differ from
+        those of its forward. Recomputation then reads guests of a later turn of the same event. The buffers are free,
+        since they change only between events.
         """
         if turn in self._ahead:
             return
@@ -154,7 +154,7 @@ class Guests:
         return {name: w[slot] for name, w in self._buffers[buffers].items()}
 
     def _expect_same_weights(self) -> None:
-        """Raises if weights changed since the phase began: guests are copies of the earlier weights."""
+        """Raises if weights changed since the phase began, because guests are copies of the earlier weights."""
         for i, layer in enumerate(self._layers):
             for name, weight in layer.weights().items():
                 if weight is not self._weights[i][name] or version_of(weight) != self._versions[i][name]:
@@ -193,8 +193,8 @@ class Guests:
     def end(self, turn: int, layer: int) -> None:
         """Sends home the gradients of guests that leave after this turn."""
         self._send_home(turn, layer, self._turns.returning(turn))
-        # By now, peers have reached the transfers that began a micro-step ago. Under `shared` wait earlier: gradients
-        # return in every turn, and would otherwise take as much memory as the sums that `shared` saves.
+        # By now, peers have reached the transfers that began a micro-step ago. Under `shared`, wait earlier: gradients
+        # return in every turn. A later wait would cost all memory that `shared` saves on gradient sums.
         before = turn - (self._turns.depth if self.are_lent else 2 * len(self._layers))
         while self._returns and self._returns[0][0] < before:
             self._take_first_return()
@@ -251,7 +251,7 @@ class Guests:
             held += gradient
 
     def bring_home(self, *layers: int) -> None:
-        """Sends home all remaining gradients, and waits for those in transit."""
+        """Sends home all remaining gradients, and waits for gradients in transit."""
         for layer in layers:
             self._send_home(len(self._turns), layer, self._turns.draining(layer))
         while self._returns:

@@ -108,5 +108,5 @@ class HostPath:
         return due
 
     def close(self, complete: bool) -> None:
-        """Ends the copies. complete: Waits for those that have started; otherwise ends at once."""
+        """Ends the copies. complete: True waits for copies that have started; False ends at once."""
         self._arena.close(complete)

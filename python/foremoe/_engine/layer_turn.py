@@ -1,8 +1,8 @@
-"""The order of a rank's turns, and the begin and end of copies for a turn.
+"""The order of a rank's turns, and the start and end of copies for each turn.
 
 A turn is a pass of one layer in one micro-step. Turns run in the order of the plan: when a turn begins, all earlier
-turns have run, so its guests are in place. A recomputation by a checkpoint is not a turn. It reads the guests of its
-backward turn, before that turn; backward turns of other layers may run in between.
+turns have run, so its guests are in place. A recomputation by a checkpoint is not a turn. A recomputation reads the
+guests of the layer's backward turn, before that turn. Backward turns of other layers may run in between.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class LayerTurn:
     def wait_for_guests(self) -> None:
         """Waits for the guests of this pass.
 
-        Called just before they are read, so that copies overlap with the experts at home; and at the end of the pass,
-        since a later turn may read guests that this one did not.
+        Called just before the guests are read, so that copies overlap with the experts at home. Also called at the end
+        of the pass, since a later turn may read guests that this turn did not.
         """
         self._cursor.guests.wait(self._reads)
 

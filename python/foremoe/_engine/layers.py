@@ -20,11 +20,11 @@ class CopiedLayer(Protocol):
 
 
 class ExpertLayer(Protocol):
-    """The routed experts of one MoE layer. Adapters for frameworks implement it, and so can your own modules.
+    """The routed experts of one MoE layer. Implemented by adapters for frameworks. Your own modules can implement it.
 
-    It may have an attribute `model`, the module to train. Then state_dict() of the model has DTensors of all
-    experts from the beginning, not only after ExpertParallel.wrap(). It may have `own_choice`, the router's own choice
-    of its last forward, [tokens, top_k], or None. With it, routes of other rows are detected.
+    A layer may have an attribute `model`, the module to train. Then state_dict() of the model has DTensors of all
+    experts from the beginning, not only after ExpertParallel.wrap(). A layer may also have `own_choice`, the router's
+    own choice of its last forward, [tokens, top_k], or None. ForeMoE uses it to detect routes of other rows.
     """
 
     name: str  # of the layer, for messages
@@ -42,12 +42,12 @@ class ExpertLayer(Protocol):
         """Replaces the parameters by those of the experts that this rank owns."""
 
     def forward_rows(self, rows: Tensor, offsets: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        """Computes every expert on its rows.
+        """Applies each expert to its rows.
 
-        It must be differentiable, treat rows independently, and be the same function for any number of experts. With
+        The function must be differentiable, treat rows independently, and be the same for any number of experts. With
         residency 'shared', its autograd Functions must save weights with save_for_backward(), because the weights'
-        buffers hold other experts by the backward pass. ExpertParallel tests this with one row, and refuses layers that
-        fail.
+        buffers contain other experts before the backward pass. ExpertParallel tests this with one row, and refuses
+        layers that fail.
 
         Args:
             rows: [rows, hidden], sorted by expert.
@@ -78,7 +78,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
 
 
 class _Contiguous(torch.autograd.Function):
-    """The identity, with contiguous gradients. The backward of grouped_mm refuses expanded ones."""
+    """The identity, with contiguous gradients. The backward of grouped_mm refuses expanded gradients."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Guests whose buffers hold other experts between forward and backward, as under residency shared."""
+"""Guests whose buffers contain other experts between forward and backward, as under residency shared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KeptWeights:
     """Saves the position of a tensor that is part of a guest's weights instead of the tensor."""
 
     def __init__(self, weights: dict[str, Tensor], guests: Any) -> None:
-        """weights: By name [guest slots, …], in their present buffers. guests.weights(): those in later buffers."""
+        """weights: By name [guest slots, …], in their present buffers. guests.weights() returns later ones."""
         self._guests = guests
         self._of = {
             weight.untyped_storage().data_ptr(): (name, weight.storage_offset()) for name, weight in weights.items()
@@ -75,7 +75,7 @@ def try_lending_layer(layer: ExpertLayer) -> None:
 def try_lending(
     layer: str, weights: dict[str, Tensor], run: Callable[[dict[str, Tensor]], Callable[[], list[Tensor]]]
 ) -> None:
-    """Raises InputError if a layer's backward reads its forward's buffers. Changes their contents in between.
+    """Raises InputError if a layer's backward reads its forward's buffers. Changes the buffers between the passes.
 
     Args:
         weights: Weights of the trial, by name [experts, …].

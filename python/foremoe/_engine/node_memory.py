@@ -1,4 +1,4 @@
-"""Memory in which the ranks of a node share experts. It outlives phases, since pinning it for CUDA takes long.
+"""Memory in which the ranks of a node share experts. It outlives phases, since pinning memory for CUDA is slow.
 
 Each phase takes places for its experts under a new version, which distinguishes them from experts of earlier phases.
 The memory is allocated again only if a phase needs more places.
@@ -105,7 +105,7 @@ class NodeMemory:
         return node * self._ranks.ranks_per_node
 
     def _make(self, here: bool, places: int, segment_bytes: list[int]) -> None:
-        """Allocates memory on a node's first rank; the others open it. Collective. here: Whether for this node."""
+        """Allocates memory on a node's first rank; the others open it. Collective. here: Whether on this node."""
         first = self._first_rank(self._ranks.node)
         # Plans of one model need similar numbers of places. A reserve of a quarter avoids most further allocations.
         sizes = [places + places // 4, places] if self._arena is not None else [places]
@@ -157,14 +157,14 @@ class NodeMemory:
         return self._arena.num_bytes if self._arena is not None else 0
 
     def release(self) -> None:
-        """Releases the memory, which no copy may be reading. The next phase allocates it again."""
+        """Releases the memory. No copy may be reading it. The next phase allocates it again."""
         if self._unpin is not None:
             self._unpin()
         self._unpin = self._arena = None
         self._places = 0
 
     def abandon(self) -> None:
-        """Keeps the memory until the process ends, since a copy may never end. The next phase allocates new memory."""
+        """Does not free the memory, since a copy may never end. The next phase allocates new memory."""
         if self._unpin is not None:
             self._unpin.detach()
         _abandoned.append(self._arena)

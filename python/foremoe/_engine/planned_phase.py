@@ -28,9 +28,9 @@ class PlanInProgress(Protocol):
 
 
 class PlannedPhase:
-    """A phase in execution. The constructor and then open() begin it.
+    """A phase in execution. To begin it, call the constructor and then open().
 
-    The constructor raises on all ranks alike, before any transfer. open() may fail on a single rank.
+    The constructor raises on all ranks or on none, before any transfer. open() may fail on a single rank.
     """
 
     guests: Guests
@@ -91,7 +91,7 @@ class PlannedPhase:
         return LayerTurn(self.cursor, name, turn, backward, refuses_again)
 
     def lacks_backward(self, micro_step: int) -> bool:
-        """Returns whether the phase has backwards and this micro-step's has not ended."""
+        """Returns whether the phase has backwards and the backward of this micro-step has not ended."""
         return self.has_backward and self.cursor.last < self.turns["backward", micro_step, 0].index
 
     def is_complete(self) -> bool:
@@ -99,7 +99,7 @@ class PlannedPhase:
         return self.cursor.last + 1 == len(self.turns)
 
     def close(self, complete: bool) -> None:
-        """Ends the phase. complete: Waits for all transfers; otherwise ends at once."""
+        """Ends the phase. complete: True waits for all transfers; False ends at once."""
         self.cursor.is_open = False
         if complete:
             self.guests.finish()

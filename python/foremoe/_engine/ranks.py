@@ -21,11 +21,14 @@ class Ranks:
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory.
         rows: Channel for rows and all other exchanges inside a phase, so that they end if a rank fails.
         copies: Channel for copies of experts. A second group lets copies overlap with exchanges of rows.
-        replicas: Channel between the ranks that hold the same experts; None if no other rank holds them.
+        replicas: Channel between the ranks that own the same experts; None if no other rank owns them.
         everyone: Channel between all ranks of all replicas.
         grid: Ranks in the default group, [replica][rank].
         agreement: Gloo channel on which ranks agree about copies by the host path; None if no copy takes that path.
         plans: Gloo channel for planning in shares; None if each rank plans alone.
+        across: Channel between the ranks at this position of all nodes, for dispatch by token; None without it.
+        within: Channel between the ranks of this node, for dispatch by token; None without it.
+        relays: Gloo channel for the destinations of tokens; None without dispatch by token.
         failures: Failures that ranks report; None if they report them in another way.
         calls: Announcements of collective calls; None if calls are not announced.
     """
@@ -43,6 +46,9 @@ class Ranks:
     grid: list[list[int]] = dataclasses.field(default_factory=list)
     agreement: Channel | None = None
     plans: Channel | None = None
+    across: Channel | None = None
+    within: Channel | None = None
+    relays: Channel | None = None
     failures: Failures | None = None
     calls: Calls | None = None
 

@@ -41,7 +41,7 @@ def version_of(weight: Tensor) -> int:
 
 
 def num_parts(tensor: Tensor) -> int:
-    """Returns the number of different parts of a DTensor that ranks hold; 1 for any other tensor."""
+    """Returns the number of different parts into which a DTensor is sharded; 1 for any other tensor."""
     if not is_dtensor(tensor):
         return 1
     of_mesh = zip(tensor.device_mesh.shape, tensor.placements, strict=True)

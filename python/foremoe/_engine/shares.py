@@ -1,8 +1,8 @@
 """Planning in shares: each rank of an expert-parallel group plans some layers, and all ranks get the whole plan.
 
 Layers are planned independently, so the joined parts equal, byte for byte, the plan that each rank would make alone.
-Under residency shared, micro-steps are independent too. They arrive in blocks, and a phase runs the first block while
-the next ones are planned.
+Under residency shared, micro-steps are also independent. Micro-steps arrive in blocks, and a phase runs the first block
+while the next blocks are planned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SMALLEST = 1 << 18  # counts of a load; one rank plans fewer in less time than t
 
 class SharedPlan:
     """A plan in progress, with the methods of foremoe.RunningPlan. Under residency shared its micro-steps arrive in
-    blocks; otherwise all of it is final when it begins."""
+    blocks; otherwise the whole plan is final when it begins."""
 
     def __init__(self, growing: Any, planned: Future[None]) -> None:
         self._growing = growing
@@ -81,7 +81,7 @@ class Shares:
         return SharedPlan(growing, self._pool.submit(_plan_in_blocks, growing, self._channel.group, load, **planning))
 
     def close(self, failed: bool = False) -> None:
-        """Ends the thread after the plans that have begun. failed: At once, since other ranks may be gone."""
+        """Ends the thread after the plans that have begun. failed: At once, since other ranks may have ended."""
         self._pool.shutdown(wait=not failed, cancel_futures=failed)
 
 
@@ -91,7 +91,7 @@ def layers_of(rank: int, num_ranks: int, num_layers: int) -> range:
 
 
 def blocks_of(num_micro_steps: int) -> list[slice]:
-    """Returns blocks of micro-steps: one micro-step, so that the phase can begin, then blocks as long as all before."""
+    """Returns blocks of micro-steps: first one, so that the phase can begin, then blocks that double the total."""
     ends = [0]
     while ends[-1] < num_micro_steps:
         ends.append(min(num_micro_steps, max(1, 2 * ends[-1])))

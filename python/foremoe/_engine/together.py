@@ -1,16 +1,16 @@
-"""How ranks compare values, refuse together, and learn that one of them failed.
+"""Comparison of values between ranks, joint refusals, and reports of failed ranks.
 
-A rank that refused alone would leave the others waiting in the next exchange. A rank that continued with another value
-would end in a transport error, or in wrong gradients. Therefore:
+If one rank refused alone, the others would wait in the next exchange. A rank that continued with another value would
+cause a transport error or wrong gradients. Therefore:
 
 refused_together()  compares values in a gather; all ranks raise the first error
 Agreement           does the same between all ranks of a training job, over several groups, without a device
 Failures            tells the other ranks, in a phase, that this one failed, and why
 
-A rank that fails leaves its reason in the store of the default group and closes its channels to the others. On gloo
-their exchanges end at once, with an error that names no rank, so they look up the reason. A rank that dies leaves no
-reason. Then the survivors report that they are alive, and name the ranks that do not report. On NCCL, a rank that waits
-for its device in an exchange that another rank did not join is ended by torch's watchdog, after the group's timeout.
+A rank that fails writes its reason to the store of the default group and closes its channels to the others. On gloo,
+exchanges of the other ranks end at once, with an error that names no rank, so these ranks look up the reason. A rank
+that dies writes no reason. Then the survivors report that they are alive, and name the ranks that do not report. On
+NCCL, torch's watchdog ends a rank that waits for its device in an exchange that another rank did not join.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class LostConnection(RuntimeError):
 
 
 class Channel:
-    """A process group for rows, copies or agreement. Callers read `group` at each use and keep no reference, so close()
-    ends its connections and the exchanges of other ranks over them."""
+    """A process group for rows, copies or agreement. Callers read `group` at each use and store no reference, so
+    close() ends its connections and the exchanges of other ranks over them."""
 
     def __init__(self, group: Any, *, is_own: bool = False) -> None:
-        """is_own: whether close() destroys the group; a user's group is kept."""
+        """is_own: whether close() destroys the group; a user's group is not destroyed."""
         self._group = group
         self._is_own = is_own
         self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # closing it ends exchanges of other ranks
@@ -122,15 +122,18 @@ class Failures:
         if self._store.check([_LOST]):
             raise LostConnection("another rank lost a connection")
 
-    def note(self, number: int, call: str) -> None:
-        """Stores the name of this rank's call, for ranks that wait for its announcement."""
-        self._store.set(f"{_CALLS}/{number}", call)
-        with contextlib.suppress(RuntimeError):  # not every store deletes
-            self._store.delete_key(f"{_CALLS}/{number - _KEPT}")
+    def note(self, first: int, number: int, call: str) -> None:
+        """Stores the name of this rank's call, for ranks that wait for its announcement.
 
-    def noted(self, number: int) -> str:
+        first: First rank of the group that makes the call. Replicas may run different numbers of micro-steps.
+        """
+        self._store.set(f"{_CALLS}/{first}/{number}", call)
+        with contextlib.suppress(RuntimeError):  # not every store deletes
+            self._store.delete_key(f"{_CALLS}/{first}/{number - _KEPT}")
+
+    def noted(self, first: int, number: int) -> str:
         """Returns the stored name of the call of this number; "" without one."""
-        key = f"{_CALLS}/{number}"
+        key = f"{_CALLS}/{first}/{number}"
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _wait_for_reason(self) -> str:
@@ -185,7 +188,7 @@ def refused_together(group: Any = None) -> Iterator[Given]:
     """If one rank raises inside, all ranks raise at the end; if given values differ, all ranks refuse.
 
     The end is collective over the group (None: the default group); the body is not. A rank that raised nothing inside
-    raises InputError. It names the first rank that raised and its message, or the first value that differs.
+    raises an InputError with the first rank that raised and its message, or with the first value that differs.
     """
     given, own = Given(), None
     try:
@@ -233,7 +236,7 @@ def words_of(error: Exception) -> tuple[str, str]:
 
 
 def expect_no_errors(words: Mapping[int, Sequence[str] | None]) -> None:
-    """Raises InputError for the first rank that refuses. words: message and field by rank; None if it does not."""
+    """Raises InputError for the first rank that refuses. words: message and field by rank; None: does not refuse."""
     for rank, of in words.items():
         if of is not None:
             raise foremoe.InputError(f"rank {rank} refused: {of[0]}", field=of[1])
@@ -292,7 +295,7 @@ def digest_of(*values: Any) -> str:
 
 
 def number_of(words: str) -> int:
-    """Returns a digest that fits a signed 64-bit integer, as does its negative."""
+    """Returns a digest. The digest and its negative fit a signed 64-bit integer."""
     return int(_digest(words)[:14], 16)
 
 
@@ -381,7 +384,7 @@ class Agreement:
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
 
     def leave(self, error: BaseException) -> str:
-        """Tells all ranks that this one has given up, unless another has left. No vote is possible afterwards.
+        """Tells all ranks that this rank has given up, unless another rank has left. No vote is possible afterwards.
 
         Returns the other rank that failed and its reason if the error is a lost connection.
         """

@@ -10,8 +10,8 @@ import torch
 
 
 class Waits:
-    """Sums waits. On CUDA the host only makes the stream wait. Events before and after each wait measure it; they are
-    read later. The CUDA path has never been run."""
+    """Sums waits. On CUDA, the host only makes the stream wait. Events before and after each wait measure its duration
+    and are read later. The measured values have not been checked on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -35,7 +35,7 @@ class Waits:
 
     @property
     def seconds(self) -> float:
-        """Returns the sum. On CUDA it waits for the stream: call it after the step."""
+        """Returns the sum. On CUDA, waits for the stream, so call it after the step."""
         for _, after in self._of_stream:  # events may be on several streams
             after.synchronize()
         of_stream: float = sum(before.elapsed_time(after) for before, after in self._of_stream)

@@ -6,9 +6,9 @@
         forward_backward_func(...)
     log(replicas.metrics())
 
-Inside step() each MoE layer's dispatcher routes rows to slots instead of experts. Guest slots hold guests: copies of
-other ranks' experts. Loss and gradients are Megatron-LM's own. Nothing is registered in the model: checkpoints,
-optimizer and weight sync see the same model as before, and outside of step() the model is unchanged.
+Inside step() each MoE layer's dispatcher routes rows to slots instead of experts. Guest slots contain guests: copies of
+other ranks' experts. Loss and gradients equal Megatron-LM's up to rounding. Nothing is registered in the model:
+checkpoints, optimizer and weight sync see the same model as before. Outside of step() the model is unchanged.
 
 With mode="shadow" step() leaves execution unchanged: it counts rows and plans, and metrics() estimates the benefit.
 

@@ -1,4 +1,4 @@
-"""Arguments of attach() besides the model. They are checked and must be equal on all ranks (except threads)."""
+"""Checked arguments of attach() other than the model. All except threads must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODES = ("active", "shadow")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttachArguments(arguments.PlanningArguments):
-    """The arguments as passed to attach(). executed() returns the effective ones."""
+    """The arguments as passed to attach(). executed() returns the effective arguments."""
 
     mode: str
     cluster: str | None

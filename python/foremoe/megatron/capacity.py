@@ -1,14 +1,14 @@
-"""Buffer capacity with which Megatron-LM's flex dispatcher holds all rows of a plan.
+"""Buffer capacity that Megatron-LM's flex dispatcher needs for all rows of a plan.
 
 HybridEP and NCCL-EP give every rank a buffer for a fixed number of rows, in each layer of each micro-batch:
 
     int(tokens of the rank · top_k · moe_expert_rank_capacity_factor)      (MoEFlexTokenDispatcher's managers, 0.19)
 
-HybridEP drops rows that exceed it; NCCL-EP ends the process. Without a plan the required factor is not known in
+HybridEP drops rows beyond this number; NCCL-EP ends the process. Without a plan the required factor is not known in
 advance. NCCL-EP sizes buffers by the tokens of the process's first micro-batch, rounded up to 64. No later micro-batch
-may have more, so rows that fit by the formula above fit there. Both then round up to their alignment, which only adds
-room. An option of HybridEP pads all ranks to the largest number of tokens. If GEMMs need it, each slot's rows are
-padded.
+may have more tokens, so rows that fit by the formula above also fit in NCCL-EP's buffers. Both kernels round sizes up
+to their alignment, which only adds room. An option of HybridEP pads all ranks to the largest number of tokens. If GEMMs
+need it, each slot's rows are padded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Buffers:
         return cls(align, padded)
 
     def factor(self, load: foremoe.Load, rows_of_slots: _Rows) -> float:
-        """Returns the smallest factor, a multiple of 0.001 and at least 1, with which the buffers hold all rows.
+        """Returns the smallest factor, a multiple of 0.001 and at least 1, with which all rows fit in the buffers.
 
         rows_of_slots: [micro_steps, layers, ranks, slots]. Returns infinity if a rank without rows of its own computes
         rows of other ranks: its buffer is empty at any factor.
@@ -102,7 +102,7 @@ def home_slots(load: foremoe.Load) -> _Rows:
 def end_context(dispatchers: Iterable[Any]) -> None:
     """Ends the process's NCCL-EP context if a dispatcher uses it; the next dispatch creates it again.
 
-    A context serves one number of experts: planned dispatchers have more than Megatron's own. Never run.
+    A context supports one number of experts. Planned dispatchers have more experts than Megatron's own. Never run.
     """
     managers: list[Any] = [getattr(dispatcher, "_comm_manager", None) for dispatcher in dispatchers]
     of_nccl = [manager for manager in managers if hasattr(manager, "_bootstrapped")]

@@ -1,13 +1,13 @@
 """Megatron-LM's dispatchers with slots instead of experts.
 
-A planned dispatcher subclasses Megatron's and has homes + G slots per rank. It maps each row to its slot
-(dispatch_preprocess), supplies all sizes of the all-to-all (preprocess), and computes the rows of guest slots beside
-those of homes (dispatch_postprocess, combine_preprocess). Router and layer still count experts, so auxiliary losses,
-expert bias and statistics are unchanged. The flex dispatcher was tested with stand-ins for the kernels of DeepEP,
-HybridEP and NCCL-EP on CPU, never on a GPU.
+A planned dispatcher subclasses Megatron's and has homes + G slots per rank. The dispatcher maps each row to its slot
+(dispatch_preprocess), supplies all sizes of the all-to-all (preprocess), and computes the rows of guest slots in
+addition to rows of homes (dispatch_postprocess, combine_preprocess). Router and layer still count experts, so auxiliary
+losses, expert bias and statistics are unchanged. The flex dispatcher was tested with stand-ins for the kernels of
+DeepEP, HybridEP and NCCL-EP on CPU, never on a GPU.
 
-The first node of the layer's backward pass fetches guests, and the last sends their gradients home. This must happen
-inside backward: DistributedDataParallel with overlap_grad_reduce reduces a bucket as soon as its gradients are ready,
+The first node of the layer's backward pass fetches guests, and the last sends their gradients home. Both must happen
+inside backward, because DistributedDataParallel with overlap_grad_reduce reduces a bucket once its gradients are ready,
 and silently loses gradients added later. The last node is the identity on the layer's input, with the home weights as
 further inputs, so autograd delivers their gradients, and runs DistributedDataParallel's hooks, only after this node.
 
@@ -133,7 +133,7 @@ class _Flex(MoEFlexTokenDispatcher):
     """Megatron's flex dispatcher, corrected to keep chosen slots whose probability is exactly 0.
 
     DeepEP's and NCCL-EP's managers rebuild the routing map from the largest probabilities, and so may send a row to a
-    slot that was not chosen. In Megatron-LM that loses a gradient; here sizes would differ from the plan's.
+    slot that was not chosen. In Megatron-LM, this loses a gradient. Here, sizes would differ from the plan.
     """
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> Any:
@@ -147,7 +147,7 @@ class _Flex(MoEFlexTokenDispatcher):
 def chosen_slots(routing_map: Tensor, probs: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Maps bool [tokens, slots], [tokens, slots] to probabilities [tokens, top_k] and slots, int64 [tokens, top_k].
 
-    Sorts slots by descending probability. Pads tokens with fewer slots with −1, which DeepEP skips.
+    Sorts slots by descending probability. If a token has fewer slots, appends −1, which DeepEP skips.
     """
     slots = probs.detach().masked_fill(~routing_map, -torch.inf).topk(top_k, dim=-1).indices
     return probs.gather(1, slots), slots.masked_fill(~routing_map.gather(1, slots), -1)

@@ -32,7 +32,7 @@ def end(step: Step | None, agreement: Agreement) -> str:
 
 
 def explain(step: Step, error: BaseException) -> None:
-    """Adds a note to the error that names a layer whose routes differ from the plan, if any: a possible cause."""
+    """If a layer's routes differ from the plan, adds a note that names the layer to the error, as a possible cause."""
     with contextlib.suppress(RuntimeError):  # the device may be what failed
         # The device may be blocked in an exchange that other ranks never join; reading `deviates` would then hang.
         device = step.deviates.device

@@ -1,11 +1,11 @@
-"""Adapters from Megatron-LM's experts to the engine, and guest experts beside them.
+"""Adapters from Megatron-LM's experts to the engine, and the guest experts of a layer.
 
 foremoe.torch's ExpertLayer computes rows by a function of weights [experts, …]. Megatron's experts are modules with one
 parameter per expert. DistributedDataParallel and the distributed optimizer move these parameters into their own
 buffers, and the modules apply the router's probabilities themselves. So a layer here implements only the part of that
 protocol that copies need: its weights by name, each a stack of separate parameters. A module of the same type, built
-from the layer's own submodules with one expert per guest slot, computes the guests. It is not registered in the model:
-DDP, the optimizer, checkpoints and weight sync never see it.
+from the layer's own submodules with one expert per guest slot, computes the guests. This module is not registered in
+the model, so DDP, the optimizer, checkpoints and weight sync never see it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def gradient_type(layers: Sequence[MoE]) -> torch.dtype:
 
 
 def gather_parameters(chunks: Sequence[Any]) -> None:
-    """Gathers all expert parameters now. overlap_param_gather does so just before a layer runs, too late for copies."""
+    """Gathers all expert parameters now: overlap_param_gather gathers just before a layer runs, too late for copies."""
     for chunk in chunks:
         config = getattr(chunk, "ddp_config", None)
         if config is not None and config.use_distributed_optimizer and config.overlap_param_gather:
@@ -129,7 +129,7 @@ def gather_parameters(chunks: Sequence[Any]) -> None:
 
 
 class GuestExperts:
-    """The guests of one layer on this rank. Their weights are views of the engine's buffers."""
+    """The guests of one layer on this rank. Guest weights are views of the engine's buffers."""
 
     def __init__(self, of: MoE, slots: int, groups: Any) -> None:
         self.module = _build(of.layer, slots, groups)
@@ -158,7 +158,7 @@ class GuestExperts:
                     parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
 
     def try_lending(self) -> None:
-        """Raises InputError if a backward fails after other guests have used the buffers since its forward. Runs one
+        """Raises InputError if a backward fails after other guests have used its buffers since the forward. Tests one
         row per slot."""
         slots = len(next(iter(self._parameters.values())))
         weights = {name: of[0].detach().expand(slots, *of[0].shape) for name, of in self._own.own.items()}

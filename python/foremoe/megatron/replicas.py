@@ -108,8 +108,8 @@ class Replicas:
         """Creates process groups and the objects that use them. Collective over the default group. Call once, first."""
         from megatron.core import parallel_state
 
-        # Agreements have separate groups, since a failed rank leaves without waiting for others. Groups of replicas and
-        # of pipeline and tensor parallel ranks reach all ranks with fewer connections than one global group needs.
+        # Votes use separate groups, since a failed rank votes without waiting for others. Groups of replicas and of
+        # pipeline and tensor parallel ranks reach all ranks with fewer connections than one global group needs.
         replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
         stages = parallel_state.get_model_parallel_group()
         wanted = [(group, "gloo") for group in (replicas, stages) if dist.get_world_size(group) > 1]
@@ -178,11 +178,11 @@ class Replicas:
         counts: Integers [micro_steps, layers, experts], numpy or torch: this rank's rows for each expert, in each
             micro-step and MoE layer of this pipeline stage. Include all rows that the router routes, even padding. All
             ranks have the same number of micro-steps; in a pipeline stage without MoE layers, layers is 0.
-            Or a function without arguments that returns them. If computing the counts may fail on a single rank, do it
-            in this function: plan() raises its error, and no other rank waits.
+            May also be a function without arguments that returns such counts. If computing the counts may fail on a
+            single rank, do it in this function: plan() raises its error, and no other rank waits.
         phase: policy_update (forward and backward) or recompute (forward only).
-        begun: The result of an earlier call, on all ranks or on none. It is returned again if it was created for this
-            phase and, on all ranks, for these counts.
+        begun: The result of an earlier call, on all ranks or on none. plan() returns it again if it was created for
+            this phase and, on all ranks, for these counts.
 
         Raises InputError on all ranks if a rank's counts or phase are invalid, or if ranks differ in phase, number of
         micro-steps or whether `begun` is given. A rank whose function raised an error raises that error itself.
@@ -215,8 +215,8 @@ class Replicas:
         In shadow mode execution is unchanged; plan may be None, since shadow mode counts the step's own routes.
 
         Raises InputError if ranks have different plans, and RuntimeError if micro-batches deviate from the plan: in
-        number, in order or in the experts of their rows. Then do not use the gradients. An error inside ends the step
-        at once on this rank, and on every other rank after its micro-batches.
+        number, in order or in the experts of their rows. Do not use the gradients after such an error. An error inside
+        ends the step at once on this rank, and on every other rank after its micro-batches.
         """
         self._expect_usable()
         if self.mode == "shadow":
@@ -254,7 +254,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def _dispatching(self, step: Step | None) -> Iterator[None]:
-        """Installs the planned dispatchers in the layers, and restores Megatron's on exit."""
+        """Installs the planned dispatchers in the layers, and restores Megatron's dispatchers on exit."""
         own = [layer.token_dispatcher for layer in self._layers]
         if self._guest_slots:
             end_context([*own, *self._dispatchers])
@@ -343,7 +343,7 @@ class Replicas:
         return dict(self._shadow.metrics() if self._shadow is not None else self._metrics)
 
     def detach(self) -> None:
-        """Restores the model to its state before attach(). Not allowed inside a step."""
+        """Restores the model to its state before attach(). Raises RuntimeError inside a step."""
         if self._detached:
             return
         if self._running:

@@ -2,8 +2,8 @@
 
 A hook on each router counts the rows of each expert on the device. When a micro-batch has passed the last MoE layer of
 a model chunk, its counts are copied to the host asynchronously. After the step a background thread gathers the counts
-[micro_steps, layers, experts] of all ranks, once, and plans. It uses its own gloo group, since Replicas.plan() may run
-at the same time.
+[micro_steps, layers, experts] of all ranks, once, and plans. The thread uses its own gloo group, since Replicas.plan()
+may run at the same time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger("foremoe")
 
 
 class Shadow:
-    """Counts rows and plans beside an unchanged model."""
+    """Counts rows and plans for an unchanged model."""
 
     def __init__(
         self, stage: PipelineStage, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any

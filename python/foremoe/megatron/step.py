@@ -6,8 +6,8 @@ the n-th forward of a layer belongs to micro-step n, and a backward to the oldes
 a backward pass is a recomputation by a checkpoint: it repeats the forward of its micro-step.
 
 With several micro-steps in flight the forward and the backward of a micro-step are different events of the plan.
-Between them guests may leave and return. Each rank computes the same rows of the same experts in both, but a guest may
-return to another slot.
+Between these events, guests may leave and return. Each rank computes the same rows of the same experts in both events,
+but a guest may return to another slot.
 
 Under residency `shared` the guests of all layers share a few buffers and are fetched for each turn. Between a forward
 and its backward other layers use the buffer, so autograd saves positions within the guests' weights, not tensors.
@@ -130,7 +130,7 @@ class MicroBatchRows:
         if layer == 0:
             step.backward_ran(turn.micro_step)
         if engine.guests.are_lent and step.has_main_grads:
-            # If held until each layer's next backward, these gradients would take as much memory as all layers' sums.
+            # If stored until each layer's next backward, these gradients would take the memory of all layers' sums.
             for other, moe in enumerate(step.moes):
                 for (home, name), gradient in engine.guests.take_home(other).items():
                     _add(moe.own[name][home], gradient)
@@ -148,7 +148,7 @@ class _MovedGuests(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: MicroBatchRows, order: list[int]) -> Tensor:
-        """order: For each guest slot of the backward, that of the forward; −1 for a slot without rows."""
+        """order: For each guest slot of the backward, the slot of the forward; −1 for a slot without rows."""
         ctx.save_for_backward(rows, probs)
         ctx.turn, ctx.order = turn, order
         return turn.run_guests_in_place(rows, probs)
@@ -176,7 +176,7 @@ class _MovedGuests(torch.autograd.Function):
 
 
 def _add(parameter: torch.nn.Parameter, gradient: Tensor | None) -> Tensor | None:
-    """Adds the gradient to main_grad, where DistributedDataParallel sums; returns it if there is no main_grad."""
+    """Adds the gradient to main_grad, where DistributedDataParallel sums; returns it if main_grad is missing."""
     if gradient is None:
         return None
     held: Tensor | None = getattr(parameter, "main_grad", None)
@@ -281,7 +281,7 @@ class Step:
         return rows
 
     def backward_ran(self, micro_step: int) -> None:
-        """Retires a micro-step after the backward of its first layer, the last to run."""
+        """Retires a micro-step after the backward of its first layer, which runs last."""
         assert self._in_flight[0][0].turn.micro_step == micro_step
         self._in_flight.popleft()
 
@@ -348,14 +348,14 @@ class Step:
         }
 
     def close(self, complete: bool) -> None:
-        """Ends the step. complete: Waits for all transfers; otherwise ends at once."""
+        """Ends the step. complete: True waits for all transfers; False ends at once."""
         for hook in self._hooks:
             hook.remove()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.engine.close(complete)
         for of in self.guests:
             of.release()
-        # Rows refer to this step. The cycle would keep its tensors alive until garbage collection.
+        # Rows refer to this step. The reference cycle would keep its tensors alive until garbage collection.
         self._in_flight.clear()
         self._sums.clear()
         self._prepared = None

@@ -139,7 +139,7 @@ def replayed(layer: Any) -> Any:
 
 
 def replay_problem(layer: Any) -> str:
-    """Returns why the router replays nothing although it or another was given routes; "" if there is no problem."""
+    """Returns why the router replays nothing although it or another router was given routes; "" if no problem."""
     own = getattr(layer.router, "router_replay", None)
     if own is None or own.router_replay_action is not None:
         return ""

@@ -38,7 +38,7 @@ def write_report(
     measured: bool = True,
     **options: Unpack[ReportOptions],
 ) -> Report:
-    """Plans a load with several policies, models the step on a cluster, and writes a page that shows what each gains.
+    """Plans a load with several policies, models the step on a cluster, and writes a page with the gain of each.
 
     Args:
         load: Load to plan.
@@ -51,7 +51,7 @@ def write_report(
         **options: foremoe.options.ReportOptions.
 
     Returns:
-        The figures of the page. Plans that the checker rejects are left out and listed in `.wrong`.
+        The figures of the page. Plans that the checker rejects are omitted and listed in `.wrong`.
 
     Raises:
         InputError: for an invalid value, with the option's name in `.field`.

@@ -1,4 +1,4 @@
-"""How evenly ranks are loaded: per rank and micro-step before and after, and the distribution of ρ by policy."""
+"""Load per rank and micro-step before and after planning, and the distribution of ρ by policy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Quantiles(NamedTuple):
 
 
 def quantiles(values: npt.NDArray[np.float64]) -> Quantiles:
-    """Return the quantiles of at least one value, with linear interpolation."""
+    """Return quantiles of a non-empty array, with linear interpolation, and its mean."""
     return Quantiles(*map(float, (*np.quantile(values, (0, 0.25, 0.5, 0.75, 0.99, 1)), values.mean())))
 
 
@@ -87,7 +87,7 @@ def _grouped(step: int, noun: str) -> str:
 
 
 def balance_section(report: Report) -> Section | None:
-    """How imbalance is distributed over layers and micro-steps, by policy."""
+    """Distribution of imbalance over layers and micro-steps, by policy."""
     if not report.before.rho.size:
         return None
     values = [quantiles(p.rho) for p in report.planned]
@@ -107,7 +107,7 @@ def balance_section(report: Report) -> Section | None:
 
 
 def _box_figure(rows: Sequence[Row], values: Sequence[Quantiles]) -> go.Figure:
-    """Return boxes on a logarithmic axis that begins at 1: middle half, whiskers to least and most, dot at the mean."""
+    """Return boxes on a logarithmic axis that begins at 1: middle half, whiskers to extremes, dot at the mean."""
     most = np.log10(max(1.05, *(q.most for q in values)))
     title = "ρ (1 is perfect; logarithmic axis)"
     figure = row_figure(rows, title, type="log", range=[-0.01 * most, 1.03 * most])

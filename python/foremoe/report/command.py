@@ -1,4 +1,4 @@
-"""`foremoe report`: a page that shows what balancing gains on a cluster. The program parses the command line."""
+"""`foremoe report`: a page that shows the gain of balancing on a cluster. The program parses the command line."""
 
 from __future__ import annotations
 

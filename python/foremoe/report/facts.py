@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 def speedup(before: float, after: float) -> float:
-    """Return how many times as fast `after` is; 1 if it takes no time."""
+    """Return the speedup of `after` over `before`; 1 if `after` takes no time."""
     return before / after if after > 0 else 1.0
 
 
@@ -108,7 +108,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True)
 class Span:
-    """What a rank does from `begin` to `end`."""
+    """Activity of a rank from `begin` to `end`."""
 
     kind: str
     name: str
@@ -119,7 +119,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Window:
-    """What some ranks do while one layer of one micro-step runs. Spans are in seconds since the window began."""
+    """Activities of some ranks while one layer of one micro-step runs. Spans are in seconds since the window began."""
 
     policy: str
     what: str
@@ -129,7 +129,7 @@ class Window:
 
 @dataclass
 class Report:
-    """All data of a page. It compares all policies with `before` and presents `after`."""
+    """All data of a page. The page compares all policies with `before` and presents `after`."""
 
     input: str
     model: str

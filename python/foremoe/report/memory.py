@@ -60,7 +60,7 @@ def _words(point: MemoryPoint) -> str:
 def _memory_figure(
     points: Sequence[MemoryPoint], front: Sequence[int], marks: dict[str, tuple[str, str]], y_title: str
 ) -> go.Figure:
-    """Return a mark for each point with its guest slots beside it, and the front."""
+    """Return a mark for each point, labelled with its guest slots, and the front."""
     memory, gain = [p.result.memory_bytes for p in points], [p.result.speedup for p in points]
     x_range, y_range = _extent(memory), _extent(gain)
     figure = go.Figure(layout={"template": TEMPLATE, "height": 340})

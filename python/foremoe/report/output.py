@@ -1,4 +1,4 @@
-"""Output files: refused early, and written whole or not at all."""
+"""Output files: invalid paths are refused early, and files are written completely or not at all."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def beside(*parts: str) -> str:
 
 
 def table_html(table: Table) -> str:
-    """Return a table in a box that scrolls, so that the page need not."""
+    """Return a table in a box that scrolls, so that the page itself does not scroll."""
     name = escaped(table.caption)
     head = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in table.head)
     rows = ""
@@ -147,7 +147,7 @@ def document(title: str, header: str, sections: Sequence[Section], footer: str) 
 
 
 def plotly_script() -> str:
-    """Return Plotly's script in one file. Raises ImportError, which says how to install it, if there is no Plotly."""
+    """Return Plotly's script in one file. Raises ImportError, with the command to install Plotly, if it is missing."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

@@ -1,6 +1,6 @@
 """The sections of the page, each a function of a report, and the table of policies.
 
-A section without data is None, and the page leaves it out.
+A section without data is None, and the page omits it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a step's time goes, what each stage of the planner saves of it, and what ranks do while one layer runs."""
+"""Time of a step by part, time saved by each planner stage, and activities of ranks while one layer runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPANS = (*PARTS[:5], "waiting for copies", "copies from the host", "copies from 
 
 
 def time_section(report: Report) -> Section | None:
-    """Where a step's time goes."""
+    """Time of a step, by part."""
     phases = [phase.parts for p in report.planned for phase in (p.recompute, p.policy_update)]
     parts = list(dict.fromkeys(name for of_phase in phases for name, seconds in of_phase.items() if seconds > 0))
     if not parts:
@@ -93,7 +93,7 @@ def ablation_section(report: Report) -> Section | None:
 
 
 def timeline_section(report: Report) -> Section | None:
-    """What some ranks do while one layer runs, under both policies."""
+    """Activities of some ranks while one layer runs, under both policies."""
     if not report.windows:
         return None
     kinds = dict.fromkeys(span.kind for window in report.windows for lane in window.lanes.values() for span in lane)
@@ -121,7 +121,7 @@ def _timeline(plot_id: str, window: Window, colours: Mapping[str, str], end: flo
 
 
 def _lane_figure(window: Window, colours: Mapping[str, str], end: float) -> go.Figure:
-    """Return a lane for each rank. Thin bars below it are copies that travel meanwhile."""
+    """Return a lane for each rank. Thin bars below a lane are copies in transit."""
     rows = [Row(f"rank {rank}") for rank in window.lanes]
     figure = row_figure(rows, "since the first of the ranks began", range=[0, end], **SECONDS)
     figure.update_layout(barmode="overlay", meta=None)

@@ -1,4 +1,4 @@
-"""A close look at one layer of one micro-step: what some ranks do meanwhile in the modelled recompute."""
+"""Activities of some ranks during one layer of one micro-step of the modelled recompute."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def choose_window(loads: npt.NDArray[np.int64], rho: npt.NDArray[np.float64]) ->
 
 
 def window_of(evaluation: Evaluation, choice: WindowChoice) -> Window:
-    """Return what the chosen ranks do from the first to the last moment at which any rank works on the layer."""
+    """Return the activities of the chosen ranks while any rank works on the layer."""
     turn = f"micro-step {choice.micro_step}, layer {choice.layer}"  # the turn's span names end with this
     spans: dict[int, list[Span]] = {}
     for event in evaluation.timeline(choice.micro_step + 1, choice.layer + 1):
@@ -61,7 +61,7 @@ def window_of(evaluation: Evaluation, choice: WindowChoice) -> Window:
 
 
 def _lane(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
-    """Return one rank's work from `begin` to `end`, the waiting in between, then the copies that travel meanwhile."""
+    """Return one rank's work and waits from `begin` to `end`, then the copies in transit during this time."""
     lane: list[Span] = []
     exchanged = False
     until = begin

@@ -1,4 +1,4 @@
-"""The Expert Transfer Engine in PyTorch: executes plans where the weights are.
+"""The Expert Transfer Engine in PyTorch: executes plans on the device of the weights.
 
     ep = ExpertParallel(expert_layers(model), guest_slots=1)  # before the optimizer is made
     ep.wrap(model)

@@ -12,6 +12,8 @@ import foremoe
 from foremoe._engine import arguments
 from foremoe._files import expect
 
+from .dispatch import DISPATCHES
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutorArguments(arguments.PlanningArguments):
@@ -19,6 +21,7 @@ class ExecutorArguments(arguments.PlanningArguments):
 
     group: Any
     path: str
+    dispatch: str
     host_timeout: float
     copy_group: Any
     replicate_group: Any = dataclasses.field(compare=False)  # differs between the ranks of a group
@@ -40,6 +43,8 @@ class ExecutorArguments(arguments.PlanningArguments):
         self.expect_known()
         if not self.host_timeout > 0:
             raise foremoe.InputError(f"host_timeout: {self.host_timeout}, must be above 0", field="host_timeout")
+        if self.dispatch not in DISPATCHES:
+            raise foremoe.InputError(f"dispatch: '{self.dispatch}', expected row or token", field="dispatch")
         ranks = ranks_of(self.group, "group")
         if self.copy_group is not None and ranks_of(self.copy_group, "copy_group") != ranks:
             raise foremoe.InputError(
@@ -56,7 +61,7 @@ class ExecutorArguments(arguments.PlanningArguments):
 
     @property
     def replicas(self) -> list[int] | None:
-        """Ranks that hold the same experts, in the default group. None without replicas."""
+        """Ranks that own the same experts, in the default group. None without replicas."""
         if self.replicate_group is None or self.replicate_group is ...:
             return None
         return ranks_of(self.replicate_group, "replicate_group")

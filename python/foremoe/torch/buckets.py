@@ -16,10 +16,10 @@ def average_in_buckets(tensors: Sequence[Tensor], group: Any, bucket_bytes: int 
     """Replaces each tensor by its mean over the ranks of the group. Collective.
 
     One all_reduce serves consecutive tensors of one type and device, up to bucket_bytes; sparse tensors have one each.
-    An element's position in a bucket decides the order in which ranks are summed: with three or more ranks its last bit
-    may differ from an all_reduce per tensor. Results are equal on all ranks.
+    An element's position in a bucket determines the order in which ranks are summed. With three or more ranks, its last
+    bit may therefore differ from an all_reduce per tensor. Results are equal on all ranks.
 
-    tensors: Of equal shapes and types on all ranks, in the same order.
+    tensors: The same shapes and types on all ranks, in the same order.
     """
     ranks = dist.get_world_size(group)
     for tensor in tensors:

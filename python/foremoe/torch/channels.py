@@ -17,9 +17,9 @@ from foremoe._engine.together import Channel, Failures
 
 
 def with_channels(
-    ranks: Ranks, copy_group: Any, replicate_group: Any, grid: list[list[int]], *, agree: bool
+    ranks: Ranks, copy_group: Any, replicate_group: Any, grid: list[list[int]], *, agree: bool, by_token: bool
 ) -> tuple[Ranks, list[Channel]]:
-    """Returns ranks with channels, and the channels that end with the ExpertParallel. Collective over all ranks.
+    """Returns ranks with channels, and the channels that the ExpertParallel closes. Collective over all ranks.
 
     Args:
         ranks: Ranks without channels.
@@ -27,12 +27,13 @@ def with_channels(
         replicate_group: The user's group, or None.
         grid: See Ranks.
         agree: Whether ranks agree about copies by the host path.
+        by_token: Whether tokens are dispatched between and within nodes.
     """
     backend = dist.get_backend(ranks.group)
-    # On gloo, rows use a separate group, which closes when a rank fails. On NCCL, such a group would take memory and
+    # On gloo, rows use a separate group, which closes when a rank fails. On NCCL, this group would take memory and
     # could not be closed.
     of_all = sorted(rank for group in grid for rank in group)
-    wanted: dict[str, tuple[Any, str]] = {"rows": (ranks.group, backend)} if backend == "gloo" else {}
+    wanted: dict[str, tuple[Any, ...]] = {"rows": (ranks.group, backend)} if backend == "gloo" else {}
     if copy_group is None:
         wanted["copies"] = ranks.group, backend
     if agree:
@@ -41,6 +42,11 @@ def with_channels(
         wanted["plans"] = ranks.group, "gloo"
         if backend != "gloo":
             wanted["calls"] = ranks.group, "gloo"
+    if by_token:
+        of_group, node = dist.get_process_group_ranks(ranks.group), ranks.ranks_per_node
+        wanted["across"] = of_group[ranks.rank % node :: node], backend, ranks.group
+        wanted["within"] = of_group[ranks.node * node :][:node], backend, ranks.group
+        wanted["relays"] = ranks.group, "gloo"
     if replicate_group is not None and backend == "gloo":
         wanted["replicas"] = replicate_group, backend
     if replicate_group is not None and (backend == "gloo" or len(of_all) < dist.get_world_size()):
@@ -64,6 +70,9 @@ def with_channels(
         grid=grid,
         agreement=channels.get("agreement"),
         plans=channels.get("plans"),
+        across=channels.get("across"),
+        within=channels.get("within"),
+        relays=channels.get("relays"),
         failures=failures,
     )
     return joined, list(channels.values())

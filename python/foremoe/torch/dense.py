@@ -127,7 +127,7 @@ class Dense:
         return self._wrapped  # type: ignore[no-any-return]
 
     def _expect_whole_model(self, model: torch.nn.Module) -> None:
-        """Raises InputError if the model lacks trained parameters of the model whose layers are spread."""
+        """Raises InputError if this model lacks trained parameters of the model with the spread layers."""
         known = getattr(self._experts.layers[0], "model", None)
         held = {id(p) for p in model.parameters()}
         for name, p in known.named_parameters() if known is not None else ():
@@ -156,7 +156,7 @@ class Dense:
             forget_ddp(self.model)
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Returns the trained parameters by name; under "fsdp2" this rank's shards. Not during forward or backward."""
+        """Returns trained parameters by name; under "fsdp2" this rank's shards. Invalid in forward and backward."""
         return {name: p for name, p in self._all() if p.requires_grad}
 
     def _all(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -171,7 +171,7 @@ class Dense:
         return [(name, p) for name, p in model.named_parameters() if id(p) not in experts]
 
     def trained_with(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notes an optimizer that trains experts: its other parameters must be equal on all ranks too."""
+        """Records an optimizer that trains experts. Its other parameters must also be equal on all ranks."""
         known = {id(p) for p in self.model.parameters()} if self.model is not None else set()
         known |= {id(p) for p in self._experts.parameters()}
         held = [p for of in optimizer.param_groups for p in of["params"]]
@@ -184,7 +184,7 @@ class Dense:
         given.expect_equal(samples_of(self._compared), hint=_DRIFT if self._has_drained else _AT_FIRST)
 
     def note_forward(self) -> None:
-        """Called in each forward of a layer. A recomputation runs outside of its wrapper and is ignored."""
+        """Called in each forward of a layer. Ignores recomputations, which run outside of the wrapper."""
         ddp = active_ddp()
         if torch._C._current_graph_task_id() < 0 and (ddp is not None or torch.is_grad_enabled()):
             self._ddp = ddp
@@ -256,8 +256,8 @@ class Dense:
             given.expect_equal(samples_of(self._compared), hint=_DRIFT)
 
     def averaged(self) -> dict[str, str]:
-        """Returns how each parameter takes part in average(), by name. Ranks with different values would wait for each
-        other there."""
+        """Returns the role of each parameter in average(), by name. Ranks with different values would wait for each
+        other in average()."""
         if self._wrapper is not None:
             return {}
         return {f"model[{name}]": _part(p) for name, p in self._whole()}

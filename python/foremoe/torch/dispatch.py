@@ -1,7 +1,7 @@
-"""Destinations of the rows of one layer, by the plan or by the router's choice.
+"""Destinations of the rows of one layer, from the plan or the router's choice.
 
-Planned sizes are known before the layer runs. If the router may choose other experts than recorded, a recorded row (a
-token at one of its experts) goes to its planned replica, any other row to its expert's home, and ranks exchange counts.
+Planned sizes are known before the layer runs. If the router may choose other experts than recorded, ranks exchange
+counts. A recorded row (a token at one of its experts) goes to its planned replica, any other row to its expert's home.
 """
 
 from __future__ import annotations
@@ -17,17 +17,26 @@ from foremoe._engine.together import Channel
 ON_MISMATCH = ("refuse", "replay", "home")
 
 
+DISPATCHES = ("row", "token")
+
+
 @dataclass(frozen=True)
-class Dispatch:
-    """Destinations of rows. Split sizes are on the host, index tensors on the device."""
+class SlotRows:
+    """The rows that this rank computes, sorted by slot."""
+
+    home_rows: int
+    home_ends: Tensor  # int32 [homes]
+    guest_ends: Tensor  # int32 [guest slots]
+
+
+@dataclass(frozen=True)
+class Dispatch(SlotRows):
+    """Destinations of rows. Split sizes are on the host; index tensors are on the device."""
 
     send: list[int]
     recv: list[int]
     order: Tensor  # int64 [rows sent], entry of [tokens, top_k]
     to_slots: Tensor  # int64 [rows received]
-    home_rows: int
-    home_ends: Tensor  # int32 [homes]
-    guest_ends: Tensor  # int32 [guest slots]
     words: list[int] = field(default_factory=list)  # of all ranks; empty if not exchanged
 
 

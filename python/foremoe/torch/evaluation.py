@@ -1,4 +1,4 @@
-"""Forwards without a plan, in different numbers on different ranks, as in generate()."""
+"""Forwards without a plan. Ranks may run different numbers of forwards, as in generate()."""
 
 from __future__ import annotations
 

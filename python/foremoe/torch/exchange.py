@@ -15,7 +15,7 @@ from foremoe._engine.lent import KeptWeights
 from foremoe._engine.sharded import local_weights
 from foremoe._engine.together import Channel
 
-from .dispatch import Dispatch
+from .dispatch import Dispatch, SlotRows
 
 
 class AllToAll(torch.autograd.Function):
@@ -87,7 +87,7 @@ def exchanged(
     return out
 
 
-def computed_in_slots(rows: Tensor, to: Dispatch, layer: ExpertLayer, guests: Any) -> Tensor:
+def computed_in_slots(rows: Tensor, to: SlotRows, layer: ExpertLayer, guests: Any) -> Tensor:
     """Computes this rank's experts, then its guests, also in the backward pass: copies of guests overlap with experts.
 
     rows: [rows, hidden], in the order of `to`. guests: See GuestRows. Returns [rows, hidden].
@@ -116,11 +116,11 @@ def computed_in_slots(rows: Tensor, to: Dispatch, layer: ExpertLayer, guests: An
 class GuestRows(torch.autograd.Function):
     """Computes guests on their rows.
 
-    The graph of the layer's function is kept without its weights: a buffer may hold another expert between forward and
-    backward, and the guest may then be in another buffer. `guests` returns the buffers of a turn and takes gradients.
+    The autograd graph of the layer's function stores no weights: until the backward, the buffer may get another expert,
+    and the guest another buffer. `guests` returns the buffers of a turn and accepts gradients.
 
     `first` is called before anything else. Autograd runs nodes in reverse order of creation, so the computation of
-    `first` precedes the guests in the backward pass too.
+    `first` also precedes the guests in the backward pass.
     """
 
     @staticmethod

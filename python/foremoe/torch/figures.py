@@ -25,11 +25,11 @@ class PlanDeviations:
     contain only this rank's rows.
 
     fallbacks: (micro-step, layer) that ran at homes instead of as planned. skipped: Micro-steps of this rank without
-    their backward. differs: Per layer, bool []: whether it ran other experts than replayed; None if it has not run.
-    unplanned: Rows (tokens at one of their experts) that each rank computed minus rows planned for it. mismatched: Rows
-    of each source rank served at home because their expert was not recorded. mismatched_tokens: Tokens with such rows.
-    sample: For the comparison of routes; None if any routes are accepted. read: float64 [], dropped rows that gradients
-    reached, summed over layers.
+    their backward. differs: Per layer, bool []: whether the layer ran experts other than the replayed ones. None if it
+    has not run. unplanned: Rows (tokens at one of their experts) that each rank computed minus rows planned for it.
+    mismatched: Rows of each source rank served at home because their expert was not recorded. mismatched_tokens: Tokens
+    with mismatched rows. sample: For the comparison of routes; None if any routes are accepted. read: float64 [],
+    dropped rows that gradients reached, summed over layers.
     """
 
     def __init__(self, routes: Routes, experts: SpreadExperts) -> None:

@@ -18,7 +18,7 @@ from .spread import Accumulated, SpreadExperts
 
 
 class PhaseGradients:
-    """Stores the gradients of parameters. finish() restores them with those of the phase added, give_back() restores
+    """Stores the gradients of parameters. finish() restores them and adds the phase's gradients; give_back() restores
     them unchanged."""
 
     def __init__(self, experts: SpreadExperts, dense: Dense) -> None:
@@ -59,7 +59,7 @@ class PhaseGradients:
 
     @torch.no_grad()
     def give_back(self) -> None:
-        """Restores the stored gradients, so that nothing is half applied."""
+        """Restores the stored gradients, so that the phase's gradients are not partly applied."""
         self._release()
         for weight, grad, value in self._before:
             if grad is not None and value is not None and value is not grad:
@@ -68,7 +68,7 @@ class PhaseGradients:
 
     @torch.no_grad()
     def finish(self, guests: Guests) -> None:
-        """Sends gradients of guests home, and averages all that no wrapper has averaged. Collective."""
+        """Sends gradients of guests home, and averages all gradients that no wrapper has averaged. Collective."""
         guests.bring_home(*range(len(self._experts.layers)))
         for i, layer in enumerate(self._experts.layers):
             weights = layer.weights()
@@ -108,7 +108,7 @@ def clip(
         dense: All other parameters by name; whole, or shards of FSDP2.
         ranks: The ranks.
         max_norm: Largest norm.
-        sharded: Names of parameters of which each rank has a different part.
+        sharded: Names of parameters that differ between ranks.
     """
     parts = [(p, ranks.num_ranks) for p in experts]
     parts += [(p, ranks.num_ranks if name in sharded else num_parts(p)) for name, p in dense.items()]

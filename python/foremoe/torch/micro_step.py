@@ -2,9 +2,9 @@
 
 Sizes and orders of all layers are on the device before the first layer runs, so that no layer waits for the device. A
 layer's forward is a turn, and so is its backward. Guests are in place for one forward and one backward, in the order of
-the plan; any other order is refused. A recomputation by a checkpoint is not a turn and finds the guests in place. So
-does a second forward of the micro-step, such as that of a reference model under torch.no_grad(), unless the guest slots
-already serve other layers. In that case its rows go to their experts' homes.
+the plan; any other order is refused. A recomputation by a checkpoint is not a turn and finds the guests in place. A
+second forward of the micro-step, such as that of a reference model under torch.no_grad(), also finds them, unless the
+guest slots already serve other layers. In that case, its rows go to their experts' homes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from foremoe._engine.layer_turn import LayerTurn
 from foremoe._engine.planned_phase import PlannedPhase
 from foremoe._engine.sharded import local_weights
 
+from .by_token import TokenDispatch, exchanged_by_token
 from .dispatch import Dispatch, chosen_slots, dispatch_to
 from .exchange import computed_in_slots, exchanged
 from .figures import PlanDeviations
+from .relays import TokenRows
 from .routes import Routes
 from .spread import SpreadExperts
 from .tables import to_device
@@ -35,7 +37,7 @@ class LayerRows:
     """Destinations of the rows of one layer. Device tensors are complete before the layer runs."""
 
     turn: LayerTurn
-    planned: Dispatch
+    planned: Dispatch | TokenDispatch
     recorded: Tensor  # int64 [tokens, top_k], −1 in rows without a route
     slots: Tensor | None  # int64 [tokens, top_k], from RankTurn.slots(); None if routes are replayed
     unrouted: Tensor | None  # int64 [rows], this rank's computed rows without a route; None if no rank has any
@@ -56,9 +58,15 @@ class MicroStep:
         beside: PlanDeviations,
         number: int,
         at_homes: set[int],
+        tokens: list[TokenRows] | None,
         note_forward: Callable[[], None],
     ) -> None:
-        """at_homes: Layers that run without their guests. note_forward: Called before a layer runs."""
+        """
+        Args:
+            at_homes: Layers that run without their guests, and are dispatched by row.
+            tokens: Destinations of tokens, by layer; None if all layers are dispatched by row.
+            note_forward: Called before a layer runs.
+        """
         self._planned = planned
         self._experts = experts
         self._routes = routes
@@ -70,21 +78,25 @@ class MicroStep:
         self._next_layer = 0  # of the running forward
         places = [("forward", number, layer) for layer in range(len(experts.layers))]
         turns = [planned.turns.at_homes(*at) if at[-1] in at_homes else planned.turns[at] for at in places]
-        tables = to_device([self._tables(turn) for turn in turns], experts.ranks.device)
-        self.layers = [self._prepare(*of) for of in zip(turns, tables, strict=True)]
+        rows = [None if tokens is None or layer in at_homes else tokens[layer] for layer in range(len(turns))]
+        tables = to_device([self._tables(*of) for of in zip(turns, rows, strict=True)], experts.ranks.device)
+        self.layers = [self._prepare(*of) for of in zip(turns, tables, rows, strict=True)]
 
-    def _tables(self, turn: foremoe.RankTurn) -> dict[str, Tensor]:
-        """Returns host tensors by their names in LayerRows and Dispatch."""
+    def _tables(self, turn: foremoe.RankTurn, tokens: TokenRows | None = None) -> dict[str, Tensor]:
+        """Returns host tensors by their names in LayerRows and Dispatch or TokenRows."""
         routes, homes = self._routes, self._experts.ranks.homes
         recorded = np.ascontiguousarray(routes.own[self._number][:, turn.layer].numpy())
         ends = turn.slot_offsets[1:].astype(np.int32)
         tables = {
             "recorded": torch.from_numpy(recorded).long(),
-            "order": torch.from_numpy(turn.row_order(recorded).astype(np.int64)),
-            "to_slots": torch.from_numpy(turn.to_slots.astype(np.int64)),
             "home_ends": torch.from_numpy(ends[:homes]),
             "guest_ends": torch.from_numpy(ends[homes:] - ends[homes - 1]),
         }
+        if tokens is not None:
+            tables |= tokens.tables
+        else:
+            tables["order"] = torch.from_numpy(turn.row_order(recorded).astype(np.int64))
+            tables["to_slots"] = torch.from_numpy(turn.to_slots.astype(np.int64))
         if routes.on_mismatch == "home":
             tables["slots"] = torch.from_numpy(turn.slots(recorded).astype(np.int64))
         if routes.num_unrouted[self._number, turn.layer].any():
@@ -95,7 +107,7 @@ class MicroStep:
             tables["dropped"] = torch.from_numpy(np.flatnonzero(recorded[:, 0] < 0))
         return tables
 
-    def _prepare(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> LayerRows:
+    def _prepare(self, turn: foremoe.RankTurn, tables: dict[str, Tensor], tokens: TokenRows | None) -> LayerRows:
         routes, layer = self._routes, turn.layer
         rows = routes.counts[self._number, layer].sum(-1) + routes.num_unrouted[self._number, layer]  # [rank]
         return LayerRows(
@@ -106,7 +118,9 @@ class MicroStep:
                 if rows.all()
                 else "a checkpoint or a second forward needs rows of every rank in every micro-step, and one is idle",
             ),
-            planned=self._dispatch_of(turn, tables),
+            planned=self._dispatch_by_row(turn, tables)
+            if tokens is None
+            else tokens.on(tables, **self._slot_rows(turn, tables)),
             recorded=tables["recorded"],
             slots=tables.get("slots"),
             unrouted=tables.get("unrouted"),
@@ -114,22 +128,25 @@ class MicroStep:
             dropped=tables.get("dropped"),
         )
 
-    def _dispatch_of(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> Dispatch:
+    def _slot_rows(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> dict[str, Any]:
+        """Returns the attributes of SlotRows."""
+        home_rows = int(turn.slot_offsets[self._experts.ranks.homes])
+        return {"home_rows": home_rows, **{name: tables[name] for name in ("home_ends", "guest_ends")}}
+
+    def _dispatch_by_row(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> Dispatch:
         return Dispatch(
+            **self._slot_rows(turn, tables),
             send=turn.send.tolist(),
             recv=turn.recv.tolist(),
             order=tables["order"],
             to_slots=tables["to_slots"],
-            home_rows=int(turn.slot_offsets[self._experts.ranks.homes]),
-            home_ends=tables["home_ends"],
-            guest_ends=tables["guest_ends"],
         )
 
     def execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         """Runs the forward of one layer. hidden: [tokens, hidden]. ids, gates: [tokens, top_k].
 
         Rows without a route are dropped or computed at homes; under on_mismatch="home" rows of experts that were not
-        recorded are computed at homes too.
+        recorded are also computed at homes.
         """
         self._experts.expect_callable()
         self._note_forward()
@@ -157,9 +174,14 @@ class MicroStep:
             turn.end_forward()
             return computed
 
-        out = exchanged(hidden, gates, to, ranks.rows, compute, before=turn.begin_backward, after=turn.end_backward)
+        around: Any = {"before": turn.begin_backward, "after": turn.end_backward}
+        if isinstance(to, TokenDispatch):
+            dtype = next(iter(local_weights(layer).values())).dtype
+            out = exchanged_by_token(hidden, gates, to, ranks, compute, dtype=dtype, **around)
+        else:
+            out = exchanged(hidden, gates, to, ranks.rows, compute, **around)
         if of.unrouted is not None and of.slots is None:
-            # Autograd runs in reverse order: these exchanges, then those of the plan, on all ranks.
+            # Autograd runs in reverse order: these exchanges first, then the plan's, on all ranks.
             rows = of.unrouted
             of_unrouted, computed_here = self._experts.at_homes(index, hidden[rows], ids[rows], gates[rows])
             self._beside.unplanned[self._number, index, ranks.rank] = computed_here
@@ -171,7 +193,7 @@ class MicroStep:
         return out
 
     def _expect_next(self, index: int, repeats: bool) -> None:
-        """Announces a further forward, which all ranks must run.
+        """Announces a further forward. All ranks must run it.
 
         Raises RuntimeError if a forward begins before the last one has ended, for example if it is retried: other ranks
         would exchange rows of other layers.
@@ -191,7 +213,7 @@ class MicroStep:
         self._next_layer = index + 1
 
     def _reached(self, of: LayerRows, gradient: Tensor) -> None:
-        """Called when a layer's backward begins. gradient: That of its output; not 0 in dropped rows that are read."""
+        """Called when a layer's backward begins. gradient: Its output's; not 0 in dropped rows that are read."""
         if self._is_over:
             name = self._experts.layers[of.turn.layer].name
             raise RuntimeError(
@@ -200,7 +222,7 @@ class MicroStep:
         if of.dropped is not None:
             self._beside.read += (gradient.index_select(0, of.dropped) != 0).any(-1).sum()
 
-    def _repeated(self, of: LayerRows, had_graph: bool) -> Dispatch:
+    def _repeated(self, of: LayerRows, had_graph: bool) -> Dispatch | TokenDispatch:
         """Returns the destinations of a second forward. had_graph: Whether an earlier forward had gradients."""
         name = self._experts.layers[of.turn.layer].name
         if of.slots is not None:
@@ -213,12 +235,13 @@ class MicroStep:
             return of.planned
         if of.at_homes is None:
             turn = self._planned.turns.at_homes("forward", self._number, of.turn.layer)
-            of.at_homes = self._dispatch_of(turn, to_device([self._tables(turn)], self._experts.ranks.device)[0])
+            (tables,) = to_device([self._tables(turn)], self._experts.ranks.device)
+            of.at_homes = self._dispatch_by_row(turn, tables)
         if not had_graph:
             of.planned = of.at_homes  # used by recomputations
         return of.at_homes
 
-    def _dispatch(self, of: LayerRows, ids: Tensor) -> Dispatch:
+    def _dispatch(self, of: LayerRows, ids: Tensor) -> Dispatch | TokenDispatch:
         """Returns the destinations of rows. Replayed routes that differ from ids are recorded for the end of the phase.
 
         Collective unless routes are replayed.
@@ -235,6 +258,7 @@ class MicroStep:
         if self._routes.drop:
             slots = slots.where(routed, -1)
         to = dispatch_to(slots, slots=num_slots, own=ranks.homes, channel=ranks.rows)
+        assert isinstance(of.planned, Dispatch)
         place = self._number, layer, ranks.rank
         elsewhere = routed & ~as_recorded
         beside.unplanned[place] = len(to.to_slots) - len(of.planned.to_slots)
@@ -254,7 +278,7 @@ class MicroStep:
                     "this one; where a batch counts for nothing, leave out its backward alone"
                 )
         if not self._planned.lacks_backward(self._number):
-            self._is_over = True
+            self._end()
             return
         ends = [of.end for of in self.layers if of.end is not None]
         if needs_all_ranks or len(ends) < len(self.layers):
@@ -272,10 +296,15 @@ class MicroStep:
         torch.autograd.backward(
             [edge for edge, *_ in ends], [torch.zeros(shape, dtype=dtype, device=device) for _, shape, dtype in ends]
         )
+        self._end()
+
+    def _end(self) -> None:
         self._is_over = True
+        for of in self.layers:
+            of.end = None  # its graph refers to this object by a hook that the garbage collector does not see
 
     def run_idle(self) -> None:
-        """Runs all layers forward and backward without rows of this rank, which serves the rows of others."""
+        """Runs all layers forward and backward without rows of this rank, which serves the rows of other ranks."""
         self._note_forward = lambda: None  # no wrapper of the model runs
         outputs = []
         for i, layer in enumerate(self._experts.layers):

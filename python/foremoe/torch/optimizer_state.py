@@ -134,7 +134,7 @@ def _saved_groups(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _part(name: str, value: Any, weight: Tensor, entry: Any) -> Any:
-    """Returns the value for load_state_dict(): sharded if the entry in the model's state_dict() is, else whole."""
+    """Returns the value for load_state_dict(): sharded if the model's state_dict() entry is sharded, else whole."""
     if _is_scalar(value):
         return value.clone() if isinstance(value, Tensor) else value
     expect_shape(name, value, entry)

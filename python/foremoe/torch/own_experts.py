@@ -1,4 +1,4 @@
-"""Guards against code that overwrites this rank's experts, averages them with others, or never trains them."""
+"""Guards against code that overwrites this rank's experts, averages them with other experts, or never trains them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _INSTEAD = (
 
 
 # Replaced parameters of models, by id. Each was replaced by this rank's experts, by all experts (detach()) or by a
-# shard. An optimizer that refers to one would step it and never train the model.
+# shard. An optimizer with these parameters would never train the model.
 _REPLACED: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 
 def refuse_optimizers_of(replaced: Iterable[torch.nn.Parameter]) -> None:
-    """Makes step() raise for optimizers that hold one of these parameters, which were replaced in the model."""
+    """Makes step() raise for optimizers that have one of these parameters, which were replaced in the model."""
     _REPLACED.update({id(weight): weight for weight in replaced})
     _watch_optimizers()
 
@@ -69,7 +69,7 @@ def _scaler_of_one_rank() -> bool:
     frame = inspect.currentframe()
     for _ in range(_DEEPEST):
         frame = frame and frame.f_back
-        # Read the locals of this frame only: reading those of another frame would keep them alive until it ends.
+        # Read the locals of this frame only: reading those of another frame would extend their lifetime to its end.
         if frame is not None and frame.f_code is torch.amp.GradScaler.step.__code__:
             scaler = frame.f_locals["self"]
             return type(scaler).__module__.startswith("torch.") and not hasattr(scaler, "process_group")
@@ -90,7 +90,7 @@ class ExpertGuards:
         _watch_optimizers()
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Returns whether the optimizer holds experts."""
+        """Returns whether the optimizer has experts."""
         experts = {id(weight) for weight in self._experts} if self._ranks.num_ranks > 1 else set()
         return any(id(p) in experts for of in optimizer.param_groups for p in of["params"])
 
@@ -119,10 +119,10 @@ class ExpertGuards:
         self._at_first = self._fingerprint()
 
     def expect_no_ddp(self) -> None:
-        """Raises RuntimeError in the forward of a DistributedDataParallel that holds experts.
+        """Raises RuntimeError in the forward of a DistributedDataParallel that contains experts.
 
-        It overwrote the experts of all ranks but one when it was created, and would average gradients of different
-        experts.
+        The wrapper overwrote the experts of all ranks but one when it was created, and would average gradients of
+        different experts.
         """
         ddp: Any = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
         if ddp is None or ddp in self._checked:
@@ -155,7 +155,7 @@ class ExpertGuards:
                     )
 
     def add_facts(self, given: Given) -> None:
-        """Requires equal samples on all ranks that hold these experts."""
+        """Requires equal samples on all ranks that own these experts."""
         if self._ranks.replicas is not None:
             replicas = dist.get_process_group_ranks(self._ranks.replicas.group)
             samples = {f"experts[{i}]": digest_of(of.numpy())[:8] for i, of in enumerate(self._fingerprint().cpu())}
@@ -163,7 +163,7 @@ class ExpertGuards:
 
     @torch.no_grad()
     def _fingerprint(self) -> Tensor:
-        """Returns the beginning of each weight of this rank's first expert, float64 [weights, sample]."""
+        """Returns the first elements of each weight of this rank's first expert, float64 [weights, sample]."""
         return torch.stack([_sample(weight) for weight in self._experts])
 
 
@@ -181,6 +181,6 @@ def _accept_loaded(module: torch.nn.Module, state: Mapping[str, Any], prefix: st
 
 
 def _sample(weight: Tensor) -> Tensor:
-    """Returns the beginning of a weight's first expert on this rank, float64 [sample], padded with zeros."""
+    """Returns the first elements of a weight for this rank's first expert, float64 [sample], padded with zeros."""
     sample = local(weight)[0].reshape(-1)[:_SAMPLE].double()
     return torch.nn.functional.pad(sample, (0, _SAMPLE - len(sample)))

@@ -1,6 +1,6 @@
 """Experts spread over the ranks of a group.
 
-ExpertParallel leaves each rank its own experts, wraps the other parameters, and plans phases. A phase executes the
+ExpertParallel assigns each rank its own experts, wraps the other parameters, and plans phases. A phase executes the
 layers while it runs. Without a phase every row goes to its expert's home, and ranks exchange counts first.
 """
 
@@ -20,6 +20,7 @@ from torch import Tensor
 import foremoe
 from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_empty_load
 from foremoe._engine.compiled import expect_not_compiling
+from foremoe._engine.groups import can_make_gloo
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.node_memory import NodeMemory
@@ -36,6 +37,7 @@ from .evaluation import Evaluation
 from .gradients import clip
 from .own_experts import ExpertGuards, refuse_optimizers_of
 from .phase import Phase
+from .relays import Relays
 from .routes import Counts, RoutesOfMicroStep, gather_routes
 from .shards import ExpertShards
 from .spread import SpreadExperts, expect_no_hooks
@@ -44,12 +46,12 @@ from .spread import SpreadExperts, expect_no_hooks
 class ExpertParallel:
     """Spreads the experts of a model over the ranks of a group, plans phases, and executes them.
 
-    The constructor is collective over all ranks of the default process group. If several groups create one each, they
-    do so at the same time, and a rank in none of them calls foremoe.torch.stand_by(). All other methods involve the
-    group only.
+    The constructor is collective over all ranks of the default process group. If several groups create an
+    ExpertParallel each, all do so at the same time, and ranks in no group call foremoe.torch.stand_by(). All other
+    methods involve the group only.
 
     Create it before the optimizer: it replaces the experts' parameters by those of this rank, E/R of each layer, in
-    ascending order. Experts that are DTensors are on their ranks already and stay unchanged.
+    ascending order. Experts that are DTensors are already on their ranks and are not changed.
 
     Args:
         layers: MoE layers in the order in which the model runs them, equal on all ranks.
@@ -58,13 +60,17 @@ class ExpertParallel:
         depth: Number of turns (passes of a layer) that copies start ahead.
         path: Source of copies. peer: the rank that owns the expert. host: an arena in shared memory per node, filled
             when a phase begins. auto: the less loaded of both, for each copy.
+        dispatch: How planned rows travel. row: each directly to its replica. token: a token once to each other node
+            that serves it, and from there once to each rank of the node that serves it. Layers that run without their
+            guests, rows without a route, and all rows under on_mismatch="home" are dispatched by row, and so is
+            everything on a single node.
         host_timeout: Seconds that a phase waits for experts in its node's arena. After that, layers run at homes.
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory. None: 8, or all if fewer.
         threads: Threads for planning.
         copy_group: Second group of the same ranks, for copies. None: creates one.
-        replicate_group: Ranks that hold the same experts as this rank, one per expert-parallel group that trains the
-            model. Gradients are averaged over them too. None: no other rank holds them. Required unless `group` has
-            all processes.
+        replicate_group: Ranks that own the same experts as this rank, one per expert-parallel group that trains the
+            model. Gradients are also averaged over them. None: no other rank owns these experts. Required unless
+            `group` has all processes.
         options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
     Raises:
@@ -83,6 +89,7 @@ class ExpertParallel:
         policy: str = "foremoe",
         depth: int = 2,
         path: str = "peer",
+        dispatch: str = "row",
         host_timeout: float = 30.0,
         ranks_per_node: int | None = None,
         threads: int = 1,
@@ -92,7 +99,7 @@ class ExpertParallel:
     ) -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.arguments = ExecutorArguments(
-            guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path,
+            guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path, dispatch=dispatch,
             host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, group=self.group,
             copy_group=copy_group, replicate_group=replicate_group, options=options,
         )  # fmt: skip
@@ -118,12 +125,29 @@ class ExpertParallel:
             nothing = self._load(np.zeros((1, 1, self.num_ranks, num_experts), np.int64))
             if plan_empty_load(nothing, self.arguments, path=path).residency == "shared":
                 try_lending_layers(self.layers)
+            by_token = dispatch == "token" and self.ranks.num_nodes > 1
+            if by_token and self.num_ranks % self.ranks.ranks_per_node:
+                raise foremoe.InputError(
+                    f"dispatch: token needs equally many ranks on all nodes; ranks_per_node "
+                    f"{self.ranks.ranks_per_node} does not divide {self.num_ranks} ranks",
+                    field="dispatch",
+                )
+            if by_token and not can_make_gloo(self.num_ranks, dist.get_world_size()):
+                raise foremoe.InputError(
+                    f"dispatch: token needs a gloo group, and torch {torch.__version__} cannot make one of "
+                    f"{self.num_ranks} of {dist.get_world_size()} ranks after init_process_group(device_id=…); leave "
+                    "device_id out, or use torch 2.15",
+                    field="dispatch",
+                )
         self._nothing = nothing
         grid = replicas_of(ranks_of(self.group, "group"), given.of_all)
         replicated = None if len(grid) == 1 else replicate_group
-        self.ranks, self._channels = with_channels(self.ranks, copy_group, replicated, grid, agree=path != "peer")
+        self.ranks, self._channels = with_channels(
+            self.ranks, copy_group, replicated, grid, agree=path != "peer", by_token=by_token
+        )
         self._memory = NodeMemory(self.ranks)
         self._shares = Shares(self.ranks.plans, self.arguments.planning())
+        self._relays = Relays(self.ranks) if by_token else None
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
         self._own_experts = ExpertGuards(self.experts.parameters(), self.ranks)
@@ -150,7 +174,7 @@ class ExpertParallel:
         self._own_experts.expect_no_ddp()
 
     def _announce(self, index: int) -> None:
-        """Announces a forward without a plan, which all ranks must run."""
+        """Announces a forward without a plan. All ranks must run it."""
         if index == 0 and torch._C._current_graph_task_id() < 0:  # not a recomputation
             self.ranks.expect_call("a forward without a plan")
 
@@ -191,9 +215,9 @@ class ExpertParallel:
     ) -> torch.nn.Module:
         """Averages gradients of all parameters except experts over all ranks. Returns the model to train.
 
-        Without wrap(), drain() raises. No wrapper sees the experts, including one that the trainer creates afterwards,
-        such as DistributedDataParallel or accelerate's; drain() averages their gradients over ranks. FSDP2 averages
-        the gradients of parameters that it shards already; None averages the others.
+        Without wrap(), drain() raises. No wrapper sees the experts, not even a wrapper that the trainer creates
+        afterwards, such as DistributedDataParallel or accelerate's; drain() averages experts' gradients over ranks. If
+        FSDP2 already shards parameters, it averages their gradients, and wrapper None averages the others.
 
         All other parameters except DTensors must be equal on all ranks. Under None and "fsdp2" wrap() compares them
         completely; plan() compares some elements of each.
@@ -206,8 +230,8 @@ class ExpertParallel:
                 by the trainer, in every backward or after drain(); also for models without other parameters. With
                 "ddp" and "fsdp2", and if the trainer wraps the model in DistributedDataParallel itself, all ranks must
                 have the same number of micro-steps.
-            sharded: Names of parameters, or patterns such as "head.*", that hold a different part on each rank on
-                purpose. Their gradients stay separate. With None and "own" only.
+            sharded: Names of parameters, or patterns such as "head.*", that intentionally differ between ranks. Their
+                gradients stay separate. With None and "own" only.
 
         Raises:
             InputError: for the first parameter that differs between ranks, and for a part of the model whose layers are
@@ -219,7 +243,11 @@ class ExpertParallel:
         return wrapped
 
     def _register_hooks(self, model: torch.nn.Module) -> None:
-        """Registers hooks on a model that contains the experts: it saves and loads all experts, and records loads."""
+        """Registers hooks on a model that contains the experts.
+
+        state_dict() returns them as DTensors, load_state_dict() takes this rank's part, save_pretrained() requires all
+        experts, and loaded weights are accepted.
+        """
         self._shards.add(model)
         self._own_experts.accept_loads_of(model)
 
@@ -240,18 +268,18 @@ class ExpertParallel:
                 have different numbers of micro-steps.
             phase: "recompute" or "policy_update".
             unrouted: Treatment of rows without a route. drop: experts add nothing to them, so only unread rows may lack
-                a route: padding, and the last token of a sequence. home: the router chooses their experts, which serve
-                them at home. Layers of micro-steps in which a rank has such rows exchange them separately, after their
-                counts.
+                a route, such as padding and a sequence's last token. home: the router chooses their experts, which
+                serve them at home. In micro-steps where a rank has such rows, layers exchange these rows separately,
+                after their counts.
             on_mismatch: refuse: replays the routes. The phase ends with an error if a layer runs other experts, or if
-                the routes belong to other rows: they agree with the routers' choices no better than in any other order
-                of rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: accepts
-                any routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
-                experts) whose expert was recorded goes to its planned replica, any other row to its expert's home. Each
-                forward of a layer has one more all-to-all, of counts, for which the host waits.
-            previous: Plan of a former phase. Planning starts from its guests too, which takes about twice as long. No
-                weights are kept: the optimizer changed them, and every guest is copied again. A plan of other layers,
-                ranks or experts is refused when the phase is entered.
+                the routes belong to other rows. They do if they agree with the routers' choices no better than in any
+                other order of rows, or clearly better with neighbouring rows, another micro-step or another layer.
+                replay: accepts any routes. home: routers choose, and the routes are a guess for planning. A row (a
+                token at one of its experts) whose expert was recorded goes to its planned replica, any other row to its
+                expert's home. Each forward of a layer has one more all-to-all, of counts, for which the host waits.
+            previous: Plan of an earlier phase. Planning runs a second time, from this plan's guests, and takes about
+                twice as long. No weights are reused: the optimizer changed them, and every guest is copied again. A
+                plan of other layers, ranks or experts is refused when the phase is entered.
 
         Raises:
             InputError: on all ranks, for arguments that differ between ranks; for a previous plan without effect; for
@@ -273,9 +301,12 @@ class ExpertParallel:
         if previous is not None:
             expect_warm_start(self.arguments)
         running = self._shares.start_plan(load, **self.arguments.planning(), previous=previous)
+        tokens = None
+        if self._relays is not None and on_mismatch != "home":
+            tokens = self._relays.start(running, load, gathered, later=self.experts.phase is not None)
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
-            phase=phase, memory=self._memory,
+            phase=phase, memory=self._memory, tokens=tokens,
         )  # fmt: skip
 
     def expect_warm_starts(self) -> None:
@@ -292,9 +323,9 @@ class ExpertParallel:
     ) -> dict[str, Any]:
         """Returns the state_dict() of the unspread model. Collective.
 
-        It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are those
-        of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at a
-        time. Entries share no memory with the model.
+        The result has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are
+        those of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at
+        a time. Entries share no memory with the model.
 
         Args:
             model: The model whose experts are spread, or what wrap() returned.
@@ -327,8 +358,8 @@ class ExpertParallel:
 
         Args:
             model: The model whose experts are spread, or what wrap() returned.
-            folder: Where from_pretrained() will find the model.
-            options: Of the model's own save_pretrained(), such as max_shard_size.
+            folder: Folder for the files, as from_pretrained() expects them.
+            options: Options of the model's own save_pretrained(), such as max_shard_size.
         """
         self.ranks.expect_call("save_pretrained()")
         saving.save_pretrained(self._shards, model, folder, **options)
@@ -343,7 +374,7 @@ class ExpertParallel:
 
         Args:
             optimizer: Optimizer of the spread model. Its state must be scalars and tensors of the parameters' shapes.
-            cpu_offload: Moves each tensor to the CPU when it is whole.
+            cpu_offload: Moves each tensor to the CPU once it is gathered.
             rank0_only: Returns the state on the first rank of all replicas; the other ranks get an empty dict.
 
         Raises InputError, on all ranks, for other state, and for scalars that differ between ranks.
@@ -356,7 +387,7 @@ class ExpertParallel:
     def load_whole_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Loads this rank's part of a whole_optimizer_state(), which may come from another number of ranks.
 
-        Parameter groups may differ if joined groups have the same options. Raises InputError otherwise.
+        Parameter groups may differ if groups that are joined have the same options. Raises InputError otherwise.
         """
         optimizer_state.load_whole_optimizer_state(self._shards, self._trained_model(), optimizer, state)
 
@@ -377,6 +408,8 @@ class ExpertParallel:
         self._dense.unwrap()
         self._memory.release()
         self._shares.close(self.experts.failed)
+        if self._relays is not None:
+            self._relays.close(self.experts.failed)
         for channel in self._channels:
             if not self.experts.failed:  # otherwise transfers may be in progress
                 channel.close()
@@ -388,9 +421,9 @@ class ExpertParallel:
     def evaluate(self) -> Iterator[None]:
         """Inside, ranks may run different numbers of forwards without a plan and without gradients, as generate() does.
 
-        Collective: all ranks enter. A rank that leaves serves the rows of the others until all are done. Each layer has
-        one more collective, of an integer per rank. An error on one rank ends all. Outside of evaluate(), all ranks
-        must run the same number of forwards without a plan.
+        Collective: all ranks enter. A rank that exits early serves the rows of the others until all are done. Each
+        layer has one more collective, of an integer per rank. An error on one rank ends all. Outside of evaluate(), all
+        ranks must run the same number of forwards without a plan.
 
         Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.
         """

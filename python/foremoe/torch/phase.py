@@ -1,7 +1,7 @@
 """One phase of a step under its plan: its beginning, its micro-steps and its end.
 
-A phase stores all gradients when it is entered. Its end restores them with the phase's own added, or unchanged if the
-phase was not completed. micro_step.py runs the layers.
+A phase stores all gradients when it is entered. At its end, it restores them, with the gradients of the phase added, or
+unchanged if the phase was not completed. micro_step.py runs the layers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .dense import Dense
 from .figures import PlanDeviations, figures_of
 from .gradients import PhaseGradients
 from .micro_step import MicroStep
+from .relays import GatheredTokens
 from .routes import Routes
 from .spread import SpreadExperts, expect_no_hooks
 from .unchanged import Unchanged
@@ -35,7 +36,7 @@ _OUT_OF_ORDER = "ran out of order, or twice"
 
 
 class Phase:
-    """A planned phase. Enter it, run each micro-step inside micro_step(m), drain, leave.
+    """A planned phase. Enter it, run each micro-step inside micro_step(m), drain, and exit.
 
     with ep.plan(routes) as phase:
         for m, batch in enumerate(micro_batches):
@@ -55,8 +56,9 @@ class Phase:
         *,
         phase: str,
         memory: NodeMemory,
+        tokens: GatheredTokens | None,
     ):
-        """memory: Node memory of the host path."""
+        """memory: Node memory of the host path. tokens: Destinations of tokens; None if rows are dispatched by row."""
         self.routes = routes
         self.phase = phase
         self.beside = PlanDeviations(routes, experts)
@@ -66,6 +68,7 @@ class Phase:
         self._load = load
         self._running = running
         self._memory = memory
+        self._tokens = tokens
         self._inside = contextlib.ExitStack()
         self._planned: PlannedPhase | None = None
         self._left: MicroStep | None = None  # the last one, while its backward may still run
@@ -90,11 +93,11 @@ class Phase:
 
     @property
     def micro_steps(self) -> range:
-        """Micro-steps of all ranks. A rank with fewer batches runs idle() in the last ones."""
+        """Micro-steps of all ranks. A rank with fewer batches runs idle() in the last micro-steps."""
         return range(self._load.num_micro_steps)
 
     def wait_for_plan(self) -> None:
-        """Waits until all micro-steps are planned. micro_step() waits only for its own."""
+        """Waits until all micro-steps are planned. micro_step() waits only for the plan of its own micro-step."""
         self._running.finish()
 
     def __enter__(self) -> Phase:
@@ -116,7 +119,7 @@ class Phase:
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        """Inside, layers run in micro-steps of this phase alone."""
+        """Inside, layers run only in micro-steps of this phase."""
         experts = self._experts
         if experts.phase is not None:
             raise RuntimeError("another phase is running")
@@ -134,6 +137,8 @@ class Phase:
 
     def _begin(self) -> None:
         self._experts.ranks.expect_call("entering a phase")
+        if self._tokens is not None:
+            self._tokens.begin()
         planned = PlannedPhase(
             self._running,
             self._load,
@@ -166,7 +171,7 @@ class Phase:
 
     @contextlib.contextmanager
     def ending_all(self) -> Iterator[None]:
-        """Inside, an error of this rank ends the phase on all ranks, which raise it too."""
+        """Inside, an error of this rank ends the phase on all ranks. All ranks raise an error."""
         try:
             yield
         except BaseException as error:
@@ -213,11 +218,11 @@ class Phase:
         """Inside, forward and backward of this micro-step replay its routes and execute its plan.
 
         Micro-steps run in order, each once, on all ranks. All ranks must also run the same forwards without gradients,
-        such as those of a reference model, before or after the forward with gradients; they replay the routes too.
-        Under residency shared, in a recompute phase, and after the backward, their rows go to homes.
+        such as those of a reference model, before or after the forward with gradients; these forwards also replay the
+        routes. Under residency shared, in a recompute phase, and after the backward, their rows go to homes.
 
-        A rank may omit the backward of a batch that does not count. A backward with zero gradients then runs when
-        the next micro-step is entered, or in drain() (figure `skipped`). Under DistributedDataParallel, FSDP2 and
+        A rank may omit the backward of a batch that does not affect the loss. A backward with zero gradients then runs
+        when the next micro-step is entered, or in drain() (figure `skipped`). Under DistributedDataParallel, FSDP2 and
         reentrant checkpoints, run (0 * loss).backward().
         """
         if micro_step >= self.routes.num_own and micro_step in self.micro_steps:
@@ -275,9 +280,11 @@ class Phase:
 
     def _prepare(self, micro_step: int, at_homes: set[int]) -> MicroStep:
         self.planned.wait_for(micro_step)
+        tokens = None if self._tokens is None else self._tokens.take(micro_step)
         return MicroStep(
-            self.planned, self._experts, self.routes, self.beside, micro_step, at_homes, self._dense.note_forward
-        )
+            self.planned, self._experts, self.routes, self.beside, micro_step, at_homes, tokens,
+            self._dense.note_forward,
+        )  # fmt: skip
 
     def drain(self) -> None:
         """Sends the gradients of all guests home, and averages all gradients over ranks. Collective, once per phase.
@@ -307,7 +314,7 @@ class Phase:
         self._drained = True
 
     def _expect_same_end(self) -> None:
-        """Checks a phase on all ranks. Collective. Waits for the device, once per phase; layers never do.
+        """Checks a phase on all ranks. Collective. Waits for the device, once per phase; layers never wait.
 
         Raises:
             RuntimeError: if a layer of any rank ran other experts than its routes.

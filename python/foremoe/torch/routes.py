@@ -40,7 +40,7 @@ class Routes:
     own: [micro-step] int32 [rows, layers, top_k]; empty for micro-steps in which only other ranks have a batch.
     num_own: Number of micro-steps in which this rank has a batch.
     unrouted: [micro-step][layer] int64 [rows], this rank's rows without a route that are computed at homes.
-    num_rows: Number of rows of all ranks and micro-steps. dropped: Number of these that are dropped.
+    num_rows: Number of rows of all ranks and micro-steps. dropped: Number of dropped rows.
     drop: Whether rows without a route are dropped. on_mismatch: See ExpertParallel.plan().
     counts: int64 [micro_steps, layers, ranks, experts]. num_unrouted: int64 [micro_steps, layers, ranks].
     """

@@ -19,7 +19,7 @@ from .wrappers import fsdp2_modules, reshard
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the model inside DistributedDataParallel, which has the optimizer's parameters."""
+    """Returns the model inside DistributedDataParallel. The optimizer has the parameters of this inner model."""
     while isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
     reshard(model)
@@ -58,14 +58,14 @@ def _agreed_entries(shards: ExpertShards, model: torch.nn.Module, **alike: bool)
 
 @torch.no_grad()
 def whole(value: Any) -> Any:
-    """Returns a DTensor with the parts of all ranks; any other value unchanged. Collective."""
+    """Returns the whole tensor of a DTensor; any other value unchanged. Collective."""
     if not isinstance(value, Tensor):
         return value
     return value.full_tensor() if is_dtensor(value) else value.detach()
 
 
 def whole_copy(value: Any, cpu_offload: bool) -> Any:
-    """Returns a copy of whole(), on the CPU if cpu_offload."""
+    """Returns a copy of the result of whole(), on the CPU if cpu_offload."""
     found = whole(value)
     if not isinstance(value, Tensor):
         return found
@@ -74,10 +74,10 @@ def whole_copy(value: Any, cpu_offload: bool) -> Any:
 
 
 def whole_entries(shards: ExpertShards, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
-    """Yields names and value of each entry of the unspread model's state_dict(). Tied weights have several names.
+    """Yields the names and the value of each entry of the unspread model's state_dict().
 
-    Collective: all ranks iterate over all entries in this order. One entry is whole at a time, unless the caller keeps
-    them.
+    Tied weights have several names. Collective: all ranks iterate over all entries in this order. Only one entry is
+    whole at a time, unless the caller stores entries.
     """
     return ((names, whole(value)) for names, value in _agreed_entries(shards, model))
 

@@ -34,7 +34,7 @@ _FOLLOWED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 class ExpertShards:
-    """This rank's part of the experts of a model, and hooks on the model until remove(). Copies of the model share it.
+    """This rank's part of a model's experts, and hooks on the model until remove(). Copies of the model share both.
 
     Registers no hooks if a rank has all experts, or if the experts are DTensors already.
     """
@@ -71,7 +71,7 @@ class ExpertShards:
 
     @functools.cached_property
     def mesh(self) -> DeviceMesh:
-        """Mesh of the expert-parallel group. All DTensors derived from those of state dicts refer to it."""
+        """Mesh of the expert-parallel group. All DTensors derived from those of state dicts refer to this mesh."""
         from torch.distributed.device_mesh import DeviceMesh
 
         mesh = DeviceMesh.from_group(self.group, self._device, mesh_dim_names=("foremoe_experts",))
@@ -113,7 +113,7 @@ class ExpertShards:
     def part(self, value: Tensor, like: Tensor, name: str) -> Tensor:
         """Returns this rank's part of a DTensor or a whole tensor. like: Tensor of the part's shape.
 
-        Raises InputError for a plain tensor with the shape of a part, since it may be any rank's.
+        Raises InputError for a plain tensor with the shape of a part, since any rank may have saved it.
         """
         if is_dtensor(value):
             if value.device_mesh == self.mesh and value.placements[0].is_shard(0):

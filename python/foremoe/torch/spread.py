@@ -73,7 +73,7 @@ class HomePass:
 
 class SpreadExperts:
     """The experts of a model on this rank. The constructor replaces the parameters of every layer by those of this
-    rank, E/R of each, ascending. DTensors are on their ranks already and stay unchanged."""
+    rank, E/R of each, ascending. DTensors are already on their ranks and are not changed."""
 
     def __init__(self, layers: list[ExpertLayer], ranks: Ranks) -> None:
         """layers: Layers that expect_layers() accepts."""

@@ -14,7 +14,7 @@ def to_device(tables: Sequence[dict[str, Tensor]], device: torch.device) -> list
     """Returns the tables on the device, by one copy for which the host does not wait."""
     if device.type == "cpu":
         return list(tables)
-    # contiguous() would keep stride 0, which numpy's empty arrays have and view() refuses.
+    # numpy's empty arrays have stride 0, which contiguous() preserves and view() refuses.
     flat = [table.clone(memory_format=torch.contiguous_format) for of in tables for table in of.values()]
     parts = [torch.nn.functional.pad(of.view(-1).view(torch.uint8), (0, -of.nbytes % _ALIGNMENT)) for of in flat]
     copied = torch.cat(parts).pin_memory().to(device, non_blocking=True)

@@ -1,7 +1,7 @@
 """DistributedDataParallel and FSDP2 for the parameters that are not experts.
 
-Neither sees experts, which are spread over the same ranks already; drain() averages their gradients. FSDP2 is imported
-only if used, since its import is slow.
+Neither wrapper sees experts, which are already spread over the same ranks; drain() averages experts' gradients. FSDP2
+is imported only if used, since its import is slow.
 """
 
 from __future__ import annotations

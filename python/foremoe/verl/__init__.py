@@ -2,8 +2,8 @@
 
     export VERL_USE_EXTERNAL_MODULES=foremoe.verl VERL_ENGINE_VENDOR=foremoe
 
-This selects shadow mode: the actor's update counts routes, and verl's metrics include the estimated benefit of
-balancing, such as actor/foremoe/rho_vanilla and actor/foremoe/rho_planned. A second variable sets other arguments of
+These variables select shadow mode: the actor's update counts routes, and verl's metrics include the estimated benefit
+of balancing, such as actor/foremoe/rho_vanilla and actor/foremoe/rho_planned. A third variable sets other arguments of
 foremoe.megatron.attach():
 
     export FOREMOE_ATTACH=mode=active,guest_slots=1,residency=static

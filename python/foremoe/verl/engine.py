@@ -1,6 +1,6 @@
 """The engine that foremoe.verl registers: verl's engine with planned steps. Imports verl.
 
-All names of verl are used here, except the registry's, which foremoe.verl uses.
+Only this module uses names of verl, except those of the registry, which foremoe.verl uses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def arguments(text: str) -> dict[str, Any]:
 
     Values are numbers, null (None), true and false; anything else is a string.
 
-    Raises InputError for another syntax.
+    Raises InputError for any other syntax.
     """
     found: dict[str, Any] = {"mode": "shadow"}
     for item in filter(None, (part.strip() for part in text.split(","))):

@@ -2,9 +2,9 @@
 
 verl packs the sequences of a micro-batch, each padded to a multiple, and splits them over the ranks of context and
 tensor (sequence) parallelism: verl.models.mcore.util.preprocess_thd_engine, then scatter_to_sequence_parallel_region.
-It replays the routes of every token except the last of a sequence; the router chooses for that token and for padding
-(build_r3_replay_mask). These rows do not affect the loss: no token attends to them and their logits are not used. So
-this module gives them predictable routes: all experts in turn.
+verl replays the routes of every token except a sequence's last. For that token and for padding, the router chooses
+(build_r3_replay_mask). Rows that are not replayed do not affect the loss: no token attends to them and their logits are
+not used. So this module gives them predictable routes: all experts in turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts collectives and device synchronizations, in planned layers and in those of transformers."""
+"""Counts collectives and device synchronizations, in planned layers and in layers of transformers."""
 
 from __future__ import annotations
 

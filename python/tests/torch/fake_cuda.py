@@ -1,8 +1,8 @@
 """CUDA without a GPU: runs code on device "cuda" and counts where the host would wait for the device.
 
-torch's FakeTensorMode computes shapes and devices but no values. It raises for operations whose result depends on data,
-such as item(), and for layouts that CUDA's kernels reject. FakeCuda replaces the operations that FakeTensorMode ignores
-or cannot run without a driver:
+torch's FakeTensorMode computes shapes and devices but no values. FakeTensorMode raises for operations with
+data-dependent results, such as item(), and for layouts that CUDA's kernels reject. FakeCuda replaces the operations
+that FakeTensorMode ignores or cannot run without a driver:
 
 - Copies between host and device: FakeTensorMode ignores blocking copies. FakeCuda counts them. It also counts
   non-blocking copies whose host tensor is not pinned, because CUDA runs these synchronously.

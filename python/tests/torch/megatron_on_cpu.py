@@ -1,7 +1,7 @@
 """Stubs that let megatron-core run MoE layers on CPU, and a counter of its waits for the device. Only for tests.
 
 The stubs replace CUDA's devices, streams, events and random states. An OnDevice marks a tensor that would be on the
-device; results computed from it are OnDevice too, and every transfer of one to the host is counted.
+device; results computed from it are also OnDevice, and every transfer of an OnDevice to the host is counted.
 """
 
 from __future__ import annotations

@@ -354,7 +354,7 @@ def rho_at_homes(counts: Any) -> float:
 
 
 def expect_planned_rows(metrics: dict[str, float]) -> None:
-    """Asserts that ranks computed the planned rows, and that these are more even than without a plan."""
+    """Asserts that ranks computed the planned rows, and that the plan balances rows."""
     assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
     assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
 

@@ -1,7 +1,7 @@
 """Rank processes for tests. They end with the test run, and a rank that hangs prints the stacks of its threads.
 
-A test with a parameter `rank` runs in four processes, or in as many as its module's WORLD. Tests share these processes;
-see Ranks.
+A test with a parameter `rank` runs in four processes, or in the number given by its module's WORLD. Tests share these
+processes; see Ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared by tests of rejected arguments: the errors that calls raise, and on which ranks."""
+"""Errors that calls raise, and the ranks that raise them. Shared by tests of rejected arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a spread model and its optimizer contain all experts. Code that would save fewer is rejected.
+"""Checkpoints of a spread model and its optimizer contain all experts. Code that would save fewer experts is rejected.
 
 The oracle is an unspread model in the same process, with a plain AdamW.
 """

@@ -1,4 +1,4 @@
-"""Layers of a planned phase issue two all-to-alls per pass, and neither other collectives nor device waits."""
+"""Layers of a planned phase issue two all-to-alls per pass, no other collectives and no device waits."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_every_residency_path_and_type_is_compared(whole_run: Any) -> None:
 def test_the_predicted_speedup_follows_the_rows_of_the_busiest_rank(whole_run: Any) -> None:
     figures = figures_of(whole_run[1], "speed of a planned step")
     assert figures["predicted_speedup"] > 1 and figures["rho_before"] > figures["rho"] >= 1
-    # Layers and micro-steps have about equal numbers of rows, so both ratios are nearly the same mean.
+    # Layers and micro-steps have about equal numbers of rows, so both ratios are nearly equal.
     assert abs(figures["predicted_speedup"] / (figures["rho_before"] / figures["rho"]) - 1) < 0.01
     assert figures["critical_path_speedup"] > 0 and figures["wall_speedup"] > 0
     assert 0 <= figures["exposed_share"] <= 1

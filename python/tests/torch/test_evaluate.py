@@ -1,4 +1,4 @@
-"""Forwards without a plan, whose number differs between ranks."""
+"""Ranks run different numbers of forwards without a plan."""
 
 from __future__ import annotations
 

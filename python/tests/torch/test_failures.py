@@ -16,6 +16,7 @@ from refusals import refusal
 from training import begin, draw_batches, draw_routes
 
 from foremoe._engine import planned_phase, shares, together
+from foremoe.torch import relays
 
 FAILING = 2
 SECONDS = 60.0
@@ -33,6 +34,18 @@ def break_here() -> None:
 def break_in_planned_phase() -> None:
     """Fail when the next phase is entered, before its ranks have compared their plans."""
     mock.patch.object(planned_phase, "expect_executable", side_effect=[Broken("the loss\nis no number")]).start()
+
+
+def break_first_gather() -> None:
+    """Fail once, when the destinations of tokens are gathered for the first micro-step."""
+    packed, errors = relays.packed, iter([Broken("the loss\nis no number")])
+
+    def fail_once(*arguments: Any) -> bytes:
+        for error in errors:
+            raise error
+        return packed(*arguments)
+
+    mock.patch.object(relays, "packed", fail_once).start()
 
 
 def train(rank: int, ep: Any, model: Any, breaks: dict[str, Callable[[], None]]) -> None:
@@ -60,6 +73,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], None]]]] = {
     "inside": ({}, {"inside": break_here}),
     "inside, shared": ({"residency": "shared", "depth": 3}, {"inside": break_here}),
     "inside, host path": ({"path": "host", "ranks_per_node": 2}, {"inside": break_here}),
+    "inside, by token": ({"dispatch": "token", "ranks_per_node": 2}, {"inside": break_here}),
+    "gathering tokens": ({"dispatch": "token", "ranks_per_node": 2}, {"before": break_first_gather}),
     "between": ({}, {"between": break_here}),
     "before the drain": ({}, {"drain": break_here}),
 }

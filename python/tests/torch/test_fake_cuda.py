@@ -95,7 +95,7 @@ def test_planned_layers_never_wait_for_the_device(cuda: FakeCuda, residency: str
 
 @pytest.mark.parametrize("options", [{"guest_slots": 0}, {"policy": "vanilla"}], ids=str)
 def test_plans_without_guests_run_on_the_device(cuda: FakeCuda, options: dict[str, Any]) -> None:
-    """Their tables contain empty arrays."""
+    """The tables of these plans contain empty arrays."""
     assert waits_of_a_phase(cuda, **options) == ([], 0)
 
 

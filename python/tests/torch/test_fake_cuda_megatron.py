@@ -76,8 +76,8 @@ def move(module: Any, cuda: FakeCuda) -> None:
 def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool = True) -> tuple[list[str], int]:
     """Return the waits of all layers, forward and backward, and the number of experts copied into this rank.
 
-    masked_select() waits for the size of its result. If `sized`, these waits are counted and the result has as many
-    rows as are sent. Otherwise masked_select() raises.
+    masked_select() waits for the size of its result. If `sized`, these waits are counted, and the result has one row
+    per row sent. Otherwise masked_select() raises.
     """
     import megatron.core.transformer.moe.moe_utils as moe_utils
     from megatron.core import parallel_state

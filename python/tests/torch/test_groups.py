@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     **{wrapper: {"wrapper": wrapper, "path": "auto", "checkpointing": True} for wrapper in ("ddp", "fsdp2")},
     "home": {"unrouted": "home"},
+    "by token": {"dispatch": "token", "ranks_per_node": 1},
 }
 
 

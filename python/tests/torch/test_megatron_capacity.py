@@ -1,4 +1,4 @@
-"""Checks the suggested buffer capacity of Megatron-LM's flex dispatcher against its own formula, row by row."""
+"""Checks the suggested buffer capacity for Megatron-LM's flex dispatcher against the dispatcher's formula."""
 
 from __future__ import annotations
 

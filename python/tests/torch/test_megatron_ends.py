@@ -1,4 +1,4 @@
-"""Ends of a planned Megatron-LM step: completion, micro-batches that differ from the plan, or an error."""
+"""A planned Megatron-LM step completes, differs from its plan or fails with an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def replay_nothing(net: Any) -> None:
 
 
 def rotate_routes(net: Any) -> None:
-    """Route the planned number of rows to each expert, but not the replayed rows."""
+    """Route the planned number of rows to each expert, but choose rows that differ from the replayed ones."""
     net.moe[0].router.register_forward_hook(lambda *of: tuple(out.roll(1, 0) for out in of[2]))
 
 

@@ -150,7 +150,7 @@ def test_a_model_rejected_on_one_rank_is_rejected_on_all_without_new_groups(rank
 
 
 def test_attach_does_not_copy_functions_in_the_configuration(rank: int) -> None:
-    """The function's owner holds a process group, as an optimizer does after the first training step."""
+    """The function's owner refers to a process group, as an optimizer does after the first training step."""
     begin_groups(4)
 
     class Optimizer:

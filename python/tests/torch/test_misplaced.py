@@ -217,7 +217,7 @@ def test_rows_without_a_route_that_the_loss_reads_are_counted_and_cause_a_warnin
 
 def draw_samples(seed: int, kept: float) -> Any:
     """Draw Sample.numbers() of two ranks, for 2 micro-steps of 16 rows, 2 layers, top 2 of 8 experts. A fraction `kept`
-    of the routes equals the router's choice; the rest are redrawn by popularity. Equal tokens choose alike."""
+    of the routes equals the router's choice; the rest are redrawn by popularity. Equal tokens choose equal experts."""
     random = np.random.default_rng(seed)
     popularity = random.random((2, 8)) ** 2 + 0.05
     numbers = []
@@ -238,7 +238,7 @@ def draw_samples(seed: int, kept: float) -> Any:
 
 
 def test_samples_of_matching_routes_are_rarely_rejected_and_most_others_are() -> None:
-    """Each sample has 16 rows per micro-step, as few as in other tests."""
+    """Each sample has 16 rows per micro-step, like the other tests."""
     samples = 300
     assert sum(bool(judge(draw_samples(seed, 0.4))) for seed in range(samples)) <= 0.01 * samples
     assert sum(bool(judge(draw_samples(seed, 0.0))) for seed in range(samples)) >= 0.7 * samples

@@ -1,4 +1,4 @@
-"""Shared memory of a node's ranks: which copies readers accept, and its lifetime."""
+"""Shared memory of a node's ranks: the copies that readers accept, and the memory's lifetime."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Driver:
 
 
 def test_phases_share_memory_until_one_needs_more(rank: int) -> None:
-    """The second phase needs as much memory as the first, and the last needs more."""
+    """The first two phases need the same memory, and the last needs more."""
     ep, model, trained = begin(path="host", ranks_per_node=2)
     held = []
     for seed, micro_steps in ((5, 1), (5, 1), (6, 1), (7, 4)):

@@ -1,4 +1,4 @@
-"""Misuse of ExpertParallel, and the effect of a rank that dies on the others."""
+"""Misuse of ExpertParallel, and the effect of a rank's death on other ranks."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_a_dead_rank_ends_the_others_soon_and_no_gradients_are_applied() -> None
 
 
 def test_a_warm_start_is_rejected_exactly_where_it_has_no_effect() -> None:
-    """Compares with the planner: does a former plan change its plans?"""
+    """Compares with plans that the planner makes with and without a previous plan."""
     shape: Any = {"layers": 2, "experts": 32, "ranks": 8, "top_k": 2, "micro_steps": 4, "tokens_per_rank": 400}
     loads = [foremoe.synthesize_load(seed=seed, group_size=2, **shape) for seed in range(8)]
     cases: list[tuple[str, dict[str, Any]]] = [
@@ -378,6 +378,6 @@ def test_a_warm_start_is_rejected_exactly_where_it_has_no_effect() -> None:
             depth=2, ranks_per_node=None, threads=1, options=given,
         )  # fmt: skip
         refused = refusal(lambda arguments=arguments: expect_warm_start(arguments)) != "nothing"
-        # static uses a former plan about once in a hundred steps; finemoe needs a former load as well.
+        # static uses a previous plan about once in a hundred steps; finemoe also needs a previous load.
         is_rare = policy in ("static", "finemoe") or options.get("residency") == "static"
         assert refused != differs or (is_rare and not refused), (policy, options, differs, refused)

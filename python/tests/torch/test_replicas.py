@@ -41,7 +41,7 @@ LAYOUTS: dict[str, list[list[list[int]]]] = {
 
 
 def micro_steps_of(replica: int, place: int, wrapper: str | bool | None) -> int:
-    """Return a rank's number of micro-steps. It may differ between replicas, which plan independently."""
+    """Return a rank's number of micro-steps. The number may differ between replicas, which plan independently."""
     return 2 if wrapper is not None or (replica, place) == (0, 0) else 1
 
 

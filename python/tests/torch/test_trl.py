@@ -261,7 +261,7 @@ def test_the_plan_balances_ranks_and_replayed_routes_match(found: list[dict[str,
 def test_routes_of_generation_are_replayed_in_old_and_new_log_probabilities(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert min(of["other"]["foremoe/mismatch"]) > 0.5, "the generator chose other experts"
-        # A step has six micro-steps, so those of the first step use the weights of the generation.
+        # A step has six micro-steps, so the first step trains with the weights of the generation.
         assert max(of["other difference"][:6]) < 1e-4
         assert len(of["other difference"]) == 12 and max(of["other difference"]) > 1e-3
         assert len(of["other"]["eval_reward"]) == len(of["other"]["aux_loss"]) == 2

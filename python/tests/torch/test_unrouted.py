@@ -1,4 +1,4 @@
-"""Rows without a route are served at home, with the results of one eager process whose routers choose their experts."""
+"""Rows without a route are served at home. Results equal those of one eager process with its own routing."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_updates_are_planned_while_the_preceding_step_runs(of_ranks: list[dict[s
         known = ["plan 0", "run 0", "plan 1", "run 1", "plan 2", "run 2"]
         ahead = ["plan 3", "plan 4", "run 3", "plan 5", "run 4", "run 5"]
         assert rank["cases"][f"EP 2 × 2, {ACTIVE}"]["events"] == known + ahead
-        # First twice as many mini-batches as before, then another order, after which nothing is planned ahead.
+        # The second step has twice the mini-batches. The third is shuffled. After it, nothing is planned ahead.
         ahead += ["plan 6", "run 6", "plan 7", "run 7"]
         shuffled = ["plan 8", "plan 9", "run 8", "plan 10", "run 10", "plan 11", "run 11"]
         as_they_come = [f"{what} {i}" for i in (12, 13, 14) for what in ("plan", "run")]

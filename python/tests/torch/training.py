@@ -112,7 +112,7 @@ def draw_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
 
 def draw_partial_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
     """Draws routes with gaps. Even micro-steps: layer 0 has all routes, or none in micro-step 2; layer 1 lacks some on
-    rank 1; layer 2 lacks all on rank 0 and 30% elsewhere. Odd ones: all layers lack a prefix and the last tokens."""
+    rank 1; layer 2 lacks all on rank 0 and 30% elsewhere. Odd: all layers lack a prefix and the last tokens."""
     routes = draw_all_routes(rank, micro_steps, seed)
     random = torch.Generator().manual_seed(77 * seed + rank)
     for m, of in enumerate(routes):
@@ -150,7 +150,7 @@ def make_eager_model(seed: int = 0) -> Any:
 
 def wrong_routes(dtype: Any, batches: list[Any], routes: list[Any], share: float, seed: int) -> list[Any]:
     """Returns the routes that make_model() chooses on these batches, top-k reversed. Replaces a share of the experts by
-    others. Rows without a route in `routes` get none."""
+    other experts. Rows without a route in `routes` get none."""
     model, random = make_model(dtype), torch.Generator().manual_seed(seed)
     calls: list[Any] = []
 
@@ -202,11 +202,11 @@ def reference(
     mismatched: Any = None,
 ) -> tuple[float, dict[str, Any]]:
     """Returns loss and gradients of one eager process, averaged over ranks. Rows without a route are dropped. With
-    unrouted="home" the router chooses their experts; with on_mismatch="home" it chooses those of all other rows too.
+    unrouted="home" the router chooses their experts; with on_mismatch="home" it chooses the experts of all rows.
 
     weights: type to which weights are first rounded. state: the weights; None for those of make_model().
     chosen: int64 [micro_steps, layers, experts], incremented by choices of rows without a route and by choices that
-    differ from the recorded ones. mismatched: int64 [micro_steps, layers], incremented by the number of the latter.
+    differ from the recorded ones. mismatched: int64 [micro_steps, layers], incremented by the differing choices.
     Results are cached if state, chosen and mismatched are None, since this takes a large part of a test's time.
     """
     key = repr(

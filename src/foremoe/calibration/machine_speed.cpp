@@ -30,7 +30,7 @@ struct Repetitions {
   double mean = 0;
 };
 
-// One rank's part of every measurement.
+// Runs every measurement on one rank.
 class RankProbe {
  public:
   RankProbe(const SpeedOptions& options, Communicator& communicator, const SharedMemory& shared)
@@ -46,8 +46,8 @@ class RankProbe {
   }
 
  private:
-  // All ranks begin together. After a warm-up, they time one operation and agree on the number of repetitions, since
-  // operations may be collective.
+  // All ranks begin together. After a warm-up, they time one operation. All ranks use the same number of repetitions,
+  // since operations may be collective.
   template <class Operation>
   Repetitions repeat(Operation&& operation) {
     const auto timed = [&] {
@@ -191,7 +191,7 @@ namespace {
 
 Bytes memory_of_machine() { return Bytes{std::int64_t{sysconf(_SC_PHYS_PAGES)} * std::int64_t{sysconf(_SC_PAGESIZE)}}; }
 
-// Rounds to four digits; repeated measurements agree in fewer.
+// Rounds to four digits, which is more precise than the measurements.
 void round_numbers(Cluster& cluster) {
   for (double* const number :
        {&cluster.flops_per_second, &cluster.gemm_efficiency, &cluster.attention_efficiency,

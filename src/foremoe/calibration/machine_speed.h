@@ -1,12 +1,12 @@
 #pragma once
 
 // Measures how fast this machine performs a rank's work: GEMMs, moving rows, exchanging rows and copying experts. All
-// ranks measure at once, as in a real run, so that each has its share of shared resources.
+// ranks measure at the same time, so they compete for shared resources as in a real run.
 //
 // Method. A measurement repeats one operation of the runtime (cpu/, Communicator, CopyLink) between barriers for at
-//   least `seconds`. Rates are computed from the mean over all repetitions, which includes the sharing of processors
-//   and memory. Latencies are the median repetition, which is robust against brief disturbances. Results are averaged
-//   over ranks. Rates are measured with amounts too large for caches, latencies with a few bytes.
+//   least `seconds`. Rates use the mean time over all repetitions, so they include contention for processors and
+//   memory. A latency is the median over repetitions, which is robust against brief disturbances. Results are averaged
+//   over ranks. Rates are measured with buffers larger than the caches, latencies with a few bytes.
 // Limits. Ranks are threads of this process. The network to other nodes is not measured.
 
 #include <string>
@@ -37,7 +37,7 @@ struct MachineSpeed {
   double copy_seconds = 0;             // per copy of 64 bytes
 };
 
-// Throws InputError if there is too little memory. With one rank the exchange's speed and time are 0.
+// Throws InputError if there is too little memory. With one rank, both exchange members are 0.
 MachineSpeed measure_machine(const SpeedOptions& options);
 
 // A cluster that models this machine. A note for each number states how it was measured or what was assumed.
@@ -46,7 +46,7 @@ struct Calibration {
   ClusterNotes notes;  // one for each number
 };
 
-// num_ranks 0: one rank per processor.
+// If options.num_ranks is 0, uses one rank per processor.
 Calibration calibrate(const std::string& name, SpeedOptions options);
 
 }  // namespace foremoe

@@ -33,7 +33,7 @@ struct Cluster {
   int row_tile = 128;                  // a grouped GEMM pads the rows of each expert to a multiple of this
   double kernel_seconds = 0;           // fixed cost of each kernel
 
-  // The links of one rank. All transfers of the rank over a link share it.
+  // The links of one rank. All transfers of the rank over a link share its bandwidth.
   LinkSpeed peers;    // to the other ranks of its node
   LinkSpeed network;  // to other nodes; this rank's share of the node's network cards
   LinkSpeed host;     // to host memory
@@ -83,17 +83,17 @@ void visit_keys(C& c, Visit&& visit) {
   visit("node", "host_memory_bytes_per_second", c.host_memory_bytes_per_second, kBandwidthRange);
 }
 
-// Throw InputError, with file, key and line, for unknown or missing keys, wrong types and values out of range. The wide
+// Throw InputError, with file, key and line, for unknown or missing keys, wrong types and values out of range. The
 // ranges detect wrong units (25 instead of 25e9 bytes per second).
 Cluster read_cluster(const std::string& path);
 Cluster parse_cluster(std::string_view text, const std::string& file);  // `file` names the text in errors
 
-// Reading the text gives the same cluster. The note for a key ("host.bytes_per_second") becomes a comment on its line.
+// Parsing the text restores the cluster. The note for a key ("host.bytes_per_second") becomes a comment on its line.
 using ClusterNotes = std::map<std::string, std::string, std::less<>>;
 std::string to_toml(const Cluster& cluster, const ClusterNotes& notes = {});
 
 std::vector<std::string> cluster_names();  // names of the presets
-// Finds a preset by name, ignoring case, or else reads that TOML file. Throws InputError that lists the presets.
+// Finds a preset by name, ignoring case, or reads the TOML file at this path. The InputError lists the presets.
 Cluster find_cluster(std::string_view name_or_path);
 
 }  // namespace foremoe

@@ -80,7 +80,7 @@ double CostModel::seconds(const Product& product, Pass direction) const {
   const double weights = product.parameters * options_.bytes_per_parameter;
   const double forward = roofline(product.flops, weights + product.row_bytes);
   if (direction == Pass::kForward) return forward;
-  // Both gradients read and write rows. The rows' gradient reads the weights; the weights' gradient is accumulated.
+  // Computing either gradient reads and writes rows. The rows' gradient reads the weights; the weights' is accumulated.
   const double gradients = product.parameters * 2 * options_.bytes_per_gradient;
   const double backward = roofline(product.backward_flops * product.flops, weights + gradients + 2 * product.row_bytes);
   return backward + (anew(product.of_experts) ? forward : 0);
@@ -213,8 +213,8 @@ Bytes CostModel::row() const { return Bytes{std::int64_t{model_.hidden} * option
 
 Bytes CostModel::activations_per_token() const {
   if (options_.recompute_activations) return row();
-  // Layer input, results of two norms, the sum between them; queries, keys, values and attention's result; router
-  // scores; gate, up and their product in shared experts.
+  // Kept per token: layer input, results of two norms, the sum between them, queries, keys, values, attention's result,
+  // router scores, and gate, up and their product in shared experts.
   const std::int64_t elements = std::int64_t{4} * model_.hidden + model_.attention.token_width() +
                                 std::int64_t{3} * model_.shared_experts * model_.intermediate;
   return Bytes{elements * options_.bytes_per_parameter + static_cast<std::int64_t>(kScoreBytes) * model_.experts};
@@ -227,8 +227,8 @@ Bytes CostModel::activations_per_row() const {
 }
 
 Bytes CostModel::working_memory_per_row(Pass direction) const {
-  // Forward: the row as received and as returned; gate, up and their product. Backward: the gradients of these, and the
-  // activations that were not kept.
+  // A forward needs the received row, the returned row, gate, up and their product. A backward needs their gradients
+  // and the activations that were not kept.
   const Bytes all = row() + row() + inside_experts_per_row();
   if (direction == Pass::kForward || !anew(/*of_experts=*/true)) return all;
   return all + (options_.recompute_activations ? all : inside_experts_per_row());
@@ -250,7 +250,7 @@ Bytes CostModel::rank_state(int num_experts_per_layer, int num_ranks) const {
 }
 
 CostModel::HiddenCopies CostModel::hidden_copies(Tokens tokens_per_rank) const {
-  // One replica with all rows. No placement computes these rows in less time, so these copies are always hidden.
+  // One replica computes all rows. No placement takes less time, so these copies are always hidden.
   const Tokens assignments{tokens_per_rank.value * model_.top_k};
   const double window = dense(tokens_per_rank, Pass::kForward) + experts({&assignments, 1}, Pass::kForward);
   const auto copies = [&](const LinkSpeed& link, double bytes_per_second) {

@@ -1,15 +1,15 @@
 #pragma once
 
-// Costs of the parts of a training step on a cluster: seconds and bytes as functions of the numbers of tokens, rows and
-// copies. The model has no state or schedule. The simulator decides when parts run and which transfers share a link.
+// Computes seconds and bytes of each part of a training step on a cluster from the numbers of tokens, rows and copies.
+// The model has no state or schedule. The simulator decides when parts run and which transfers share a link.
 //
 // Compute follows a roofline: max(FLOPs ÷ reached FLOP/s, bytes ÷ memory bandwidth) plus a fixed cost per kernel
 // (Williams, Waterman, Patterson, 2009). A grouped GEMM pads each replica's rows to whole row tiles and reads each
-// replica's weights once, so splitting is not free: 64 replicas of 8 rows use 64 tiles of 128 rows where one replica of
-// 512 rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the rank's busiest link direction; the
-// dispatch determines the rows. A backward pass has twice the FLOPs of a forward pass, or three times if activations
-// (of whole layers or of experts only) are recomputed. Attention's factor is 2.5 instead of 2, since its scores are
-// recomputed (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md gives the formulas and omissions.
+// replica's weights once, so splitting is not free. 64 replicas of 8 rows use 64 tiles of 128 rows; one replica of 512
+// rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the rank's busiest link direction. The dispatch
+// determines the rows. A backward pass has twice the FLOPs of a forward pass, or three times if activations (of whole
+// layers or of experts only) are recomputed. Attention's factor is 2.5 instead of 2, since its scores are recomputed
+// (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md gives the formulas and omissions.
 
 #include <cstdint>
 #include <span>
@@ -61,13 +61,13 @@ class CostModel {
   const ModelShape& model() const { return model_; }
   const CostOptions& options() const { return options_; }
 
-  // Seconds on one rank, one layer.
+  // Seconds on one rank in one layer.
   // Attention, norms, router, shared experts and CostOptions::other_seconds_per_layer, for this rank's tokens.
   double dense(Tokens tokens, Pass direction) const;
   double experts(std::span<const Tokens> replicas, Pass direction) const;  // [replica], assignments; 0: idle
   double sort(Tokens assignments) const;                                   // part of experts(): sorting rows by expert
   double exchange(const RankRows& rows) const;                             // dispatch or combine on this rank
-  // All-gather of the ranks' token counts per expert for this number of layers: one message from each other rank.
+  // All-gather of token counts per expert for this number of layers. Each rank sends one message to each other.
   double gather_loads(const Topology& topology, std::int64_t layers = 1) const;
   // Seconds per micro-step on one rank outside the MoE layers: dense layers and the output head.
   double other_layers(Tokens tokens, Pass direction) const;
@@ -84,14 +84,14 @@ class CostModel {
   Bytes activations_per_token() const;  // kept from forward to backward, per token and layer, without experts
   Bytes activations_per_row() const;    // kept from forward to backward, per assignment and layer
   Bytes working_memory_per_row(Pass direction = Pass::kBackward) const;  // per assignment, while a layer runs
-  // Weights, gradients and optimizer state of one rank, all layers: its home experts and all other parameters. The
-  // optimizer state of the other parameters is sharded over num_ranks ranks.
+  // Weights, gradients and optimizer state of one rank over all layers, for its home experts and all other parameters.
+  // The optimizer state of the other parameters is sharded over num_ranks ranks.
   Bytes rank_state(int num_experts_per_layer, int num_ranks) const;
 
-  // The numbers of copies that a planner can hide: those that one rank can receive, over the host path and from peers,
-  // during one layer's forward of a balanced micro-step with this number of tokens (not assignments) per rank. All
-  // ranks receive at once, so each has its share of the node's resources. Exchanges of rows use other links. A rank can
-  // send as many copies to peers as it receives, since links are equally fast in both directions.
+  // Numbers of copies that one rank can receive over the host path and from peers during one layer's forward. The
+  // micro-step is balanced and has this number of tokens (not assignments) per rank. All ranks receive at the same time
+  // and share the node's resources. Exchanges of rows are assumed to use other links. A rank can send one copy to peers
+  // for each that it receives, since links are equally fast in both directions.
   struct HiddenCopies {
     int from_host = 0;
     int from_peers = 0;

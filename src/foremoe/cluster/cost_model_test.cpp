@@ -88,7 +88,7 @@ TEST(CostModel, ComputeBoundExpertsTakeTheTimeOfTheirTiles) {
   EXPECT_NEAR(experts(small(), {33}) - experts(small(), {32}), 0.393216 * kMicro + 2 * 352 / 1e11, 1e-15);
 }
 
-// At a hundredth of the memory bandwidth, 1 GB/s, the same 12288 + 8960 bytes take 21.248 µs, more than the GEMMs.
+// At 1 GB/s instead of 100 GB/s, the same 12288 + 8960 bytes take 21.248 µs, more than the GEMMs' FLOPs.
 TEST(CostModel, MemoryBoundExpertsTakeTheTimeOfTheirBytes) {
   Cluster cluster = round_cluster();
   cluster.memory_bytes_per_second = 1e9;
@@ -99,7 +99,8 @@ TEST(CostModel, MemoryBoundExpertsTakeTheTimeOfTheirBytes) {
 }
 
 // At 1 GB/s, a backward pass reads weights (12288 bytes), reads and writes their float32 gradients (2 · 4 · 6144), and
-// reads and writes rows twice as often as a forward (2 · 8960): 79360 bytes. The forward runs before. Rows move thrice.
+// reads and writes twice the rows of a forward (2 · 8960): 79360 bytes. The forward runs again, so rows move three
+// times.
 TEST(CostModel, ABackwardBoundByMemoryReadsAndWritesGradients) {
   Cluster cluster = round_cluster();
   cluster.memory_bytes_per_second = 1e9;
@@ -113,8 +114,8 @@ TEST(CostModel, ABackwardHasTwiceTheFlopsOrThriceWithRecomputation) {
               2 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
 }
 
-// FineMoE, C.1: a backward repeats all of experts() but no other computation or exchange. Rows are kept as received and
-// as returned; gate, up and their product are not.
+// FineMoE, appendix C.1: a backward repeats all of experts(), but no other computation or exchange. Received rows and
+// returned rows are stored; gate, up and their product are not.
 TEST(CostModel, RecomputesOnlyExpertsIfOtherActivationsAreKept) {
   const CostModel kept = small({.recompute_activations = false});
   const CostModel anew = small({.recompute_activations = false, .recompute_experts = true});
@@ -135,7 +136,7 @@ TEST(CostModel, SortingIsPartOfTheExpertsTime) {
   EXPECT_EQ(small().sort(Tokens{0}), 0);
 }
 
-// Every other rank sends the counts of 8 experts, 4 bytes each: over peer links within a node of 4, else the network.
+// Every other rank sends the counts of 8 experts, 4 bytes each, by peer link within a node of 4, else by network.
 TEST(CostModel, GathersLoadsOfAllRanksInOneMessage) {
   const auto gathered = [](int ranks, std::int64_t layers) {
     return small().gather_loads({.num_ranks = ranks, .ranks_per_node = 4}, layers);
@@ -291,7 +292,7 @@ TEST(CostModel, SplittingAReplicaIsNeverCheaper) {
 }
 
 // Qwen3-30B-A3B has 3.3 billion active parameters (published), so a forward needs about 6.6 GFLOPs per token besides
-// attention scores. At the preset's efficiency, this bounds a layer's time on an H100 from below.
+// attention scores. At the preset's efficiency, these FLOPs give a lower bound on a layer's time on an H100.
 TEST(CostModel, ALayerOfQwen3TakesItsActiveParametersOnAnH100) {
   const ModelShape model = *find_model_shape("Qwen3-30B-A3B");
   const CostModel cost(find_cluster("h100"), model);

@@ -147,7 +147,7 @@ class ConfigReader {
     return value;
   }
 
-  // Number of experts, which may have any of these keys. All keys that are present must agree.
+  // Returns the number of experts from any of these keys. All keys that are present must agree.
   int experts() const {
     const std::initializer_list<const char*> keys{family_.experts, "num_experts", "num_local_experts",
                                                   "n_routed_experts"};
@@ -177,7 +177,7 @@ class ConfigReader {
     }
   }
 
-  // Number of distinct layers of [0, layers) in a list.
+  // Counts the distinct layers in [0, layers) that a list contains.
   int num_listed(const char* key, int layers) const {
     const json& list = *find(key);
     if (!list.is_array()) fail(key, "must be a list of layers");

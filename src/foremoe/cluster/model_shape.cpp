@@ -140,9 +140,9 @@ std::span<const ModelShape> model_shapes() {
        .intermediate = 14336,
        .vocabulary = 32000,
        .attention = {.heads = 32, .kv_heads = 8, .key_width = 128, .value_width = 128}},
-      // FineMoE (arXiv 2511.16947), table 2; its fifth model is Mixtral-8x7B. There is no config.json. Experts have the
-      // two matrices of GPT's feed-forward block, 8192 or 16384 wide: as many parameters as three matrices of two
-      // thirds of that width. The table has no vocabularies or key-value heads: those of GPT-2 are used.
+      // From FineMoE (arXiv 2511.16947), table 2, whose fifth model is Mixtral-8x7B. Experts have the two matrices of
+      // GPT's feed-forward block, 8192 or 16384 wide. These have the parameters of three matrices of two thirds of the
+      // width. Vocabularies and key-value heads are those of GPT-2, since the table has none.
       {.name = "GPT-32x1.3B",
        .moe_layers = 24,
        .experts = 32,

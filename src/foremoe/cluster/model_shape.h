@@ -25,13 +25,13 @@ struct AttentionShape {
   int rotary_width = 0;  // latent only: part of key_width that all heads share, outside the latent vector
 
   std::int64_t parameters(int hidden) const;  // of all projections
-  // Multiplies and adds in the forward pass of one token that attends to `context` others, without projections.
+  // FLOPs of attention in the forward pass of one token that attends to `context` others, without projections.
   std::int64_t flops_per_token(int context) const;
   // Elements of queries, keys, values and results of one token.
   std::int64_t token_width() const;
 };
 
-// Groups of a layer's experts, in contiguous blocks of equal size. A token chooses its experts from at most `per_token`
+// Divides a layer's experts into contiguous groups of equal size. A token chooses its experts from at most `per_token`
 // groups (DeepSeek-V3, arXiv 2412.19437, §2.1.2).
 struct ExpertGroups {
   int count = 1;
@@ -66,7 +66,7 @@ struct ModelShape {
   std::int64_t expert_parameters() const { return std::int64_t{3} * hidden * intermediate; }
   Bytes expert_bytes(int bytes_per_parameter = 2) const { return Bytes{expert_parameters() * bytes_per_parameter}; }
 
-  // Multiplies and adds of one token in one routed expert, in the forward pass.
+  // FLOPs of one token in one routed expert, in the forward pass.
   std::int64_t flops_per_assignment() const { return 2 * expert_parameters(); }
 
   std::int64_t attention_parameters() const { return attention.parameters(hidden); }               // per layer
@@ -90,8 +90,8 @@ ModelShape model_named(const std::string& name_or_path);
 
 // Reads the shape from a model's config.json. Supports the model_types of huggingface/transformers that
 // model_config.cpp lists, whose layers it can count. Reads text_config if the model is multimodal. Rejects dense models
-// and all other model_types. The model's name is the folder's if the file is called config.json, else the file's.
-// Throws InputError with file, key and problem.
+// and all other model_types. The model is named after the folder if the file is called config.json, else after the
+// file. Throws InputError with file, key and problem.
 ModelShape read_model_config(const std::string& path);
 ModelShape parse_model_config(std::string_view text, const std::string& file);  // `file` names the text in errors
 

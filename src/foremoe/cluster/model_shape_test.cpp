@@ -44,8 +44,8 @@ TEST(ModelShape, ActiveParametersMatchThePublishedSize) {
   EXPECT_NEAR(billions("Mixtral-8x7B"), 12.9, 0.1);
 }
 
-// FineMoE, table 2, names its models by the number of experts and the size with one expert, in billions. The paper does
-// not define the size. Here the vocabulary counts once, since GPT's embedding is its output head.
+// FineMoE, table 2, names a model by its number of experts and its size with one expert, in billions of parameters. The
+// paper does not define the size. This test counts the vocabulary once, since GPT's embedding is its output head.
 TEST(ModelShape, FineMoeModelsWithOneExpertHaveTheSizeInTheirName) {
   const auto billions = [](const char* name) {
     ModelShape shape = *find_model_shape(name);

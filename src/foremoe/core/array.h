@@ -1,6 +1,6 @@
 #pragma once
 
-// Dense row-major arrays of fixed rank: `Array` owns, `ArrayView` refers to elements. Indices are integers or ids.
+// Dense row-major arrays of fixed rank. `Array` owns its elements; `ArrayView` does not. Indices are integers or ids.
 //
 //   Array<Tokens, 2> load({num_ranks, num_experts});   // [rank][expert], tokens
 //   load(RankId{3}, ExpertId{7}) += Tokens{1};

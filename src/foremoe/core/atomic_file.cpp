@@ -24,8 +24,8 @@ constexpr int kMaxTemporaryNames = 10'000;  // before giving up
 constexpr int kMaxLinks = 40;               // as in Linux
 constexpr std::size_t kMaxBytesPerWrite = std::size_t{1} << 30;
 
-// A rename is durable once its directory is flushed. On file systems that cannot flush directories, renames have no
-// such guarantee.
+// A rename is durable once its directory is flushed. On file systems that cannot flush directories, a rename may be
+// lost in a crash.
 void flush_directory(const fs::path& directory) {
   const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return;
@@ -38,7 +38,7 @@ fs::path directory_of(const std::string& target) {
   return parent.empty() ? fs::path(".") : parent;
 }
 
-// Follows symbolic links to the final path, whether or not that path exists. Empty if links form a cycle.
+// Follows symbolic links to the final path, which need not exist. Returns an empty path if links form a cycle.
 std::string followed(fs::path path) {
   std::error_code ignored;
   for (int i = 0; i < kMaxLinks; ++i) {

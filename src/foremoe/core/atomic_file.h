@@ -1,7 +1,7 @@
 #pragma once
 
 // Writes an output file atomically: it appears complete or not at all. The file has no name while it is written, so the
-// system removes it however the process ends. commit() flushes it to the disk and gives it its final name. Without
+// system removes it if the process ends early. commit() flushes it to the disk and gives it its final name. Without
 // commit(), the destructor removes the new file, and an older file of that name is unchanged.
 //
 // On file systems without O_TMPFILE the file is written as .foremoe.PID.N, which remains if the process is killed.

@@ -36,8 +36,8 @@ class InputError : public std::runtime_error {
 // Returns the text with every argument in backquotes replaced by spell_argument(argument).
 std::string spell_arguments(std::string_view text, const std::function<std::string(std::string_view)>& spell_argument);
 
-// Returns the error's message with arguments spelt for its reader: the field, if there is no file, and the names in
-// backquotes in the problem. For example, the command line spells guest_slots as --guest-slots.
+// Returns the error's message with arguments spelt for its reader. Arguments are the names in backquotes and, if there
+// is no file, the field. For example, the command line spells guest_slots as --guest-slots.
 std::string message_of(const InputError& error, const std::function<std::string(std::string_view)>& spell_argument);
 
 // Problem text for a number out of range: "must be 16", "must be an integer from 0 to 8".

@@ -2,12 +2,12 @@
 
 // Detects the processes that a launcher (mpirun, mpiexec, srun) started together with this one.
 //
-// Launchers describe the job in environment variables. The innermost launcher counts: mpirun starts its own daemons by
-// srun, so the variables of Open MPI and PMI (Hydra, `srun --mpi=pmi2`) take precedence over Slurm's.
+// Launchers describe the job in environment variables. The innermost launcher has precedence. Since mpirun starts its
+// daemons with srun, the variables of Open MPI and PMI (Hydra, `srun --mpi=pmi2`) override Slurm's.
 //
 // Slurm also sets SLURM_NTASKS and SLURM_PROCID for an sbatch script, which is one process. Only srun sets
-// SLURM_STEP_NUM_TASKS. A script submitted from within a step inherits it, but has a step id reserved for scripts. An
-// interactive shell (`srun --pty`) counts as one process, since only one process has the terminal.
+// SLURM_STEP_NUM_TASKS. A script submitted from within a step inherits this variable, but has a step id reserved for
+// scripts. An interactive shell (`srun --pty`) counts as one process, since only one process has the terminal.
 
 namespace foremoe {
 

@@ -2,7 +2,7 @@
 
 namespace foremoe {
 
-// True unless the byte continues a UTF-8 character.
+// Returns whether the byte is the first of a UTF-8 character.
 static bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }
 
 std::string shortened(std::string text) {

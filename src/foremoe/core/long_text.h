@@ -1,6 +1,6 @@
 #pragma once
 
-// Shortens text of any length that messages quote from files.
+// Shortens long text from files for messages.
 
 #include <cstddef>
 #include <string>

@@ -15,7 +15,7 @@ namespace foremoe {
 
 namespace {
 
-// Without O_NONBLOCK, opening a pipe for reading waits for a writer. Regular files ignore the flag.
+// Without O_NONBLOCK, opening a pipe for reading waits for a writer. O_NONBLOCK has no effect on regular files.
 constexpr int kReadWithoutWaiting = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 class Descriptor {

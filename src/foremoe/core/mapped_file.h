@@ -10,11 +10,11 @@
 namespace foremoe {
 
 // A read-only memory map of a file, unmapped by the destructor. Pages are read on first access, so a trace of many
-// gigabytes opens at once. If another process truncates the file, the reader is killed (SIGBUS). Our own writers
+// gigabytes opens immediately. If another process truncates the file, the reader is killed (SIGBUS). Our own writers
 // replace files by rename instead (atomic_file.h).
 class MappedFile {
  public:
-  // Throws InputError if the path is not a readable regular file. Never blocks: rejects a pipe at once.
+  // Throws InputError if the path is not a readable regular file. Does not block: rejects a pipe immediately.
   explicit MappedFile(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

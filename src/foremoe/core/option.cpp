@@ -20,7 +20,7 @@ bool is_whole_number(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// None if the number does not fit T.
+// Returns nullopt if the number does not fit T.
 template <class T>
 std::optional<T> whole_number(const std::string& name, std::string_view text) {
   if (!is_whole_number(text)) reject(name, fmt::format("'{}' is not a whole number", text));
@@ -73,7 +73,7 @@ Option bound(Option option, Variable& variable, Range range) {
 }
 
 Option with_default(Option option, const std::string& value) {
-  if (option.initial.empty()) option.initial = value;
+  if (option.initial.empty() && !option.required) option.initial = value;
   return option;
 }
 

@@ -1,14 +1,14 @@
 #pragma once
 
-// An option, declared once: name, type, range, default, help and the variable that it sets. The command line is
-// generated from lists of options. Keys of TOML files and Python keywords have the same names.
+// An option declares its name, type, range, default, help and the variable that it sets. The command line is generated
+// from lists of options. Keys of TOML files and Python keywords use the same names.
 //
 //   std::vector<Option> options_of(PlannerOptions& o) {
 //     return {integer_option({.name = "guest_slots", .value = "G", .help = "…"}, o.guest_slots, {0, 512}), …};
 //   }
 //
-// Values are texts, as a user types them. For an invalid value, throws InputError with the option's name as its field
-// and a message that describes the valid values.
+// Values are strings, as a user types them. Setting an invalid value throws InputError with the option's name as its
+// field and a message that describes the valid values.
 
 #include <cstdint>
 #include <functional>
@@ -81,7 +81,7 @@ Option word_option(Option option, T& variable, const std::vector<std::pair<std::
                      [&variable, choices](std::size_t index) { variable = choices[index].second; });
 }
 
-// Parses a whole number. Throws InputError for `name` if the text is not a number or out of range.
+// Parses a whole number. Throws InputError, field `name`, if the text is not a number or is out of range.
 std::int64_t parse_integer(const std::string& name, const std::string& text, IntegerRange range);
 std::vector<std::string> split_list(const std::string& text);  // at commas; an empty text has no parts
 

@@ -13,7 +13,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// The error's field and problem for this text; empty if the option accepts it.
+// Returns the field and problem of the error for this text; empty if the option accepts the text.
 std::string refusal(const Option& option, const std::string& text) {
   try {
     option.set(text);

@@ -1,7 +1,7 @@
 #pragma once
 
-// A pool of std::jthread for processing layers, sequences or files. Results must not depend on the number of threads: a
-// task writes only to elements with its own index.
+// A pool of std::jthread for processing layers, sequences or files. Results must not depend on the number of threads,
+// so a task may write only to elements with its own index.
 
 #include <atomic>
 #include <condition_variable>
@@ -21,8 +21,8 @@ struct Cancelled : std::exception {
 
 class ThreadPool {
  public:
-  // `num_threads` 0: one per processor. With 1, the caller runs all tasks. Throws std::system_error if the system has
-  // no more threads.
+  // If `num_threads` is 0, the pool has one thread per processor. If it is 1, the caller runs all tasks. Throws
+  // std::system_error if the system has no more threads.
   explicit ThreadPool(std::size_t num_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -31,8 +31,8 @@ class ThreadPool {
   std::size_t num_threads() const { return workers_.size() + 1; }
 
   // Calls task(i, worker) for each i in [0, n) and returns when all are done; worker < num_threads() identifies the
-  // scratch memory to use. Not reentrant: one call at a time. If a task throws, others may not run, and the exception
-  // of the lowest i is rethrown. Throws Cancelled if the pool was cancelled and no task threw.
+  // scratch memory to use. Not reentrant: one call at a time. If a task throws, other tasks may not run; the exception
+  // of the lowest i that threw is rethrown. Throws Cancelled if the pool was cancelled and no task threw.
   void for_each_index(std::size_t n, const std::function<void(std::size_t i, std::size_t worker)>& task);
 
   // Permanently cancels the pool; may be called from any thread. No further task begins, and calls that wait for tasks

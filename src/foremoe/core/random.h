@@ -1,7 +1,7 @@
 #pragma once
 
-// Seeded random numbers that are the same with every standard library. The C++ standard fixes the sequence of the
-// engine, std::mt19937_64, but not those of its distributions, so this class implements its own.
+// Seeded random numbers that are the same with every standard library. The C++ standard fixes the output of
+// std::mt19937_64, but not that of the standard distributions, so this class implements its own distributions.
 
 #include <cmath>
 #include <cstdint>

@@ -68,8 +68,8 @@ struct SafetensorsHeader {
 
 constexpr std::size_t kMaxAxes = 32;
 
-// A SAX handler with a small state machine. Unlike a document tree, it needs memory only for the retained data, bounds
-// the depth by the grammar, and detects repeated keys.
+// A SAX handler with a small state machine. Unlike a DOM parser, it stores only the data that we use, bounds the depth
+// by the grammar, and detects repeated keys.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderReader(SafetensorsHeader& header, const std::string& file) : header_(header), file_(file) {}

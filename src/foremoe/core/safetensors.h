@@ -1,15 +1,15 @@
 #pragma once
 
-// Reads and writes safetensors files: 8 bytes of little-endian header length, a JSON header, raw tensors.
+// Reads and writes safetensors files: header length (8 bytes, little-endian), JSON header, raw tensors.
 //
 //   const auto file = Safetensors::open("step.safetensors");
 //   const TensorView& load = file.tensor("load", {DType::kU16, DType::kU32}, 4);
 //   const std::vector<std::int64_t> values = load.to_vector<std::int64_t>();
 //
-// The reader checks the whole header first: unique names, known dtypes, shapes without overflow, and byte ranges that
-// match their shapes and cover the rest of the file without gap or overlap. An accepted file is safe to index. For any
-// other file, the reader throws InputError with file, field and index. It is stricter than the reference reader in one
-// point: a tensor's entry may contain only dtype, shape and data_offsets.
+// The reader checks the whole header first. Names must be unique, dtypes known, and shapes free of overflow. Byte
+// ranges must match their shapes and cover the rest of the file without gap or overlap. Indexing an accepted file is
+// safe. For any other file, the reader throws InputError with file, field and index. It is stricter than the reference
+// reader in one point: a tensor's entry may contain only dtype, shape and data_offsets.
 
 #include <bit>
 #include <cassert>
@@ -80,8 +80,8 @@ class Safetensors {
  public:
   // Memory-maps the file.
   static Safetensors open(const std::string& path);
-  // Reads a file from memory. Messages use `name` as its path. `storage` must keep the bytes alive, or they must
-  // outlive every view.
+  // Reads a file from memory. Messages use `name` as its path. `storage` must own the bytes, or the caller must keep
+  // them alive longer than every view.
   static Safetensors parse(std::span<const std::byte> bytes, std::string name,
                            std::shared_ptr<const void> storage = {});
 
@@ -94,7 +94,7 @@ class Safetensors {
 
   // Throws InputError unless the tensor is present with one of these dtypes and this number of axes.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes, std::size_t num_axes) const;
-  // As above, but requires this exact shape.
+  // As above, but requires exactly this shape.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes,
                            const std::vector<std::size_t>& shape) const;
 
@@ -140,7 +140,7 @@ TensorData tensor_data(std::string name, std::span<const T> values, std::vector<
 // cannot be written.
 void write_safetensors(const std::string& path, std::vector<TensorData> tensors, const Metadata& metadata);
 
-// As write_safetensors(), but returns the file's bytes.
+// Like write_safetensors(), but returns the file's bytes.
 std::vector<std::byte> to_safetensors(std::vector<TensorData> tensors, const Metadata& metadata);
 
 // ---- implementation ----

@@ -16,7 +16,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// A file with this header and this number of data bytes.
+// Returns a file with this header and this number of data bytes.
 std::string file_of(const std::string& header, std::size_t data_bytes) {
   std::string file(8, '\0');
   const std::uint64_t length = header.size();
@@ -24,13 +24,13 @@ std::string file_of(const std::string& header, std::size_t data_bytes) {
   return file + header + std::string(data_bytes, '\1');
 }
 
-// Takes no temporary, since the bytes must outlive the views.
+// Deleted for temporaries, since the bytes must outlive the views.
 Safetensors parse(std::string&& bytes) = delete;
 Safetensors parse(const std::string& bytes) {
   return Safetensors::parse(std::as_bytes(std::span(bytes)), "t.safetensors");
 }
 
-// The reader's error for these bytes; empty if it accepts them.
+// Returns the reader's error for these bytes; empty if the reader accepts them.
 std::string complaint(const std::string& bytes) {
   try {
     parse(bytes);

@@ -27,7 +27,7 @@ class Sha256 {
 
 std::string sha256_hex(std::span<const std::byte> bytes);
 
-// Mix whole blocks of 64 bytes into the state. All implementations give the same state.
+// Mix whole blocks of 64 bytes into the state. All implementations compute the same state.
 using Sha256Blocks = void (*)(Sha256State& state, const std::byte* blocks, std::size_t num_blocks);
 void sha256_blocks_portable(Sha256State& state, const std::byte* blocks, std::size_t num_blocks);
 Sha256Blocks sha256_blocks_extensions();  // uses the processor's SHA extensions; null if it has none

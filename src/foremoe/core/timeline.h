@@ -22,7 +22,7 @@ class Timeline {
   ~Timeline();
 
   static std::int64_t now_ns();  // steady clock
-  // Thread-safe. Records at most `most_spans`; the trace contains the number of dropped spans.
+  // Thread-safe. Records at most `most_spans` spans and counts those that it drops. The trace contains this count.
   void add(RankId rank, Lane lane, const std::string& name, std::int64_t begin_ns, std::int64_t end_ns);
   // Returns the trace as JSON text. Spans are sorted by rank, lane and begin; times are relative to the earliest begin.
   std::string to_json() const;
@@ -32,7 +32,7 @@ class Timeline {
   std::unique_ptr<State> state_;
 };
 
-// CPU time of the calling thread, for measurements that must not depend on other load of the machine.
+// CPU time of the calling thread, for measurements that must not depend on other processes.
 double thread_cpu_seconds();
 
 }  // namespace foremoe

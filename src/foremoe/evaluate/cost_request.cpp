@@ -26,7 +26,7 @@ ModelShape model_of(const LoadTable& load) {
                                   : fmt::format("is needed: {} all fit {}", names, load.name));
 }
 
-// A load with fewer layers than the model fits too: it is a part of the model.
+// A load may have fewer layers than the model, since it may cover only a part of the model.
 void expect_model_fits(const ModelShape& model, const LoadTable& load) {
   if (load.num_experts() == model.experts && load.top_k == model.top_k && load.num_layers() <= model.moe_layers) return;
   reject("model", fmt::format("{} has {} MoE layers of {} experts, top-{}; {} has {} of {}, top-{}", model.name,

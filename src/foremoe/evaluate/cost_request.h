@@ -22,13 +22,12 @@ struct CostRequest {
 
 std::vector<Option> options_of(CostRequest& request);
 
-// Options that describe a model without a preset. Until kv_heads is set, attention has as many key heads as query
-// heads.
+// Options that describe a model without a preset. Until kv_heads is set, attention has one key head per query head.
 std::vector<Option> options_of(ModelShape& shape);
 
 // All functions below throw InputError, with field `cluster` or `model`.
 
-// The cluster and model of a request; reading them needs no load.
+// Cluster and model of a request. They can be read before the load.
 struct NamedCost {
   std::optional<Cluster> cluster;
   std::optional<ModelShape> model;
@@ -39,7 +38,7 @@ NamedCost read_cost(const CostRequest& request);
 // The model must fit the load. Without a model, uses the only preset that fits.
 CostModel find_cost_model(const NamedCost& named, const LoadTable& load);
 
-// Returns nullopt without cluster and model. Throws if only one of them is given.
+// Returns nullopt if neither cluster nor model is given. Throws if only one of them is given.
 std::optional<CostModel> find_cost_model_if_asked(const NamedCost& named, const LoadTable& load);
 
 // "h100 × Qwen3-30B-A3B".

@@ -11,13 +11,14 @@
 #include "foremoe/evaluate/evaluate_plan.h"
 #include "foremoe/evaluate/measured_plan.h"
 #include "foremoe/evaluate/memory_budget.h"
+#include "foremoe/planner/planner.h"
 #include "foremoe/rollout/load_statistics.h"
 #include "foremoe/sim/simulation.h"
 
 namespace foremoe {
 namespace {
 
-// Mean tokens of a rank in one micro-step. A token counts once, however many experts it chose.
+// Mean tokens of a rank in one micro-step. A token counts once, not once per chosen expert.
 Tokens mean_tokens_per_rank(const LoadTable& load) {
   const std::int64_t batches =
       std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks() * load.top_k;
@@ -59,8 +60,8 @@ std::optional<MeasuredPlan> plan_recompute(const Case& c, Residency residency, s
   return plan_measured(c.policy, c.workload, {planner, c.planners()}, c.context, why_not);
 }
 
-// Fills in the figures. Returns the error of a plan that is too broken to measure if a check will explain it; otherwise
-// throws it.
+// Fills in the figures. If plan_figures() rejects the plan, returns the error if check_plan will report the cause, and
+// otherwise throws it.
 std::optional<InputError> measure(const Case& c, Evaluation& e) {
   try {
     e.figures = plan_figures(e.plan, c.workload.load,
@@ -161,7 +162,7 @@ Evaluation with_recompute(const Case& c, Evaluation e, StepPlan recompute_plan) 
 }
 
 // Plans and simulates each residency and returns the best one, by choose_residency(). All are planned before one is
-// chosen, so placement is charged for all. A policy that has its own residency keeps it.
+// chosen, so placement_seconds is the sum over all. If the policy fixes its residency, only that one is evaluated.
 Evaluation with_best_residency(const Case& c) {
   const Case quiet = c.without_timeline();
   std::vector<Evaluation> tried;
@@ -253,7 +254,7 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
     return planner;
   }
   planner.max_copies_per_rank = hidden.from_host + hidden.from_peers;
-  // A home sends its peers the copies that the arena does not serve, so its link can be the busiest.
+  // Homes send peers the copies that the arena does not serve, so a home's link can be the busiest.
   if (*planner.max_copies_per_rank < load.num_ranks() * planner.guest_slots) {  // otherwise this is no limit
     planner.max_copies_per_source = std::min(planner.max_copies_per_source, *planner.max_copies_per_rank);
   }
@@ -311,10 +312,19 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
     throw std::logic_error("the plan of vanilla, the baseline of all comparisons, is wrong: " +
                            vanilla.check.violations.front().message);
   }
+  std::optional<double> homes_speedup;
+  if (vanilla.step && !recorded_digest(workload.homes, workload.load.num_ranks()).empty()) {
+    Workload contiguous = workload;
+    contiguous.homes =
+        contiguous_homes(workload.load.num_layers(), workload.load.num_experts(), workload.load.num_ranks());
+    const Evaluation before = evaluate(*baseline, contiguous, options, quiet);
+    homes_speedup = speedup(before.step->step_seconds, vanilla.step->step_seconds);
+  }
   std::vector<Evaluation> evaluations;
   for (const Policy* const policy : policies) {
     evaluations.push_back(policy == baseline ? vanilla : evaluate(*policy, workload, options, quiet));
     compare_with(vanilla, evaluations.back());
+    evaluations.back().homes_speedup = homes_speedup;
   }
   for (std::size_t i = evaluations.size(); context.timeline != nullptr && i-- > 0;) {
     if (!evaluations[i].step) continue;

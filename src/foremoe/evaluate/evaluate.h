@@ -13,7 +13,7 @@
 //   const Evaluation e = evaluate(*find_policy("foremoe"), workload, {.planner = {.guest_slots = 2}}, {.pool = pool});
 //   if (e.skipped.empty() && e.check.ok()) use(e.plan, e.figures.rho.mean);
 //
-// If the workload has fewer layers than the model, each of its layers represents equally many model layers.
+// If the workload has fewer layers than the model, each workload layer represents the same number of model layers.
 
 #include <functional>
 #include <optional>
@@ -33,8 +33,8 @@ namespace foremoe {
 struct EvaluateOptions {
   PlannerOptions planner;
   bool hidden_copies = false;  // sets max_copies_per_rank to what the links carry while a layer computes
-  // Choose static, resident or shared (and for recompute also free): the one with the shortest simulated step within
-  // the memory budget. A policy that has its own residency keeps it.
+  // Chooses the residency with the shortest simulated step within the memory budget: static, resident or shared, and
+  // for recompute also free. Has no effect on a policy that fixes its residency.
   bool choose_residency = false;
   int align = 128;    // tokens; rho_padded rounds each replica's tokens up to a multiple of this
   bool check = true;  // false: do not check the plans
@@ -72,8 +72,8 @@ struct Evaluation {
   StepPlan plan;                           // of the policy update; of recompute too unless recompute_plan is set
   std::optional<StepPlan> recompute_plan;  // set if the policy update has more than one micro-step in flight
   PlanTimes times;
-  // Measured, with a cost model: seconds from the start of planning until the first micro-step can begin, over all
-  // plans made to choose this one. 0 for a policy that does not plan ahead.
+  // Measured seconds from the start of planning until the first micro-step can begin, summed over all plans made to
+  // choose this one. Set with a cost model. 0 for a policy that does not plan ahead.
   double placement_seconds = 0;
   double whole_placement_seconds = 0;  // until all micro-steps are placed; charged as measured_plan.h says
   int planners = 1;
@@ -83,13 +83,16 @@ struct Evaluation {
 
   std::optional<SimulatedStep> step;  // set with a cost model if the plans are valid
   double speedup_over_vanilla = 1;
+  // Of vanilla over vanilla with contiguous homes, equal for all policies: the part of the gain that is due to homes.
+  // Set by evaluate_all() with a simulated step and homes that are not contiguous.
+  std::optional<double> homes_speedup;
   double placed_speedup = 1;                         // with placement included; vanilla has none
   double rl_step_speedup = 1;                        // with rollout included
   std::optional<Tokens> largest_micro_batch_tokens;  // mean per rank; set with a memory budget
 
   bool planned() const { return skipped.empty(); }
   const StepPlan& plan_of(Phase phase) const;
-  // CPU time of planning one layer of one micro-step, µs, without the work done once per step.
+  // CPU time of planning one layer of one micro-step, in µs, without the work done once per step.
   double us_per_layer_micro_step() const;
   double fraction_of_ideal() const;  // needs a simulated step
 };
@@ -98,12 +101,12 @@ struct Evaluation {
 Evaluation evaluate(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
                     const EvaluationContext& context);
 
-// Evaluates the policies in order and fills in speedups over vanilla, which is always evaluated. A timeline shows the
-// last policy that has a plan.
+// Evaluates the policies in order and fills in speedups over vanilla, which is always evaluated. The timeline, if any,
+// shows the last policy that has a plan.
 std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, const Workload& workload,
                                      const EvaluateOptions& options, const EvaluationContext& context);
 
-// Throws InputError, field `residency`, if the plan has another residency than `asked`.
+// Throws InputError, field `residency`, unless the plan has the residency `asked` (if set).
 void expect_residency(const Evaluation& evaluation, std::optional<Residency> asked);
 
 // Fills in the speedups if both have a simulated step.
@@ -115,9 +118,9 @@ double speedup(double before_seconds, double after_seconds);
 // Options to check a plan for this workload. Refers to the workload and the figures.
 CheckOptions check_options(const Workload& workload, const PlanFigures* reported = nullptr, int align = 128);
 
-// The planner's options with hidden_copies resolved: the number of copies that a rank receives while one layer of a
-// mean micro-step computes, from its host and, on a single node, also from peers. On a single node a home sends no more
-// copies than that either. Throws InputError without a cost model.
+// Returns the planner's options with hidden_copies resolved to the number of copies that a rank can receive while one
+// layer of a mean micro-step computes. The copies come from its host and, on a single node, also from peers. On a
+// single node, the same number limits the copies that a home sends. Throws InputError without a cost model.
 PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& load, const CostModel* cost);
 
 }  // namespace foremoe

@@ -10,7 +10,7 @@
 namespace foremoe {
 namespace {
 
-// Lets the option also accept `word`, which sets `chosen`. Errors for other texts list the word.
+// Lets the option also accept `word`, which sets `chosen`. Error messages list the word.
 void admit(Option& option, const char* word, bool& chosen) {
   option.words.emplace_back(word);
   const char* const also = option.type == "word" ? "or" : "nor";

@@ -1,7 +1,7 @@
 #pragma once
 
-// Evaluates an existing plan: one that a trainer executes, or one on a load that it was not planned for (plans follow
-// recorded routes, and a router may choose others).
+// Evaluates an existing plan, for example one that a trainer executes. The load may differ from the load that was
+// planned, since a router may choose other routes than the recorded ones.
 
 #include <optional>
 
@@ -21,7 +21,7 @@ struct PlansOfStep {
 };
 
 // Like evaluate(), for existing plans. `policy` determines the online work. Throws InputError, field `recompute_plan`,
-// if that plan is missing or has more than one micro-step in flight.
+// if the required recompute plan is missing or has more than one micro-step in flight.
 Evaluation evaluate_plan(const Policy& policy, PlansOfStep plans, const Workload& workload,
                          const EvaluateOptions& options, const EvaluationContext& context);
 

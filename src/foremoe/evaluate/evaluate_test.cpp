@@ -1,4 +1,4 @@
-// Compares the pipeline with its parts, and tests wrong and missing plans.
+// Compares the pipeline with its parts, and tests invalid and missing plans.
 
 #include "foremoe/evaluate/evaluate.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Plans like vanilla, then skips or breaks the plan.
+// Plans like vanilla, then skips or corrupts the plan.
 class Broken final : public Policy {
  public:
   explicit Broken(bool skips) : skips_(skips) {}
@@ -148,7 +148,7 @@ TEST_F(Evaluations, WithResidencyAutoReturnTheQuickestTrial) {
   }
 }
 
-// Plans correctly except for one residency.
+// Makes valid plans except for one residency.
 class WrongIf final : public Policy {
  public:
   explicit WrongIf(Residency residency) : residency_(residency) {}
@@ -247,7 +247,7 @@ TEST(OptionTables, ListAddedWordsInErrorsForOtherTexts) {
   EXPECT_THAT(problem("max_copies_per_rank", "-1"), testing::EndsWith(", nor hidden"));
 }
 
-// Plans like static, and blocks after the first micro-step until released.
+// Plans with residency static, and blocks after the first micro-step until released.
 class Held final : public Policy {
  public:
   explicit Held(std::binary_semaphore& go) : go_(go) {}

@@ -29,6 +29,7 @@ void add_step(const Evaluation& e, Json& json) {
   json["rows"] = to_string(step.policy_update.rows);
   json["step_seconds"] = step.step_seconds;
   json["speedup_over_vanilla"] = e.speedup_over_vanilla;
+  if (e.homes_speedup) json["homes_speedup"] = *e.homes_speedup;
   json["ideal_step_seconds"] = step.ideal_step_seconds;
   json["fraction_of_ideal"] = e.fraction_of_ideal();
   json["exposed_copy_seconds"] = step.exposed_copy_seconds;

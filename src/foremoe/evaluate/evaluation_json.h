@@ -8,8 +8,8 @@
 
 namespace foremoe {
 
-// Without a plan: {policy, skipped}. Otherwise: figures and planning times, with `checked` also `ok` and any
-// `violations`, and the figures of the simulated step, if any.
+// Returns {policy, skipped} without a plan. Otherwise returns figures, planning times and the figures of the simulated
+// step, if any. If `checked` is true, adds `ok` and any `violations`.
 nlohmann::ordered_json to_json(const Evaluation& evaluation, bool checked);
 
 // One entry of `phases`.

@@ -14,7 +14,7 @@ struct Ahead {
   std::vector<double> whole;  // [layer] until all micro-steps are planned
 };
 
-// If planning is charged between router and experts, per-micro-step work is not charged here again.
+// If the policy plans between router and experts, OnlineWork already charges the work of each micro-step.
 Ahead seconds_ahead(const Policy& policy, const PlanTimes& times) {
   const OnlineWork online = policy.online();
   Ahead ahead{times.once_of_layer, times.once_of_layer};

@@ -10,24 +10,24 @@
 
 namespace foremoe {
 
-// The processes that plan a step. Each plans some of the model's layers, one layer at a time per thread.
+// Processes that plan a step. Each plans some of the model's layers; each thread plans one layer at a time.
 struct Planners {
   int count = 1;
   int threads = 1;            // per planner
   double gather_seconds = 0;  // to gather the parts of several planners
 };
 
-// Returns the seconds of the slowest planner and the gather, or of one planner for all layers if that is less.
-// of_layer: CPU seconds per layer of the workload. Each of them represents equally many of the model's layers.
+// Returns the seconds of the slowest planner plus the gather, or of one planner for all layers if that is less.
+// of_layer: CPU seconds per layer of the workload. Each workload layer represents the same number of model layers.
 double planning_seconds(std::span<const double> of_layer, int model_layers, const Planners& planners);
 
 struct MeasuredPlan {
   PlannedStep step;
-  // CPU seconds from the start of planning until the first micro-step can begin. With a cost model, uses the least of
-  // three runs per layer. 0 if the policy does not plan ahead.
+  // CPU seconds from the start of planning until the first micro-step can begin. With a cost model, uses the shortest
+  // of three runs per layer. 0 if the policy does not plan ahead.
   double placement_seconds = 0;
-  // The same until all micro-steps are placed. Charged under `shared` if copies come from host memory, since an arena
-  // is filled with the experts of the whole phase.
+  // CPU seconds until all micro-steps are placed. Charged under `shared` if copies come from host memory, since an
+  // arena is filled with the experts of the whole phase.
   double whole_placement_seconds = 0;
 };
 

@@ -13,8 +13,8 @@ namespace {
 
 using Placement = test::EvaluatedStep;
 
-// Plans like foremoe. Reports per layer 2 s once per step and 1 s for the first micro-step; half of that in the second
-// run and ten times that in others.
+// Plans like foremoe. Reports 2 s per layer once per step and 1 s per layer for the first micro-step. The second run
+// reports half of these times, other runs ten times as much.
 class Slow final : public Policy {
  public:
   explicit Slow(OnlineWork online = {}) : online_(online) {}
@@ -101,7 +101,7 @@ TEST_F(Placement, WaitsForTheFirstMicroStepUnlessArenasAreFilledForThePhase) {
   EXPECT_DOUBLE_EQ(placement(Residency::kResident, PathChoice::kHost), 2 + 1);
 }
 
-// All residencies are planned before one is chosen: shared with arenas, static, resident, and free for recompute.
+// Plans all residencies before it chooses one: shared with arenas, static, resident, and free for recompute.
 TEST_F(Placement, OfAChosenResidencyIncludesAllTrials) {
   const auto chosen = [&](double gigabytes) {
     EvaluateOptions options{.planner = {.guest_slots = 2}, .path = PathChoice::kHost, .planners = 1};
@@ -141,7 +141,7 @@ TEST_F(Placement, IsChargedToPoliciesThatPlanAheadFromTheStepsOwnRoutes) {
   };
   EXPECT_EQ(placement(Slow()), 3 * layers);
   EXPECT_EQ(placement(Slow({.planning_seconds = 1})), 2 * layers) << "a micro-step's planning is charged online";
-  // Some policies have no work once per step.
+  // Some policies do no work once per step.
   expect_charged(true, {"foremoe", "relibra", "foremoe-review", "foremoe-review-mda", "eplb", "eplb-oracle", "ema"});
   expect_charged(true, {"flexmoe", "smartmoe", "lplb", "laer"});
   expect_charged(false, {"vanilla", "ultraep", "feplb", "symi", "eplb-ema"});

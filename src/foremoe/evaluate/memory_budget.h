@@ -11,8 +11,8 @@
 namespace foremoe {
 
 // Largest mean tokens per rank and micro-step for which the rank with the most memory stays within `budget`. Assumes
-// that the plan's imbalance stays the same: state and guests are constant, activations grow with the tokens. 0 if the
-// state alone exceeds the budget.
+// that the plan's imbalance does not change. State and guests are constant; activations grow with the number of tokens.
+// 0 if the state alone exceeds the budget.
 Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_tokens_per_rank);
 
 // One residency, planned and simulated. Static guests need no copies inside the step. Resident guests follow the load
@@ -28,8 +28,8 @@ struct ResidencyChoice {
   bool fits = true;       // within the budget
 };
 
-// The quickest trial within the budget; among equally quick ones the one that needs less memory. If no trial is within
-// the budget, the one that needs the least memory. Needs at least one trial.
+// Returns the fastest trial within the budget. Ties go to the trial that needs less memory. If no trial is within the
+// budget, returns the one that needs the least memory. Requires at least one trial.
 ResidencyChoice choose_residency(std::span<const ResidencyTrial> trials, std::optional<Bytes> budget);
 
 }  // namespace foremoe

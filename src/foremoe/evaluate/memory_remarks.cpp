@@ -9,7 +9,7 @@ namespace {
 
 double in_gigabytes(Bytes bytes) { return static_cast<double>(bytes.value) / kBytesPerGigabyte; }
 
-// Returns an empty text if all stay within the limit.
+// Returns an empty string if no policy exceeds the limit.
 std::string remark(const std::vector<NeededMemory>& needed, Bytes limit, const std::string& what) {
   std::string over;
   std::size_t count = 0;

@@ -11,7 +11,7 @@
 
 namespace foremoe {
 
-// In units of 10⁹ bytes: "78.5".
+// Formats bytes in units of 10⁹ bytes: "78.5".
 std::string gigabytes(Bytes bytes);
 
 struct NeededMemory {
@@ -19,7 +19,7 @@ struct NeededMemory {
   Bytes bytes;      // of the rank with the most
 };
 
-// Up to two sentences: about the policies that need more memory than a rank has, and about those that exceed `budget`.
+// Returns up to two sentences, which name policies that need more memory than a rank has or than `budget`.
 std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
                                         std::optional<Bytes> budget);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Figures of papers that plan_figures() does not compute. Exact, over the (layer, micro-step) pairs with load.
+// Figures from papers that plan_figures() lacks. They are exact and cover the (layer, micro-step) pairs with load.
 
 #include <array>
 
@@ -20,7 +20,7 @@ struct PairFigures {
   double sent_without_locality = 0;    // regardless of the tokens' ranks
   double sent_with_rank_locality = 0;  // with tokens of the own rank first
   double sent_with_node_locality = 0;  // with tokens of the own rank, then of the own node first (as plans are routed)
-  // The most tokens that a node sends or receives in the last case, mean over pairs.
+  // The most tokens that a node sends or receives with node locality, mean over pairs.
   double between_nodes = 0;
 };
 

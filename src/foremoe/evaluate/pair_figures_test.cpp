@@ -36,7 +36,7 @@ TEST(PairFigures, CountPairsInTheBucketOfTheirRho) {
   EXPECT_EQ(figures.share_of_bucket, (std::array<double, 5>{0.25, 0.25, 0, 0.25, 0.25}));
   EXPECT_DOUBLE_EQ(figures.straggler, (0 + 2 + 5 + 10) / 4.0);
   EXPECT_DOUBLE_EQ(figures.waste, (0 + 2.0 / 12 + 5.0 / 15 + 10.0 / 20) / 4);
-  // Rank 0 sends the tokens that rank 1 serves: 10, 8, 5, 0, regardless of how replicas are filled.
+  // Rank 0 sends the tokens that rank 1 serves: 10, 8, 5 and 0 tokens, regardless of how replicas are filled.
   EXPECT_DOUBLE_EQ(figures.sent_without_locality, 23 / 4.0);
   EXPECT_DOUBLE_EQ(figures.sent_with_node_locality, 23 / 4.0);
   EXPECT_DOUBLE_EQ(figures.between_nodes, 0);

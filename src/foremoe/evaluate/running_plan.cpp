@@ -4,7 +4,7 @@
 
 namespace foremoe {
 
-// Copies the quotas of one micro-step, and under `shared` also its slots; otherwise slots are already final.
+// Copies the quotas of one micro-step, and under `shared` its slots, which are otherwise already final.
 static void copy_micro_step(const StepPlan& from, StepPlan& to, MicroStepId m) {
   for (int e = 0; e < from.num_events(); ++e) {
     if (from.event_micro_step[static_cast<std::size_t>(e)] != m) continue;

@@ -23,7 +23,7 @@ class RunningPlan {
  public:
   // Wraps a finished plan.
   explicit RunningPlan(StepPlan plan);
-  // Starts planning. The request's objects must outlive this one; the planner uses the pool until finish().
+  // Starts planning. The request's objects must outlive this object. The planner uses the pool until finish().
   struct Request {
     const Policy& policy;
     const Workload& input;
@@ -40,7 +40,7 @@ class RunningPlan {
   // Call before a rank begins a micro-step's forward or reads its slots. No rank may bind a phase at the same time
   // (binding is collective).
   void wait_for(MicroStepId m);
-  // Waits for the whole plan. No rank may be executing it. Rethrows exceptions of the planner.
+  // Waits for the whole plan. No rank may be executing the plan. Rethrows exceptions of the planner.
   void finish();
 
  private:

@@ -11,6 +11,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/mapped_file.h"
+#include "foremoe/plan/homes_file.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/collector.h"
@@ -25,7 +26,7 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // per rank and mic
 
 [[noreturn]] void reject(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
-// All ranks must have the same number of home experts. Checked before tokens are counted.
+// Checks, before tokens are counted, that all ranks have the same number of home experts.
 void expect_even_homes(const std::string& path, int experts, int ranks) {
   if (ranks == 0 || experts % ranks == 0) return;
   reject(path, fmt::format("{} cannot be divided evenly among {} (`ranks`)", counted(experts, "expert"),
@@ -71,27 +72,41 @@ bool looks_like_safetensors(std::span<const std::byte> bytes) {
   return header_bytes <= kMaxHeaderBytes && bytes[sizeof header_bytes] == std::byte{'{'};
 }
 
-// Checks the plan or load of the previous step, read from `path`.
-template <class Former>
-void expect_shape(const std::string& path, const Former& former, const LoadTable& load) {
-  if (former.num_layers() == load.num_layers() && former.num_ranks() == load.num_ranks() &&
-      former.num_experts() == load.num_experts()) {
-    return;
-  }
-  reject(path, fmt::format("has {} layers, {} ranks and {} experts; {} has {}, {} and {}", former.num_layers(),
-                           former.num_ranks(), former.num_experts(), load.name, load.num_layers(), load.num_ranks(),
-                           load.num_experts()));
+struct Shape {
+  int layers = 0;
+  int ranks = 0;
+  int experts = 0;
+
+  friend bool operator==(const Shape&, const Shape&) = default;
+};
+
+Shape shape_of(const auto& x) { return {x.num_layers(), x.num_ranks(), x.num_experts()}; }
+Shape shape_of(const Homes& h) {
+  return {static_cast<int>(h.home.extent(0)), h.num_ranks, static_cast<int>(h.home.extent(1))};
 }
 
-// Returns the plan named by `homes`, or nullopt if homes are contiguous.
-std::optional<StepPlan> plan_with_homes(const std::string& homes) {
-  return homes == kContiguous ? std::nullopt : std::optional(read_plan(homes));
+// Checks homes, or the plan or load of the previous step, read from `path`.
+void expect_shape(const std::string& path, const auto& read, const LoadTable& load) {
+  const Shape found = shape_of(read);
+  const Shape wanted = shape_of(load);
+  if (found == wanted) return;
+  reject(path, fmt::format("has {} layers, {} ranks and {} experts; {} has {}, {} and {}", found.layers, found.ranks,
+                           found.experts, load.name, wanted.layers, wanted.ranks, wanted.experts));
 }
 
-Array<RankId, 2> homes_of(const std::string& homes, std::optional<StepPlan> plan, const LoadTable& load) {
-  if (!plan) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
-  expect_shape(homes, *plan, load);
-  return std::move(plan->home);
+// Returns the homes in a plan or homes file, or nullopt if homes are contiguous.
+std::optional<Homes> named_homes(const std::string& homes) {
+  if (homes == kContiguous) return std::nullopt;
+  const Safetensors file = Safetensors::open(homes);
+  if (file_kind(file) == FileKind::kHomes) return read_homes(file);
+  StepPlan plan = read_plan(file);
+  return Homes{.home = std::move(plan.home), .num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
+}
+
+Array<RankId, 2> homes_of(const std::string& path, std::optional<Homes> homes, const LoadTable& load) {
+  if (!homes) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  expect_shape(path, *homes, load);
+  return std::move(homes->home);
 }
 
 }  // namespace
@@ -123,9 +138,9 @@ std::vector<Option> options_of(InputOptions& o) {
           {.name = "micro_steps", .value = "N", .help = "Use only the first N micro-steps", .initial = "all"},
           o.micro_steps, kFirst),
       text_option({.name = "homes",
-                   .value = "contiguous|PLAN",
-                   .help = "Homes before planning. contiguous: rank r owns the r-th block of E/R experts. A plan file: "
-                           "the homes of that plan",
+                   .value = "contiguous|HOMES|PLAN",
+                   .help = "Homes before planning. contiguous: rank r owns the r-th block of E/R experts. Otherwise a "
+                           "file of `foremoe homes`, or a plan, whose homes are used",
                    .group = "Planning"},
                   o.homes),
       text_option({.name = "previous",
@@ -151,7 +166,10 @@ PolicyInput Workload::for_policy(const PlannerOptions& options) const {
 
 PolicyResult plan_with(const Policy& policy, const Workload& workload, const PolicyInput& given, ThreadPool& pool) {
   PolicyResult result = policy.plan(given, pool);
-  if (auto* const planned = std::get_if<PlannedStep>(&result)) record_input_options(workload, planned->plan);
+  if (auto* const planned = std::get_if<PlannedStep>(&result)) {
+    record_input_options(workload, planned->plan);
+    planned->plan.homes_digest = recorded_digest(given.home, given.load.num_ranks());
+  }
   return result;
 }
 
@@ -195,7 +213,8 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
       input = folded(read_load(file), options);
       break;
     case FileKind::kPlan:
-      file.fail("__metadata__.format", "", "a plan, expected a trace or a load");
+    case FileKind::kHomes:
+      file.fail("__metadata__.format", "", fmt::format("'{}', expected a trace or a load", file.text("format")));
   }
   const int layers = options.layers != 0 ? options.layers : input.load.num_layers();
   const int micro_steps = options.micro_steps != 0 ? options.micro_steps : input.load.num_micro_steps();
@@ -208,7 +227,7 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
 }
 
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load) {
-  return homes_of(homes, plan_with_homes(homes), load);
+  return homes_of(homes, named_homes(homes), load);
 }
 
 Workload read_workload(const InputOptions& options, ThreadPool& pool) {
@@ -218,9 +237,9 @@ Workload read_workload(const InputOptions& options, ThreadPool& pool) {
                      fmt::format("applies only to traces, but {} is a load", options.path));
   }
   const LoadTable& load = input.load;
-  std::optional<StepPlan> with_homes = plan_with_homes(options.homes);
+  std::optional<Homes> homes = named_homes(options.homes);
   if (!options.previous.empty()) input.previous = read_plan(options.previous);
-  input.homes = homes_of(options.homes, std::move(with_homes), load);
+  input.homes = homes_of(options.homes, std::move(homes), load);
   if (input.previous) expect_shape(options.previous, *input.previous, load);
   if (!options.previous_load.empty()) {
     InputOptions former = options;
@@ -233,6 +252,12 @@ Workload read_workload(const InputOptions& options, ThreadPool& pool) {
     input.previous_load = std::move(read.load);
   }
   return input;
+}
+
+std::string recorded_digest(ArrayView<const RankId, 2> home, int num_ranks) {
+  const Array<RankId, 2> contiguous =
+      contiguous_homes(static_cast<int>(home.extent(0)), static_cast<int>(home.extent(1)), num_ranks);
+  return std::ranges::equal(home.flat(), contiguous.flat()) ? "" : homes_digest(home);
 }
 
 void record_input_options(const Workload& workload, StepPlan& plan) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The input of a step: load, tokens where they are known, homes, and the previous step. read_workload() reads it from
-// the files that a user names.
+// The input of a step: load, tokens (if known), homes, and the previous step. read_workload() reads it from the files
+// that a user names.
 
 #include <cstdint>
 #include <optional>
@@ -28,12 +28,12 @@ struct InputOptions {
   std::int64_t tokens_per_rank = BatchingOptions{}.tokens_per_rank;
   int layers = 0;                  // use the first N layers; 0: all
   int micro_steps = 0;             // use the first N micro-steps; 0: all
-  std::string homes{kContiguous};  // or a plan file, whose homes are used
+  std::string homes{kContiguous};  // or a plan or homes file
   std::string previous;            // plan of the previous step; empty: none
   std::string previous_load;       // trace or load of the previous step; empty: none
 };
 
-// Options for all fields but `path`. A command offers those that it uses.
+// Options for all fields except `path`. A command offers only the options that it uses.
 std::vector<Option> options_of(InputOptions& options);
 
 struct Workload {
@@ -46,13 +46,13 @@ struct Workload {
   InputOptions asked;                // the options that it was read with
   std::vector<std::string> remarks;  // what the reader decided by itself, e.g. "… batched anew …"
 
-  // The tokens behind exactly this load; null if they are unknown or if the load was cut.
+  // Returns the tokens that this load counts, or null if they are unknown or if the load was cut.
   const BatchedTrace* tokens_of_load() const { return tokens && !cut ? &*tokens : nullptr; }
 
   PolicyInput for_policy(const PlannerOptions& options) const;  // refers to this object
 };
 
-// Plans `given`, which is for_policy() of the workload or a part of it, with the policy. Records in the plan's options
+// Plans `given` with the policy. `given` is for_policy() of the workload or a part of it. Records in the plan's options
 // how the workload was read.
 PolicyResult plan_with(const Policy& policy, const Workload& workload, const PolicyInput& given, ThreadPool& pool);
 
@@ -70,16 +70,19 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool);
 // Batches a trace as recorded. If no batching is recorded for these ranks, batches by tokens and adds to `remarks`.
 Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vector<std::string>& remarks);
 
-// [layer][expert]: contiguous, or the final homes of a plan file.
+// [layer][expert]: contiguous, those of a homes file, or the final homes of a plan file.
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load);
 
-// Adds to the plan's options what a reader needs to rebuild the load and to check homes against those before the plan.
+// Digest of homes as plans record it: empty if they are contiguous.
+std::string recorded_digest(ArrayView<const RankId, 2> home, int num_ranks);
+
+// Adds the input options to the plan's options, so that a reader can rebuild the load and check which homes changed.
 void record_input_options(const Workload& workload, StepPlan& plan);
 
-// The inverse: completes `options` with the input options recorded in the plan.
+// Inverse of record_input_options(): completes `options` with the input options recorded in the plan.
 InputOptions input_as_planned(const StepPlan& plan, InputOptions options);
 
-// Opens a safetensors file. The error for any other file names `foremoe import`.
+// Opens a safetensors file. The error for any other file suggests `foremoe import`.
 Safetensors open_input(const std::string& path);
 
 // "14 micro-steps × 2 layers, 128 experts on 8 ranks (1 node)".

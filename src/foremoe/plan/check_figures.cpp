@@ -33,7 +33,7 @@ Spread spread(const std::vector<double>& samples, double when_empty) {
 
 std::int64_t up_to_multiple(std::int64_t n, std::int64_t of) { return n % of == 0 ? n : n + of - n % of; }
 
-// The most tokens or rows that any node sends to other nodes or receives from them. crossing[a][b]: from a to b.
+// Returns the most tokens or rows that a node sends to or receives from other nodes. crossing[a][b]: from a to b.
 std::int64_t busiest_link(const std::vector<std::vector<std::int64_t>>& crossing) {
   std::int64_t busiest = 0;
   for (std::size_t node = 0; node < crossing.size(); ++node) {
@@ -49,7 +49,7 @@ std::int64_t busiest_link(const std::vector<std::vector<std::int64_t>>& crossing
   return busiest;
 }
 
-// deliveries() serves a source's own rank and node first, so as many tokens as possible stay on their node.
+// deliveries() fills replicas on a source's own rank and node first, which maximises tokens that stay on their node.
 std::int64_t link_tokens(const Subject& subject, EventId t, LayerId l, int num_nodes) {
   std::vector<std::vector<std::int64_t>> crossing(num_nodes, std::vector<std::int64_t>(num_nodes));
   for (const std::vector<Delivery>& of_expert : deliveries(subject, t, l)) {

@@ -11,6 +11,7 @@
 
 #include "foremoe/core/long_text.h"
 #include "foremoe/plan/check_rules.h"
+#include "foremoe/plan/homes_file.h"
 
 namespace foremoe {
 
@@ -61,6 +62,12 @@ void digest(const Subject& subject, Findings& findings) {
     findings.add({.kind = ViolationKind::kDigest,
                   .message = fmt::format("made for the load {}, this one is {}", subject.plan.load_digest, expected)});
   }
+  const auto& initial = subject.options.initial_home;
+  if (initial.data() == nullptr || subject.plan.homes_digest.empty()) return;
+  if (const std::string given = homes_digest(initial); subject.plan.homes_digest != given) {
+    findings.add({.kind = ViolationKind::kDigest,
+                  .message = fmt::format("made from the homes {}, these are {}", subject.plan.homes_digest, given)});
+  }
 }
 
 namespace {
@@ -101,7 +108,7 @@ Complaint stages(const json& value) {
   return rest.empty() ? Complaint() : "not some of B, L, P, T and S in this order";
 }
 
-// Accepts only the plan's own value.
+// Accepts only the value that the plan's metadata has.
 Complaint same(const json& value, const json& of_plan) {
   if (value == of_plan && !value.is_number_float()) return {};
   return fmt::format("but the plan has {}", of_plan.dump());
@@ -148,8 +155,8 @@ void recorded_options(const Subject& subject, Findings& findings) {
   }
 }
 
-// With K = 1 the micro-steps run one after the other. Otherwise the next event is a forward if one is left and fewer
-// than K micro-steps await their backward; else it is the oldest backward.
+// With K = 1 the micro-steps run one after the other. Otherwise the next event is a forward if forwards remain and
+// fewer than K micro-steps await their backward. If not, it is the backward of the oldest such micro-step.
 void event_order(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   const int num_micro_steps = subject.load.num_micro_steps();

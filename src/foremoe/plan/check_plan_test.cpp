@@ -1,4 +1,4 @@
-// Valid plans pass. The checker reports which checks it skips.
+// Tests that valid plans pass and that the checker reports which checks it skips.
 
 #include "foremoe/plan/check_plan.h"
 

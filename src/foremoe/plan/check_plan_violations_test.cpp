@@ -1,4 +1,4 @@
-// The checker finds, names and locates every corruption of a valid plan.
+// Tests that the checker finds, names and locates every corruption of a valid plan.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

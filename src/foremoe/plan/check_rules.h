@@ -15,7 +15,7 @@ struct Subject {
   const CheckOptions& options;
   const SourceTokens* tokens = nullptr;  // the tokens that the load counts; null if unknown
 
-  // Throws Cancelled once the pool is cancelled. Called between rules, and in long rules between layers.
+  // Throws Cancelled if the pool was cancelled. Called between rules, and in long rules between layers.
   void throw_if_cancelled() const {
     if (options.pool != nullptr) options.pool->throw_if_cancelled();
   }
@@ -76,7 +76,7 @@ struct Delivery {
 // [expert]: deliveries at one event, in the order of the three sweeps (own rank, own node, other nodes).
 std::vector<std::vector<Delivery>> deliveries(const Subject&, EventId, LayerId);
 
-// True if the slot's expert was in no slot of the rank at the previous event; under `shared`, if a guest has quota.
+// True if the slot's expert was in no slot of the rank at the previous event. Under `shared`, if a guest has quota.
 bool is_copy(const StepPlan& plan, EventId t, LayerId l, RankId r, SlotId s);
 
 // [micro_step]: the first event of each. With more than one micro-step in flight, this is the forward event.

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foremoe/plan/check_rules.h"
+#include "foremoe/plan/homes_file.h"
 
 namespace foremoe::check {
 
@@ -115,7 +116,7 @@ void replicas(const Subject& subject, Findings& findings) {
 }
 
 // Before the first event, a rank's first slots hold its home experts in ascending order. Under `shared`, only home
-// experts stay, and home_slots() has checked their slots.
+// experts stay, and home_slots() checks their slots.
 void staying_experts(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   if (plan.residency == Residency::kShared) return;
@@ -264,6 +265,17 @@ void tokens_per_guest(const Subject& subject, const Budgets& budgets, Findings& 
 void home_moves(const Subject& subject, const Budgets& budgets, Findings& findings) {
   const StepPlan& plan = subject.plan;
   const auto& initial = subject.options.initial_home;
+  if (initial.data() == nullptr && budgets.home_moves == 0 && !plan.homes_digest.empty()) {
+    if (homes_digest(plan.home) == plan.homes_digest) return;
+    findings.add({.kind = ViolationKind::kHomeMoves,
+                  .message = fmt::format("the homes are not those before planning, {}, and rehome permits no moves",
+                                         plan.homes_digest)});
+    return;
+  }
+  if (initial.data() == nullptr && !plan.homes_digest.empty()) {
+    findings.not_checked(fmt::format("home moves: the initial homes {} were not given", plan.homes_digest));
+    return;
+  }
   if (initial.data() == nullptr && budgets.homes != "contiguous") {
     findings.not_checked(
         fmt::format("home moves: the initial homes are those of {}, which was not given", budgets.homes));

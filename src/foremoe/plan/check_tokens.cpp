@@ -1,5 +1,5 @@
-// Checks quotas, their agreement between both passes, and the recorded loads and bounds. Checks route_tokens and
-// assign_rows against an independent implementation of the sweeps, replica by replica.
+// Checks quotas, their equality in both passes, and the recorded loads and bounds. Checks route_tokens and assign_rows
+// against an independent implementation of the sweeps, replica by replica.
 
 #include <fmt/format.h>
 

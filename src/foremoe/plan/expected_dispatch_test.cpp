@@ -24,7 +24,7 @@ struct Shape {
   ExpertGroups groups;
 };
 
-// A token's experts: those with the best scores, from the groups whose two best scores have the highest sums.
+// A token chooses the experts with the best scores from the groups with the highest sums of their two best scores.
 std::vector<std::uint8_t> choose(const std::vector<double>& score, const Shape& shape) {
   const std::size_t size = score.size() / static_cast<std::size_t>(shape.groups.count);
   std::vector<std::pair<double, std::size_t>> of_group;

@@ -38,7 +38,7 @@ RankLoads rank_loads(const Pair& pair, std::int64_t align) {
   return loads;
 }
 
-// Tokens that the busiest node must send (its surplus of each expert) or receive (its deficits), whichever is more.
+// Tokens that the busiest node must send (sum of its surpluses) or receive (sum of its deficits), whichever is more.
 std::int64_t busiest_node_link(const Pair& pair) {
   const std::size_t num_experts = pair.load.extent(1);
   Array<Tokens, 2> surplus({static_cast<std::size_t>(pair.topology.num_nodes()), num_experts});  // load − quota

@@ -51,10 +51,10 @@ struct PlanFigures {
   int home_moves = 0;           // (layer, expert) pairs whose home is not the initial one
   double guests_per_layer = 0;  // mean over (layer, event) of the guests with quota on all ranks
 
-  // Per pair: token–expert assignments that the busiest node sends to or receives from other nodes, if as many stay on
+  // Per pair: token–expert assignments that the busiest node sends to or receives from other nodes. As many stay on
   // their node as the quotas allow.
   Spread node_link_tokens;
-  // The same traffic in rows, one per token and node, as route_tokens sends them. None if the tokens are unknown.
+  // The same traffic in rows, one per token and node, as route_tokens sends them. nullopt if the tokens are unknown.
   std::optional<Spread> node_link_rows;
 };
 
@@ -65,7 +65,7 @@ struct FiguresOptions {
   const ThreadPool* pool = nullptr;         // plan_figures() throws Cancelled after this pool is cancelled
 };
 
-// Requires a plan that check_plan accepts for this load. Nodes are those of the plan.
+// Requires a plan that check_plan accepts for this load. Uses the plan's nodes.
 PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options = {});
 
 }  // namespace foremoe

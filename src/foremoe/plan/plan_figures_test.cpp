@@ -14,7 +14,7 @@ namespace foremoe {
 namespace {
 
 // Two nodes of one rank, experts 0 and 1 at home on ranks 0 and 1, one guest slot, one layer, three micro-steps. In the
-// first micro-step, rank 1 has expert 0 as a guest and the load is balanced. The last micro-step has no load.
+// first micro-step, rank 1 has a guest of expert 0 and the load is balanced. The last micro-step has no load.
 struct WorkedExample {
   LoadTable load{.load = Array<Tokens, 4>({3, 1, 2, 2}), .ranks_per_node = 1};
   StepPlan plan;

@@ -11,6 +11,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/safetensors.h"
+#include "foremoe/plan/homes_file.h"
 #include "foremoe/rollout/file_kind.h"
 
 namespace foremoe {
@@ -44,6 +45,11 @@ struct Field {
   }
 };
 
+void expect_digest(const Safetensors& file, std::string_view key, const std::string& digest) {
+  if (digest.size() == 64 && digest.find_first_not_of(kHexDigits) == std::string::npos) return;
+  file.fail(key, "", fmt::format("'{}' is not a hexadecimal SHA-256", digest));
+}
+
 void read_metadata(const Safetensors& file, StepPlan& plan) {
   plan.policy = file.text("policy");
   const auto residency = residency_from_string(file.text("residency"));
@@ -57,9 +63,9 @@ void read_metadata(const Safetensors& file, StepPlan& plan) {
     file.fail("options", "", "not a JSON object");
   }
   plan.load_digest = file.text("load_digest");
-  if (plan.load_digest.size() != 64 || plan.load_digest.find_first_not_of(kHexDigits) != std::string::npos) {
-    file.fail("load_digest", "", fmt::format("'{}' is not a hexadecimal SHA-256", plan.load_digest));
-  }
+  expect_digest(file, "load_digest", plan.load_digest);
+  plan.homes_digest = file.text_or("homes_digest", "");
+  if (!plan.homes_digest.empty()) expect_digest(file, "homes_digest", plan.homes_digest);
 }
 
 // The tensors of the file, with types and shapes that match. Their values are not checked yet.
@@ -101,27 +107,6 @@ StoredTensors stored_tensors(const Safetensors& file, int in_flight) {
           .max_load = bound("max_load"),
           .lower_bound = bound("lower_bound"),
           .num_micro_steps = num_micro_steps};
-}
-
-void check_home(const Safetensors& file, const TensorView& home, int num_ranks) {
-  const std::size_t num_experts = home.shape[1];
-  if (num_experts == 0 || num_experts > kMaxExperts || num_experts % num_ranks != 0) {
-    file.fail("home", "", fmt::format("{} experts cannot be spread evenly over {} ranks", num_experts, num_ranks));
-  }
-  Field{file, "home", home}.expect_range(0, num_ranks - 1);
-}
-
-void check_homes_of_ranks(const Safetensors& file, const StepPlan& plan) {
-  const int homes_per_rank = plan.num_experts() / plan.num_ranks();
-  for (std::size_t l = 0; l < plan.home.extent(0); ++l) {
-    std::vector<int> num_homes(plan.num_ranks());
-    for (const RankId r : plan.home.row(l)) ++num_homes[r.index()];
-    for (int r = 0; r < plan.num_ranks(); ++r) {
-      if (num_homes[r] == homes_per_rank) continue;
-      file.fail("home", fmt::format("[{}]", l),
-                fmt::format("rank {} is home of {} experts, not of {}", r, num_homes[r], homes_per_rank));
-    }
-  }
 }
 
 void check_slots(const Safetensors& file, const StoredTensors& stored, int guest_slots) {
@@ -189,14 +174,16 @@ class PlanTensors {
 };
 
 Metadata metadata_of(const StepPlan& plan) {
-  return {{"format", std::string(kPlanFormat)},
-          {"policy", plan.policy},
-          {"residency", std::string(to_string(plan.residency))},
-          {"guest_slots", fmt::to_string(plan.guest_slots)},
-          {"ranks_per_node", fmt::to_string(plan.ranks_per_node)},
-          {"in_flight", fmt::to_string(plan.in_flight)},
-          {"options", plan.options},
-          {"load_digest", plan.load_digest}};
+  Metadata metadata{{"format", std::string(kPlanFormat)},
+                    {"policy", plan.policy},
+                    {"residency", std::string(to_string(plan.residency))},
+                    {"guest_slots", fmt::to_string(plan.guest_slots)},
+                    {"ranks_per_node", fmt::to_string(plan.ranks_per_node)},
+                    {"in_flight", fmt::to_string(plan.in_flight)},
+                    {"options", plan.options},
+                    {"load_digest", plan.load_digest}};
+  if (!plan.homes_digest.empty()) metadata["homes_digest"] = plan.homes_digest;
+  return metadata;
 }
 
 PlanTensors tensors_of(const StepPlan& plan) {
@@ -233,7 +220,7 @@ StepPlan read_plan(const Safetensors& file) {
   const StoredTensors stored = stored_tensors(file, plan.in_flight);
   const int num_ranks = static_cast<int>(stored.slot_expert.shape[2]);
   plan.ranks_per_node = std::min(plan.ranks_per_node, num_ranks);
-  check_home(file, stored.home, num_ranks);
+  plan.home = read_home_tensor(file, num_ranks);
   check_slots(file, stored, plan.guest_slots);
   check_bound(file, "max_load", stored.max_load);
   check_bound(file, "lower_bound", stored.lower_bound);
@@ -241,12 +228,10 @@ StepPlan read_plan(const Safetensors& file) {
 
   plan.event_micro_step = std::move(order.micro_step);
   plan.event_pass = std::move(order.pass);
-  plan.home = copied<RankId, 2>(stored.home);
   plan.slot_expert = copied<ExpertId, 4>(stored.slot_expert);
   plan.slot_tokens = copied<Tokens, 4>(stored.slot_tokens);
   if (stored.max_load != nullptr) plan.max_load = copied<Tokens, 2>(*stored.max_load);
   if (stored.lower_bound != nullptr) plan.lower_bound = copied<Tokens, 2>(*stored.lower_bound);
-  check_homes_of_ranks(file, plan);
   return plan;
 }
 

@@ -9,7 +9,7 @@
 //   home               [layers, experts]               I32
 //   max_load           [micro_steps, layers]           I64; optional
 //   lower_bound        [micro_steps, layers]           I64; optional
-//   metadata: policy, residency, guest_slots, ranks_per_node, in_flight, options, load_digest
+//   metadata: policy, residency, guest_slots, ranks_per_node, in_flight, options, load_digest, optional homes_digest
 //
 // read_plan() checks that shapes match, ids and quotas are in range, each rank has E/R homes, and events follow the
 // execution order. check_plan() checks that the plan serves its load and respects its residency and its budgets.

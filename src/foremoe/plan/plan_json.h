@@ -1,6 +1,6 @@
 #pragma once
 
-// Converts figures and check reports to JSON. A header of its own, so that other headers need no JSON library.
+// Converts figures and check reports to JSON. Separate, so that other headers need no JSON library.
 
 #include <nlohmann/json_fwd.hpp>
 

@@ -13,7 +13,7 @@
 namespace foremoe {
 namespace {
 
-// Row numbers have 32 bits.
+// Throws InputError if the row numbers do not fit in 32 bits.
 void expect_numbered(std::int64_t rows) {
   if (rows <= std::numeric_limits<std::int32_t>::max()) return;
   throw InputError({.field = "load"},
@@ -37,7 +37,7 @@ void lay_out_sent(std::span<const Shipment> shipments, std::size_t num_ranks, Ra
   }
 }
 
-// Orders received rows by source, then expert (shipments are sorted by expert), and computed rows by slot, then source.
+// Sorts received rows by (source, expert), since shipments are sorted by expert, and computed rows by (slot, source).
 void lay_out_received(std::span<const Shipment> shipments, std::size_t num_ranks, std::size_t num_slots,
                       RankDispatchWorkspace& ws, RankDispatch& rows) {
   rows.recv.assign(num_ranks, 0);

@@ -1,13 +1,13 @@
 #pragma once
 
-// Rows of one rank in one layer: the destinations of its own rows, and the order of received rows for the grouped GEMM.
-// This is all that an executor needs for its two all-to-alls. Ranks compute it without communication.
+// Rows of one rank in one layer: destinations of its own rows, and order of received rows for the grouped GEMM. An
+// executor needs no other data for its two all-to-alls. Ranks compute the rows without communication.
 //
 // A row is a token–expert assignment. Sent rows are ordered by destination rank, then expert, then row order at the
 // source. Received rows are ordered by source, then expert, then row order. Computed rows are ordered by slot, then
 // source, then row order, so the rows of a slot are contiguous.
 //
-// Complexity. That of route_tokens_of(), plus O(ranks · slots of the rank + rows).
+// Complexity. route_tokens_of(), plus O(ranks · slots of the rank + rows).
 
 #include <cstdint>
 #include <span>
@@ -45,7 +45,7 @@ struct RankDispatchWorkspace {
 // Throws InputError: field `slot_tokens` if quotas and load differ, field `load` if a rank has more than 2³¹ − 1 rows.
 void rank_dispatch(const RoutingProblem& problem, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
-// Shipments that one rank sends and receives, both sorted by expert. For dispatching rows without a plan.
+// Shipments that one rank sends and receives, both sorted by expert. Used to dispatch rows without a plan.
 struct Shipments {
   const RoutedRank& of_rank;
   std::size_t num_ranks = 0;
@@ -55,13 +55,13 @@ struct Shipments {
 void rank_dispatch(const Shipments& shipments, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
 // Sets slots[i] to rank·num_slots + slot of the replica that serves routes[i], or to −1 if routes[i] is negative.
-// `routes`: of this rank, [token·k + j]. An executor needs only `slots` to send its rows. Throws InputError, field
+// `routes` is [token·k + j], of this rank. An executor needs only `slots` to send its rows. Throws InputError, field
 // `routes`, if the load does not count these routes.
 void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> slots);
 
-// Sets order[i] to the index in `slots` of the entry that is sent as row i; its token is order[i] ÷ k. `slots`: from
-// row_slots(). order: [rows.sent].
+// Sets order[i] to the index in `slots` of the entry that is sent as row i; its token is order[i] ÷ k. `slots` is the
+// result of row_slots(); `order` is [rows.sent].
 void row_order(const RankDispatch& rows, std::span<const std::int32_t> slots, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> order);
 

@@ -1,5 +1,5 @@
-// Checks the load tables and rollouts in data/: their imbalance without a planner matches the published one, and
-// figures and checker agree on a random plan.
+// Checks the load tables and rollouts in data/. Their imbalance without a planner matches the published figure.
+// plan_figures and check_plan agree on a random plan.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

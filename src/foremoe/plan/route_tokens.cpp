@@ -53,7 +53,7 @@ Divided divided(std::int64_t a, std::int64_t b, std::int64_t c) {
   return {static_cast<std::int64_t>(product / c), static_cast<std::int64_t>(product % c)};
 }
 
-// The sweeps of one expert.
+// Runs the sweeps of one expert.
 struct Sweeper {
   ExpertId expert;
   std::span<std::int64_t> rows_left;  // [ranks]
@@ -261,7 +261,7 @@ RoutedLayer route_tokens(const RoutingProblem& problem) {
 bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& ws,
                       std::span<std::int32_t> of_row) {
   assert(of_row.size() == routes.size());
-  // Per expert: the shipment for its next row, and the number of rows that this shipment can still take.
+  // Per expert: the shipment for its next row, and the remaining capacity of this shipment in rows.
   const std::size_t num_experts = sent.empty() ? 0 : sent.back().expert.index() + 1;
   ws.cursor.assign(num_experts, sent.size());
   ws.rows_left.assign(num_experts, 0);

@@ -1,28 +1,27 @@
 #pragma once
 
-// Assigns rows to replicas in one layer at one event, as a function of loads and plan.
+// Assigns rows to replicas in one layer at one event. It depends only on load and plan.
 //
-// Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. For each expert both
-//   have the same sum. Decide which rows go to which replica, so that all ranks reach the same answer without
+// Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. An expert's rows and
+//   quotas have the same sum. Assign rows to replicas such that all ranks compute the same assignment without
 //   communication.
-// Method. Each expert has three sweeps: to the replica on the source's own rank, to those on its node, to all others.
-// If
-//   the sources of a node have more rows left than its replicas have quota, each keeps its share of the quota, in
-//   proportion to its rows (divide_fairly()). Remainders are carried from expert to expert, in ascending order. In the
+// Method. Each expert has three sweeps: to the replica on the source's rank, to those on its node, to all others. If the
+//   sources of a node have more rows left than its replicas have quota, the sources share the quota in proportion to
+//   their rows (divide_fairly()). Remainders of the shares are carried from expert to expert, in ascending order. In the
 //   last sweep, sources send in ascending order.
-//   Rows::kOrder   A source fills the quota of each replica, in ascending rank order, before the next.
+//   Rows::kOrder   A source fills the replicas' quotas one by one, in ascending rank order.
 //   Rows::kToken   A source divides the rows of a sweep among the replicas in proportion to their remaining quotas, so
-//                  that it can choose which of its tokens go where (row_choice.h).
+//                  that it can choose which tokens go to which replica (row_choice.h).
 // Invariant. After a sweep, if a source has rows left, no replica in the sweep's scope (own rank, own node, all ranks)
 //   has quota left for it.
-// Guarantee. All rows are placed and all quotas are met. For these quotas, as many rows as possible stay on their rank,
-//   and as many as possible on their node. A source keeps the floor or the ceiling of its share of each expert on its
-//   node. With Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per expert.
+// Guarantee. All rows are placed and all quotas are met. For these quotas, the largest possible numbers of rows stay on
+//   their rank and on their node. A source keeps the floor or the ceiling of its share of each expert on its node. With
+//   Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per expert.
 // Complexity. O(ranks · experts + slots + shipments), and O(n log n) per expert for a node's n sources that share.
 //
-// Two results need no exchange of counts: the replica that serves each row (assign_shipments, the only function that
-// divides an expert's rows among its replicas), and the rows that each rank sends to each other rank, which are the
-// split sizes of the all-to-all (dispatch_table, token_dispatch).
+// Ranks compute two results without exchanging counts. assign_shipments computes the replica that serves each row; no
+// other function divides an expert's rows among its replicas. dispatch_table and token_dispatch return the rows between
+// each pair of ranks, which are the split sizes of the all-to-all.
 
 #include <cstdint>
 #include <span>
@@ -101,7 +100,7 @@ struct RouteWorkspace {
 void divide_fairly(std::int64_t quota, std::span<const std::int64_t> rows, std::span<std::int64_t> carry,
                    std::span<std::int64_t> share);
 
-// How rows are assigned: in the order of ranks and rows, or such that each token's rows lie on few nodes.
+// How rows are assigned: in the order of ranks and rows, or such that few nodes serve each token.
 enum class Rows : std::uint8_t { kOrder, kToken };
 
 constexpr std::string_view to_string(Rows rows) { return rows == Rows::kToken ? "token" : "order"; }
@@ -122,7 +121,7 @@ void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace&
 
 // Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 if routes[row] is negative.
 // `sent`: shipments of one source by expert, from route_tokens() or route_tokens_of(). Returns false, with `of_row`
-// unspecified, if the shipments contain more or fewer rows of an expert than `routes`, or none.
+// unspecified, if the shipments' rows of an expert differ in number from those in `routes`.
 bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& workspace,
                       std::span<std::int32_t> of_row);
 
@@ -135,8 +134,8 @@ struct SourceRows {
   std::span<const ExpertId> routes;  // [row] = [token][k], tokens in the source's order
 };
 
-// Sets replica[row] to the rank that serves rows.routes[row], or to kNoReplica if that is negative (no route, or no
-// assignment). The routes must be those that the routed load counts.
+// Sets replica[row] to the rank that serves rows.routes[row], or to kNoReplica if the route is negative (no route, or
+// no assignment). The routes must be those that the routed load counts.
 void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& workspace,
                  std::span<RankId> replica);
 
@@ -165,7 +164,7 @@ class SourceTokens {
 // rank. A column counts the rows that its rank receives.
 Array<Tokens, 2> dispatch_table(const RoutedLayer& routed);
 
-// With known routes, a token is sent only once to each rank, or to each node, that serves any of its rows.
+// Rows if a token is sent once to each rank, or to each node, that serves any of its assignments. Needs known routes.
 struct TokenDispatch {
   Array<Tokens, 2> to_rank;  // [source rank][destination rank], one row per token and rank
   Array<Tokens, 2> to_node;  // [source rank][destination node], one row per token and node

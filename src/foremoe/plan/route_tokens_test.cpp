@@ -49,7 +49,7 @@ TEST(RouteTokens, ExhaustsSourcesAndReplicasInAscendingOrder) {
 }
 
 TEST(RouteTokens, ListsAnExpertsShipmentsInTheOrderOfTheSweeps) {
-  // Own rank 1, then its neighbour 0, then rank 2: not in the order of ranks.
+  // Rows go to the own rank 1, then its neighbour 0, then rank 2, not in the order of ranks.
   const RoutedLayer routed = route_one_expert({0, 9, 0, 0}, {2, 3, 4, 0});
   EXPECT_THAT(routed.of_source(RankId{1}), ElementsAre(ship(1, 1, 3), ship(1, 0, 2), ship(1, 2, 4)));
   EXPECT_TRUE(routed.of_source(RankId{0}).empty());

@@ -10,7 +10,7 @@ namespace {
 constexpr int kMostSweeps = 6;
 constexpr std::size_t kMostNodes = 64;  // experts on more nodes keep their rows in order; one bit of a mask per node
 
-// One expert's rows and the nodes that they go to.
+// Assigns one expert's rows to nodes.
 class ExpertStep {
  public:
   ExpertStep(const RowChoiceProblem& problem, RowChoiceWorkspace& ws, std::span<std::int32_t> of_row)

@@ -1,18 +1,18 @@
 #pragma once
 
-// Chooses which of a source's tokens go to which replica, so that each token's rows lie on few nodes.
+// Chooses which of a source's tokens go to which replica, so that few nodes serve each token.
 //
-// Problem. The shipments of a source are fixed (plan/route_tokens.h): how many rows of each expert go to each replica.
+// Problem. The shipments of a source fix how many rows of each expert go to each replica (plan/route_tokens.h).
 //   Dispatch by token sends a token once to each other node that serves any of its rows. Assign rows to shipments such
 //   that the number of (token, other node) pairs is small.
 // Method. Start in row order. Given the assignment of all other experts, a node is free for a row if it is the source's
-//   own or already serves another row of the same token. The rows of one expert then form a transportation problem:
-//   assign as many rows as possible to free nodes, with the shipments as capacities. Rows with the same free nodes form
-//   one type. The problem is a maximum flow from types to nodes, solved by augmenting paths. Sweep over the experts, in
-//   ascending order, until a sweep does not reduce the number of pairs, at most kMostSweeps times.
-// Guarantees. Every shipment keeps its number of rows. A step never increases the number of pairs and is optimal for
-//   its expert if the other experts' rows are fixed. Unless sweeps reach their limit, the result is a local optimum.
-//   Deterministic. The result depends only on the source's own routes and shipments.
+//   own or already serves another row of the same token. For one expert, maximise the rows assigned to free nodes, with
+//   the shipments as capacities. Rows with the same free nodes form one type. This transportation problem is a maximum
+//   flow from types to nodes, solved by augmenting paths. Sweep over the experts, in ascending order, until a sweep
+//   does not reduce the number of pairs or kMostSweeps is reached.
+// Guarantees. No shipment's number of rows changes. A step never increases the number of pairs and is optimal for its
+//   expert if the other experts' rows are fixed. Unless sweeps reach their limit, the result is a local optimum. It
+//   depends only on the source's own routes and shipments.
 // Complexity. Per sweep and expert with shipments to n > 1 nodes: O(rows + t·n · augmentations) for t types.
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Tests Rows::kToken: the shares of a node's quota, and the choice of a source's tokens against exhaustive search.
+// Tests Rows::kToken: the shares of a node's quota. Compares the choice of a source's tokens with exhaustive search.
 
 #include "foremoe/plan/row_choice.h"
 

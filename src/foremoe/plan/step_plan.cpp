@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "foremoe/plan/homes_file.h"
 #include "foremoe/rollout/load_table.h"
 
 namespace foremoe {
@@ -103,6 +104,8 @@ StepPlan take_first(const StepPlan& plan, const LoadTable& part) {
   }
   first.home = Array<RankId, 2>({layers, plan.home.extent(1)});
   std::ranges::copy(plan.home.flat().first(first.home.size()), first.home.flat().begin());
+  const bool moved = homes_digest(plan.home) != plan.homes_digest;
+  if (layers != plan.home.extent(0)) first.homes_digest = moved ? "" : homes_digest(first.home);
   first.max_load = first_of(plan.max_load, micro_steps, layers);
   first.lower_bound = first_of(plan.lower_bound, micro_steps, layers);
   return first;

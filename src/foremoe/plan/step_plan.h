@@ -33,7 +33,7 @@ enum class Residency : std::uint8_t {
 std::string_view to_string(Residency residency);  // "static", "resident", …
 std::optional<Residency> residency_from_string(std::string_view text);
 
-// The order in which a rank runs the passes of a phase: the time axis of a plan.
+// The order in which a rank runs the passes of a phase. It is the time axis of a plan.
 //
 // With one micro-step in flight, its forward and backward share one event, so events are micro-steps. With K > 1 each
 // pass is an event, in 1F1B order:
@@ -61,6 +61,7 @@ struct StepPlan {
   int in_flight = 1;           // K, as requested; see effective_in_flight()
   std::string options = "{}";  // JSON object keyed by long option name
   std::string load_digest;     // hex SHA-256, see load_digest()
+  std::string homes_digest;    // of the homes before planning, see homes_digest(); empty: contiguous or not recorded
 
   Array<ExpertId, 4> slot_expert;             // [event][layer][rank][slot], kNoExpert when empty
   Array<Tokens, 4> slot_tokens;               // [event][layer][rank][slot], quota
@@ -83,26 +84,25 @@ struct StepPlan {
 
 // Returns a plan for `load` with empty slots. `header` supplies policy, residency, guest slots (≥ 0), micro-steps in
 // flight (≥ 1) and options. Each of the R ranks has E/R slots (rounded down) plus the guest slots, without experts or
-// tokens. Events follow the execution order. The caller fills in the largest loads and bounds, which are 0, and the
-// homes, which are all rank 0. Throws nothing.
+// tokens. Events follow the execution order. Largest loads, bounds and homes are 0; the caller must set them. Throws
+// nothing.
 StepPlan empty_plan(StepPlan header, const LoadTable& load);
 
-// Returns the part of `plan` for `part`, the first micro-steps and layers of the plan's load (take_first() in
-// load_table.h). It has the events of those micro-steps in the plan's order, with the first layers only. Copies slots,
-// quotas [tokens], homes, largest loads and bounds; loads and bounds that the plan does not record stay empty. Sets the
-// digest of `part`. If check_plan accepts the plan, it accepts the part. `part` must not exceed the plan. Throws
-// nothing.
+// Cuts `plan` to `part`, the first micro-steps and layers of its load (take_first() in load_table.h). The result has
+// the events of those micro-steps, in the plan's order. Copies slots, quotas [tokens], homes, largest loads and bounds;
+// loads and bounds that the plan does not record stay empty. Sets the digest of `part`. If check_plan accepts the plan,
+// it accepts the result. `part` must not exceed the plan. Throws nothing.
 StepPlan take_first(const StepPlan& plan, const LoadTable& part);
 
 // [micro_step][layer][rank], tokens: sum of the quotas of the rank's slots. A micro-step with two events counts once,
 // since both passes have the same quotas in a plan that check_plan accepts. Throws nothing.
 Array<Tokens, 3> planned_loads(const StepPlan& plan);
 
-// ρ of one micro-step and layer: largest ÷ mean of `rank_loads` [rank]. None without load. Throws nothing.
+// ρ of one micro-step and layer: largest ÷ mean of `rank_loads` [rank]. Returns nullopt without load. Throws nothing.
 std::optional<double> imbalance(std::span<const Tokens> rank_loads);
 
-// [expert]: each expert's slot on its home, in one layer. The experts of a rank fill its first slots in ascending
-// order. Ranks in `home` must not be negative.
+// [expert]: the home slot of each expert in one layer. The experts of a rank fill its first slots in ascending order.
+// Ranks in `home` must not be negative.
 std::vector<SlotId> home_slots(std::span<const RankId> home);
 
 struct Copy {

@@ -44,7 +44,7 @@ void set_to_one(Chances chances) {
   chances[0] = 1;
 }
 
-// Adds a group, from which a set takes no experts or at least one. used: [number of groups used][number of experts].
+// Adds a group. A set uses a group if it contains any of its experts. used: [number of groups used][number of experts].
 void add_group(Array<double, 2>& used, std::span<const double> chances) {
   for (std::size_t u = used.extent(0); u-- > 0;) {
     const std::span<double> to = used.row(u);
@@ -81,7 +81,7 @@ void scale_to(double sum, std::span<double> frequency) {
   }
 }
 
-// True if k experts with positive counts can come from at most groups.per_token groups.
+// Returns whether at most groups.per_token groups contain k experts with positive counts.
 bool permit(const ExpertGroups& groups, std::span<const Tokens> counts, std::size_t k) {
   const std::size_t size = counts.size() / static_cast<std::size_t>(groups.count);
   std::vector<std::ptrdiff_t> chosen;  // [group], number of experts with positive counts
@@ -145,8 +145,8 @@ void TokenChoice::improve() {
   chance_ = best;
 }
 
-// Changes the odds of each expert so that its frequency approaches the target. A common factor of all odds does not
-// change the probability of a set. The factor chosen keeps the expected number of experts near top_k.
+// Changes the odds of each expert so that its frequency approaches the target. Scaling all odds by a common factor does
+// not change the probability of a set. The factor used here keeps the expected number of experts near top_k.
 void TokenChoice::change_odds(double step) {
   double sum = 0;
   for (std::size_t e = 0; e < chance_.size(); ++e) {
@@ -190,8 +190,8 @@ void TokenChoice::miss_independently(std::span<const std::size_t> place, std::sp
   for (std::size_t e = 0; e < place.size(); ++e) of_place[place[e]] *= 1 - frequency_[e];
 }
 
-// Makes the parts of one group. Computes for each part the probabilities of choosing 0 … top_k experts of the group,
-// none of them from this part, as the product of a prefix and a suffix.
+// Makes the parts of one group. For each part, computes the probabilities of choosing 0 … top_k of the group's experts
+// outside the part, as the product of a prefix and a suffix.
 void TokenChoice::multiply_group(std::size_t group, std::span<const std::size_t> place) {
   constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   const std::size_t size = chance_.size() / static_cast<std::size_t>(groups_.count);

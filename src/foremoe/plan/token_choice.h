@@ -1,17 +1,17 @@
 #pragma once
 
-// Models which experts a token chooses together, given only how often each expert is chosen.
+// Models which experts a token chooses together, from the frequency of each expert alone.
 //
-// The model is the maximum-entropy distribution over sets of top_k distinct experts with the given frequencies: the
+// The model is the maximum-entropy distribution over sets of top_k distinct experts with these frequencies. The
 // probability of a set is proportional to the product of its experts' weights (conditional Bernoulli distribution). If
 // the model's experts form groups, only sets from at most `per_token` groups are possible. Groups that contradict the
 // counts are ignored.
 //
-// Method. Each expert is a factor 1 − p + p·t with p = weight ÷ (1 + weight). In the product of all factors, the
-//   coefficient of t^top_k is the probability that independent choices form a set. If the experts of one place are left
-//   out, it is the probability of a set that misses the place. Prefix and suffix products give both for all places at
-//   once. All terms are positive, so nothing cancels. A damped fixed-point iteration fits the weights (Chen, Dempster
-//   and Liu, Biometrika 81, 1994). The best iterate is kept.
+// Method. Each expert contributes a factor 1 − p + p·t with p = weight ÷ (1 + weight). In the product of all factors,
+//   the coefficient of t^top_k is the probability that independent choices form a set. Without the experts of one
+//   place, it is the probability of a set that misses the place. Prefix and suffix products yield both coefficients for
+//   all places. All terms are positive, so nothing cancels. A damped fixed-point iteration fits the weights (Chen,
+//   Dempster and Liu, Biometrika 81, 1994). The best iterate is kept.
 // Complexity. misses(): O(experts · top_k + (groups + places) · top_k²) without groups; with groups also O(groups² ·
 //   per_token · top_k²), and O(groups · per_token · top_k²) for each place with experts of several groups. fit(): up to
 //   60 calls of misses() with every expert at a place of its own.
@@ -29,7 +29,7 @@ namespace foremoe {
 class TokenChoice {
  public:
   // Fits the weights. counts: [expert], tokens that chose it; at least one must be positive. Counts that no such
-  // distribution can have are approximated. If fewer than top_k counts are positive, sets consist of those experts.
+  // distribution has are approximated. If fewer than top_k counts are positive, sets consist of those experts.
   void fit(std::span<const Tokens> counts, int top_k, const ExpertGroups& groups);
 
   // Number of tokens: assignments ÷ size of a set, or the largest count if that is greater.

@@ -33,14 +33,14 @@ std::int64_t densest(const Instance& i) {
   return most;
 }
 
-// Tokens to assign: `left` tokens of `expert` (−1: all) to its holders from `holder` on, and all of later experts.
+// Tokens still to assign: `left` tokens of `expert` (−1: all) to holders from `holder` on, and those of later experts.
 struct Undealt {
   std::size_t expert = 0;
   std::size_t holder = 0;
   std::int64_t left = -1;
 };
 
-// Minimum largest rank load over all ways to split all experts' tokens.
+// Smallest possible largest rank load, over all ways to split the experts' tokens.
 std::int64_t least_max_load(const Holders& holders, const Loads& load, Loads& rank_load, const Undealt& rest = {}) {
   const auto& [expert, holder, undealt] = rest;
   if (expert == holders.size()) return *std::max_element(rank_load.begin(), rank_load.end());

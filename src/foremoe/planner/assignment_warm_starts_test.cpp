@@ -1,5 +1,5 @@
-// The optimum of token assignment does not depend on the starting point: cold starts, the previous assignment after a
-// change of the placement, and workspaces used for other instances.
+// Tests that the optimum of token assignment does not depend on its start. Starts are cold, the previous assignment
+// after a change of the placement, and workspaces used for other instances.
 
 #include <gtest/gtest.h>
 

@@ -40,7 +40,7 @@ BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal)
       least_level_(problem.num_micro_steps),
       trial_cost_(problem.num_micro_steps) {}
 
-// Largest rank load of m that counts as perfect, so that nothing tries to lower it.
+// Largest rank load of m that counts as perfect. The search does not try to lower it.
 std::int64_t BaseGuests::perfect_level(int m) const {
   return static_cast<std::int64_t>(static_cast<double>(problem_.lower_bound[m]) * (1 + kPerfect));
 }
@@ -74,8 +74,8 @@ void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, Mic
   for (const int r : s.tight) s.in_tight[r] = 1;
 }
 
-// Marks in reached_ all ranks that tokens can reach from the ranks in queue_, which are already marked. Under any
-// assignment, the reached ranks must serve all tokens that they have now.
+// Marks in reached_ all ranks that tokens can reach from the ranks in queue_, which are already marked. In any
+// assignment, the reached ranks together serve all tokens that they serve now.
 void BaseGuests::reach(const ReplicaGraph& graph, const Assignment& a) {
   for (std::size_t head = 0; head < queue_.size(); ++head) {
     for (const int s : graph.shared_slots(queue_[head])) {
@@ -96,7 +96,7 @@ std::int64_t BaseGuests::density_of_reached(const Assignment& a) const {
   return (load + std::ssize(queue_) - 1) / std::ssize(queue_);
 }
 
-// Returns the number of tokens that must stay above the level. Uses the method that starts from fewer ranks.
+// Returns the minimum number of tokens above the level. Uses the algorithm that starts from fewer ranks.
 std::int64_t BaseGuests::relieve(const ReplicaGraph& graph, std::int64_t level, Assignment& a) {
   const auto above = std::ranges::count_if(a.rank_load, [&](std::int64_t load) { return load > level; });
   const auto with_room = std::ranges::count_if(a.rank_load, [&](std::int64_t load) { return load < level; });
@@ -134,7 +134,7 @@ float BaseGuests::least_cost(const ReplicaGraph& graph, int m, int rank, const M
   return cost_at(m, least_level_[m]);
 }
 
-// Load that a copy of the expert in `slot`, inside the closed set, could take out of the set. Shares.
+// Load that a copy of the expert in `slot`, inside the closed set, could move out of the set, in mean rank loads.
 float BaseGuests::promise(const MicroStep& s, int m, const ReplicaGraph& graph, int slot) const {
   const std::int64_t over = s.assignment.rank_load[graph.rank_of(slot)] - s.level;
   const auto carried = static_cast<float>(s.assignment.quota[slot]) * problem_.per_mean[m];
@@ -215,7 +215,7 @@ bool BaseGuests::grow(ReplicaGraph& graph) {
   return !added.empty();
 }
 
-// Replaces the guest in a slot by the best expert, or by none. Returns whether the placement changed.
+// Replaces a slot's guest by the best expert, or empties the slot if none helps. Returns whether the slot changed.
 bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
   const int old = graph.expert_in(slot);
   const int rank = graph.rank_of(slot);

@@ -1,16 +1,16 @@
 #pragma once
 
-// Stage B, guests: the guests at the start of the step, chosen from the loads of all its micro-steps.
+// Stage B, guests: chooses the guests at the start of the step from the loads of all its micro-steps.
 //
 // Problem. Choose one set of guests for the whole step. If the guests are final (residency static), minimize the
 // largest rank load of every micro-step. If they may be replaced (resident), minimize the imbalance that copies inside
 // the step must remove, plus a cost per guest, since each guest is a copy.
 //
-// Method. Each micro-step has its own assignment on the common placement, and the closed set S of ranks that limits it.
-// A guest helps a micro-step only if all replicas of its expert are inside S and its own rank is outside. After a
-// change, only the micro-steps whose S it crosses or whose tokens it moves are solved again. Guests are added greedily
-// by expected gain, summed over the micro-steps; in groups of 128 ranks or more, several guests per scoring. Each sweep
-// then empties every guest slot in turn and gives it to the best expert or to none, until a sweep changes nothing.
+// Method. Each micro-step has its own assignment on the common placement, and a closed set S of ranks that limits it. A
+// guest helps a micro-step only if all replicas of its expert are inside S and its own rank is outside. A micro-step is
+// solved again only if a change crosses its S or moves its tokens. Growth adds guests greedily by expected gain, summed
+// over the micro-steps. In groups of 128 ranks or more, it adds several guests per scoring. Each sweep then empties
+// every guest slot in turn and fills it with the best expert or none, until a sweep changes nothing.
 //
 // Growth ends when the slots are full or no gain is expected. A revision is kept only if it lowers the cost. The number
 // of sweeps is bounded. Cost per slot and sweep: one `relieve` per affected micro-step and per trial.
@@ -29,10 +29,10 @@ enum class BaseGoal : std::uint8_t {
   kReplaceable,  // guests may be replaced: minimize tokens above the targets, weighed against copies
 };
 
-// Returns whether copies inside the step are expected to hide behind computation, so that more copies hardly lengthen
-// the step. True for two or more guest slots, more than 16 ranks, and a mean of at least 8,192 rows per rank and
-// micro-step (1,024 tokens, eight experts each). Measured on modelled steps of 64 ranks (lab/performance.md): with one
-// slot or fewer rows, sweeps shorten the step by 0.4 to 4 %.
+// Returns whether computation is expected to hide copies inside the step, so that more copies barely lengthen it. True
+// for two or more guest slots, more than 16 ranks, and a mean of at least 8,192 rows per rank and micro-step (1,024
+// tokens, eight experts each). In modelled steps of 64 ranks with one slot or fewer rows, sweeps shorten the step by
+// 0.4 to 4 % (lab/performance.md).
 bool copies_hide(const LayerProblem& problem);
 
 class BaseGuests {
@@ -42,7 +42,7 @@ class BaseGuests {
   // Fills the guest slots of `graph`, starting from the guests already there. Without `sweeps`, only adds guests.
   void choose(ReplicaGraph& graph, bool sweeps = true);
 
-  // Parts of choose(). grow_all() adds guests. sweep() revises all slots; repeated while may_change() (kMostSweeps).
+  // Parts of choose(). grow_all() adds guests. sweep() revises all slots; choose() repeats it while may_change().
   static constexpr int kMostSweeps = 3;
   void grow_all(ReplicaGraph& graph);
   void sweep(ReplicaGraph& graph);
@@ -103,8 +103,8 @@ class BaseGuests {
 // micro-steps. Slots on ranks with the lowest load at homes are filled first.
 void add_local_guests(const LayerProblem& problem, ReplicaGraph& graph);
 
-// For one micro-step m: of the guests that have no tokens in `assignment`, replaces those with few local tokens in m by
-// the experts with the most.
+// For micro-step m: among guests without tokens in `assignment`, replaces those with few local tokens in m by the
+// experts with the most local tokens.
 void renew_local_guests(const LayerProblem& problem, int m, const Assignment& assignment, ReplicaGraph& graph);
 
 }  // namespace foremoe::planner

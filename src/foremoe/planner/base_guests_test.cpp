@@ -1,4 +1,4 @@
-// Stage B, guests: one set of guests for all micro-steps of a step.
+// Tests stage B, guests: one set of guests for all micro-steps of a step.
 
 #include "foremoe/planner/base_guests.h"
 
@@ -54,8 +54,8 @@ void put_random_guests(const LayerProblem& p, Random& random, ReplicaGraph& grap
 
 constexpr BaseGoal kGoals[] = {BaseGoal::kFinal, BaseGoal::kReplaceable};
 
-// A load with a mean of `rows` rows per rank: twice as many in the first micro-step, `rows` in the second, and none in
-// the third.
+// A load with a mean of `rows` rows per rank: 2·`rows` in the first micro-step, `rows` in the second, and none in the
+// third.
 LayerProblem problem_with(int ranks, std::int64_t rows, int guest_slots) {
   std::vector<std::vector<std::int64_t>> of_experts(3, std::vector<std::int64_t>(ranks, 0));
   std::ranges::fill(of_experts[0], 2 * rows);
@@ -105,7 +105,7 @@ TEST(BaseGuests, AreEmptyWithoutLoadOrSlots) {
   }
 }
 
-// Expert 0 is hot in all micro-steps but one, where expert 2 is. With one slot per rank, rank 1 must copy expert 0.
+// Expert 0 is hot in all micro-steps but one, expert 2 in that one. Rank 1 has one slot, so it must copy expert 0.
 TEST(BaseGuests, ServeTheWholeStepRatherThanOneMicroStep) {
   test::ExpertLoads loads(8, {300, 0, 50, 50});
   loads[3] = {0, 0, 300, 100};

@@ -1,17 +1,17 @@
 #pragma once
 
-// Minimum number of tokens above a target, for trials that need only this number.
+// Computes the minimum number of tokens above a target, for trials that need only this number.
 //
-// Problem. As AssignmentSearch::relieve (token_assignment.h), with the same result. The two may leave different tokens
-// above the target; plans are made with AssignmentSearch.
+// Problem. Same problem and same minimum as AssignmentSearch::relieve (token_assignment.h). The two may leave different
+// tokens above the target. Plans use AssignmentSearch.
 //
 // Method. Maximum flow by push and relabel: Goldberg, Tarjan, "A new approach to the maximum-flow problem" (J. ACM 35,
 // 1988). A rank's label is a lower bound on its distance to a rank with room. Ranks are discharged in FIFO order: each
-// pushes its load above the target to ranks with a lower label, and is relabelled if there are none. Once a label has
-// no ranks left, no rank with a higher label can reach room (gap heuristic).
+// pushes its load above the target to ranks with a lower label, and is relabelled if there are none. If no rank has a
+// certain label, ranks with higher labels cannot reach room (gap heuristic).
 //
 // Cost. O(ranks² · slots) in the worst case. Labels start at ranks with room, AssignmentSearch at ranks above the
-// target. If most ranks are above it, this is faster: twice or more for static guests of 64 ranks with mild loads.
+// target. If most ranks are above it, labels are faster: 2× or more for static guests of 64 ranks with mild loads.
 
 #include <cstdint>
 #include <vector>
@@ -22,8 +22,8 @@ namespace foremoe::planner {
 
 class ExcessFlow {
  public:
-  // Moves tokens until as few as possible are above `target`; returns their number. Afterwards, every rank that these
-  // tokens can reach is at or above the target. Reuses its memory between calls.
+  // Minimises the number of tokens above `target`, and returns it. Afterwards, every rank that these tokens can reach
+  // is at or above the target. Reuses its memory between calls.
   std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
  private:

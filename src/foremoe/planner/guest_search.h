@@ -2,12 +2,12 @@
 
 // Stage P, candidates: guests that could lower the excess of a micro-step above its target, best first.
 //
-// Method. `relieve` has ended above its target and left the closed set S. A guest can help only if all replicas of its
+// Method. `relieve` left tokens above its target and the closed set S. A guest can help only if all replicas of its
 // expert are inside S and its own rank is outside. Two flows limit the gain: the excess that can reach the expert's
-// replicas inside S, and the room that the guest's rank can reach outside. Both are computed breadth-first by adding up
-// incoming amounts (an upper bound, tight for short paths). A new guest can also take over the load of the guest that
-// it replaces; the part that the replaced guest's home cannot absorb counts as a loss. Both guests are also scored for
-// later micro-steps, by the load that each would take over if it were the only guest, with decaying weights.
+// replicas inside S, and the room that the guest's rank can reach outside. Both are upper bounds, tight for short
+// paths, computed breadth-first by adding up incoming amounts. If a new guest replaces another, the load that the
+// replaced guest's home cannot absorb counts as a loss. Both guests are also scored for later micro-steps, with
+// decaying weights, by the load that each could relieve as the only guest.
 //
 // Cost. O(E + slots) for the flows, O(sources × sinks × window) for the scores.
 
@@ -51,7 +51,7 @@ class GuestSearch {
   // Lists all candidates. A `variant` > 0 perturbs the scores deterministically, for another attempt.
   void list(const Bottleneck& b, GuestSlotsToUse slots, int variant);
 
-  // Returns at most `count` candidates of the last list, best first. A later call returns the same ones first.
+  // Returns at most `count` candidates of the last list, best first. A later call returns the same candidates first.
   std::span<Candidate> best(int count);
 
   // Slot that a candidate of the last list on `rank` would fill.

@@ -26,7 +26,7 @@ LayerPlanner::LayerPlanner(const PlanRequest& request, const ExecutionOrder& ord
 
 LayerPlanner::~LayerPlanner() = default;
 
-// Updates a rank's slots to its replicas in `graph`. Replicas that stay keep their slot; new ones take the first free
+// Updates a rank's slots to its replicas in `graph`. Present replicas keep their slot; new replicas get the first free
 // slot.
 static void keep_slots(const ReplicaGraph& graph, int rank, std::span<ExpertId> slots) {
   for (ExpertId& e : slots) {
@@ -39,7 +39,7 @@ static void keep_slots(const ReplicaGraph& graph, int rank, std::span<ExpertId> 
   }
 }
 
-// Starts stage B from those guests of the previous plan that were present at the most events, if still away from home.
+// Fills guest slots with the previous plan's guests that were present at the most events and are still away from home.
 void LayerPlanner::start_from_previous(ReplicaGraph& graph) const {
   const StepPlan& previous = *request_.previous;
   for (int r = 0; r < problem_.num_ranks(); ++r) {
@@ -72,8 +72,8 @@ void LayerPlanner::place_homes(StepPlan& plan) {
   for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
 }
 
-// Returns whether `resident` spends planning time to save copies, by sweeps of B and by the comparison with static
-// guests. Always true with Prefer::kLinks, where slots that B leaves empty receive local guests.
+// Returns whether `resident` spends planning time on saving copies, by sweeps of B and by comparison with static
+// guests. Always true with Prefer::kLinks, which fills slots that B leaves empty with local guests.
 bool LayerPlanner::saves_copies() const {
   return options_.stages.sweeps || options_.prefer == Prefer::kLinks || !copies_hide(problem_);
 }
@@ -156,14 +156,14 @@ constexpr int kVariants = 12;  // variants to try if static guests may beat the 
 static std::int64_t busiest(const Assignment& a) { return *std::max_element(a.rank_load.begin(), a.rank_load.end()); }
 
 // Returns whether `resident` must be compared with static guests, which may reach lower loads than its search. With
-// these options every `static` plan is also a `resident` plan within its budgets, and stage T finds its optimal quotas.
+// these options every `static` plan is also a valid `resident` plan, and stage T finds its optimal quotas.
 static bool rivals_static(const PlannerOptions& options) {
   return options.guest_slots > 0 && options.stages.replication && options.stages.tokens && uses_base_guests(options) &&
          options.prefer == Prefer::kBalance && options.min_tokens_per_guest == 0;
 }
 
-// Each micro-step starts from the guests left by the previous one. Guests without tokens are wanted only with
-// Prefer::kLinks, where they may serve local tokens.
+// Each micro-step starts from the guests left by the previous one. Guests without tokens are requested only with
+// Prefer::kLinks, since they may then serve local tokens.
 GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   Replication replication(problem_, options_);
   Assignment assignment;
@@ -185,9 +185,9 @@ GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   return guests;
 }
 
-// P started from `found` and ended above the target of m. If static guests may do better, tries other variants from
-// `found`, then a search from homes, then one from the static guests. Later micro-steps still continue from `graph`.
-// Returns the guests that m wants.
+// Called if P started from `found` and missed the target of m. If static guests may reach a lower load, tries other
+// variants from `found`, then a search from homes, then one from the static guests. Later micro-steps still continue
+// from `graph`. Returns the guests that m needs.
 WantedGuests LayerPlanner::search_alternatives(int m, const ReplicaGraph& found, const ReplicaGraph& graph,
                                                const Assignment& assignment, Replication& replication) {
   ReplicaGraph best = graph;
@@ -351,7 +351,7 @@ ReplicaGraph LayerPlanner::replicas_of(int m, const StepPlan& plan) const {
   return graph;
 }
 
-// [expert], slot where its tokens start: its home or, if it has no replica there (under `free`), its lowest slot.
+// Returns [expert], the slot where its tokens start: the home slot or, without a replica there, the lowest slot.
 std::vector<int> LayerPlanner::anchors_in(const ReplicaGraph& graph, const StepPlan& plan) const {
   if (options_.residency != Residency::kFree) return problem_.home_slot;
   std::vector<int> anchor(problem_.num_experts, -1);

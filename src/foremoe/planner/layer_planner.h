@@ -2,8 +2,8 @@
 
 // Plans one layer: runs the four stages over all micro-steps.
 //
-// place() decides the slots of every event. It runs B once, then L or P for each micro-step, starting from the previous
-// micro-step's guests, then retention. Under `shared` no guest stays, so lend(m) decides the slots of one micro-step.
+// place() decides the slots of every event. It runs B once, then L or P for each micro-step from the previous one's
+// guests, then retention. Under `shared` guests do not persist, so lend(m) decides the slots of one micro-step.
 // finish(m) runs T for one micro-step on the replicas present in both of its passes. Layers share no state.
 //
 // L runs only if P is off: a copy made by P may serve a whole expert, and P weighs this against splitting. Under
@@ -23,8 +23,8 @@ namespace foremoe::planner {
 
 class Replication;
 
-// Returns whether stage B chooses guests. It does not under `shared`, where no guest stays, nor under `free`, nor under
-// `resident` if copy budgets forbid filling all guest slots at the start.
+// Returns whether stage B chooses guests. It does not under `shared` or `free`, or under `resident` if copy budgets
+// forbid filling all guest slots at the start.
 bool uses_base_guests(const PlannerOptions& options);
 
 class LayerPlanner {
@@ -42,7 +42,7 @@ class LayerPlanner {
 
  private:
   // Stage B. place_homes() writes the homes to the plan; place_base() chooses the initial guests, starting from the
-  // previous plan's if `warm`.
+  // previous plan's guests if `warm`.
   void place_homes(StepPlan& plan);
   bool saves_copies() const;
   ReplicaGraph place_base(bool warm);

@@ -31,7 +31,7 @@ struct LayerProblem {
   std::vector<std::int64_t> target;       // [micro_step], rank load that counts as balanced
   std::vector<float> per_mean;            // [micro_step], 1 / mean rank load; 0 without load
 
-  // Limits of the load that a single guest could take over from its home: the home's excess and the rank's room.
+  // Upper bounds on the load that one guest can move from its home: the home's excess and the guest rank's room.
   Array<float, 2> surplus;  // [micro_step][expert], min(load, excess of its home), shares
   Array<float, 2> room;     // [micro_step][rank], shares
 
@@ -51,7 +51,7 @@ void set_homes(LayerProblem& problem, std::span<const int> home);
 // Returns a graph with every expert in its home slot (ascending per rank) and empty guest slots.
 ReplicaGraph homes_only(const LayerProblem& problem);
 
-// Assigns all tokens of micro-step m to homes: the starting point of every stage.
+// Assigns all tokens of micro-step m to homes, the starting point of every stage.
 void serve_at_homes(const LayerProblem& problem, int m, Assignment& assignment);
 
 // Moves a guest's tokens back to the home of its expert.

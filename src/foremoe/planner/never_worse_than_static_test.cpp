@@ -1,6 +1,6 @@
-// Every plan of residency `static` is also a plan of `resident`, so with default budgets `resident` is never worse:
-//   in each micro-step its largest rank load is at most the larger of its target and the load of `static`;
-//   if `static` meets all targets of a layer, `resident` makes no more copies (above 16 ranks, at most a tenth more).
+// Every plan of residency `static` is also a plan of `resident`, so with default budgets `resident` is never worse. In
+//   each micro-step, its largest rank load is at most the larger of its target and the load of `static`. If `static`
+//   meets all targets of a layer, `resident` makes no more copies (above 16 ranks, at most 10 % more).
 
 #include <gtest/gtest.h>
 

@@ -23,7 +23,7 @@ struct Sizes {
 };
 
 // All loads of up to `most` tokens per expert. If every rank is home to one expert, returns only ascending loads, since
-// other loads just rename ranks.
+// other orders only permute ranks.
 std::vector<std::vector<std::int64_t>> all_loads(const Sizes& sizes) {
   std::vector<std::vector<std::int64_t>> all;
   std::vector<std::int64_t> load(sizes.experts, 0);

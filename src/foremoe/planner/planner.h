@@ -25,7 +25,7 @@ struct PlanTimes {
   double wall_seconds = 0;
   double base_cpu_seconds = 0;      // stage B, once per step; summed over threads
   double planning_cpu_seconds = 0;  // all other stages, summed over threads
-  // [layer], CPU seconds spent once per step, then until the first micro-step can begin, and after that.
+  // [layer], CPU seconds: once per step, before the first micro-step can begin, and for later micro-steps.
   std::vector<double> once_of_layer = {};
   std::vector<double> first_of_layer = {};
   std::vector<double> later_of_layer = {};
@@ -46,8 +46,8 @@ struct PlannedStep {
   PlanTimes times;
 };
 
-// Contiguous blocks of homes [layer][expert]: expert e is at home on rank e / (E/R). Throws InputError unless num_ranks
-// divides num_experts.
+// Homes [layer][expert] in contiguous blocks: the home of expert e is rank e / (E/R). Throws InputError unless
+// num_ranks divides num_experts.
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks);
 
 // Throws InputError, field `homes` with index, unless each rank is home to E/R experts in every layer of the load.

@@ -40,7 +40,7 @@ struct PlannerOptions {
   std::uint64_t seed = 0;
 };
 
-// Under `shared`, every use of a guest is a copy, and the last percent of balance would cost a tenth of all copies.
+// Under `shared`, every use of a guest is a copy, and the last 1 % of balance would cost a tenth of all copies.
 inline double default_tolerance(Residency residency) { return residency == Residency::kShared ? 0.01 : 0.006; }
 
 // Throws InputError with the field's name if an option is out of range.

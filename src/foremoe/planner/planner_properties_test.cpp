@@ -1,4 +1,4 @@
-// Relations between plans with different budgets, preferences, numbers of slots, names of ranks and experts, and
+// Tests relations between plans with different budgets, preferences, numbers of slots, names of ranks and experts, and
 // numbers of threads. Streamed micro-steps are final.
 
 #include <gtest/gtest.h>
@@ -317,7 +317,7 @@ TEST_P(PlanningOnThreads, RethrowsExceptionsOfTheMicroStepCallback) {
                std::runtime_error);
 }
 
-// With as few candidates per change as in small groups, ρ would be 1.014 on average and 1.068 at most.
+// With the few candidates per change of small groups, ρ would be 1.014 on average and 1.068 at most.
 TEST(Planner, BalancesGroupsOfMoreThan64Ranks) {
   const auto planned = plan_checked(
       bursty_load({.micro_steps = 8, .ranks = 128, .experts = 128, .ranks_per_node = 8}, 1), {.guest_slots = 1});

@@ -1,5 +1,5 @@
-// Guarantees of plan_step for any input: every plan passes check_plan, with any stages enabled, in each residency and
-// for unusual shapes.
+// Tests that every plan of plan_step passes check_plan, with any stages enabled, in each residency and for unusual
+// shapes.
 
 #include "foremoe/planner/planner.h"
 

@@ -110,7 +110,7 @@ void NodeLocality::shift(int s, int t, std::int64_t tokens, const ReplicaGraph& 
   node_quota_(e, node_of(graph, t)) += tokens;
 }
 
-// Finds a path from rank `from` to a rank below the level or to `source`. No move on the path increases the number of
+// Finds a path from rank `from` to `source` or to a rank below the level. No move on the path increases the number of
 // tokens that leave their node.
 bool NodeLocality::find_outlet(std::int64_t level, int from, int source, const ReplicaGraph& graph,
                                const Assignment& a) {

@@ -1,14 +1,14 @@
 #pragma once
 
-// Stage T in a plan: quotas with the exact optimal load, chosen among the optimal ones to keep tokens on their node.
+// Stage T in a plan: computes quotas with the exact optimal load that keep tokens on their node if possible.
 //
-// Method. Token assignment computes the exact level. With several nodes, the tokens are then dealt again: each node's
-// tokens of an expert go to a replica on that node, if any. Augmenting paths then lower the loads to the exact level,
-// so that only the tokens needed for balance leave their node. NodeLocality improves the result. Prefer::kLinks allows
-// loads up to the target instead of the level.
+// Method. Token assignment computes the exact level. With several nodes, it then reassigns each node's tokens of an
+// expert to a replica on that node, if any. Augmenting paths lower the loads to the exact level, so that only the
+// tokens needed for balance leave their node. NodeLocality improves the result. Prefer::kLinks allows loads up to the
+// target instead of the level.
 //
-// While any guest has tokens, but fewer than min_tokens_per_guest, the smallest such guest is removed and quotas are
-// computed again. The result is then no longer exact.
+// While a guest has tokens, but fewer than min_tokens_per_guest, removes the guest with the fewest and recomputes
+// quotas. The result is then no longer exact.
 //
 // Anchors. The tokens of an expert start in one of its slots, its anchor: its home if homes are pinned, otherwise the
 // slot that the caller passes.
@@ -22,14 +22,14 @@ namespace foremoe::planner {
 
 // Moves quotas so that more tokens stay on their node, without exceeding a given largest rank load.
 //
-// For expert e, a node sends away the tokens that its ranks route to e in excess of e's quotas on the node, and
-// receives the quotas in excess of these tokens. Moving tokens between two replicas of e, from a node that receives
-// some to a node that sends some away, relieves both links.
+// For expert e, let a node's balance be e's quotas on the node minus the tokens that its ranks route to e. A node with
+// a positive balance receives that many tokens; one with a negative balance sends them away. Moving quota of e from a
+// receiving to a sending node relieves both links.
 //
-// Method. Tries every such move in slot order. If the destination rank is full, it passes on as many tokens along a
-// shortest path, to a rank with room or back to the rank that the tokens left. Path edges are moves inside a node or of
-// tokens that the node received. A step lowers the traffic of two links and the total traffic. A path may shift traffic
-// to other links, so the result is kept only if the busiest link has no more traffic. The number of passes is bounded.
+// Method. Tries every move in slot order. If the destination rank is full, it passes the same number of tokens on,
+// along a shortest path to a rank with room or back to the first rank. Path edges move tokens inside a node, or tokens
+// that the node received. A step lowers the traffic of two links and the total traffic. A path may shift traffic to
+// other links, so the result is kept only if the busiest link has no more traffic. The number of passes is bounded.
 class NodeLocality {
  public:
   explicit NodeLocality(const LayerProblem& problem);
@@ -68,12 +68,12 @@ class Quotas {
   std::int64_t exact(int m, ReplicaGraph& graph, Assignment& assignment);
 
   // Stage T off: splits each expert's tokens equally over its serving replicas; the lowest ranks get the remainder.
-  // `rests[e]` is 1 if the expert was relocated, so that its home does not serve.
+  // `rests[e]` is 1 if the home of expert e does not serve, because the expert was relocated.
   std::int64_t equal(int m, ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment);
 
  private:
   void serve_at_anchors(int m, const ReplicaGraph& graph, Assignment& assignment) const;
-  // Gives each node's tokens to its own replica on the least loaded rank. Nodes without a replica use the anchor.
+  // Assigns each node's tokens to the node's replica on its least loaded rank. Nodes without a replica use the anchor.
   void deal_by_node(int m, const ReplicaGraph& graph, Assignment& assignment) const;
   bool drop_smallest_guest(ReplicaGraph& graph, const Assignment& assignment) const;
 

@@ -1,5 +1,5 @@
-// Quotas of stage T in a plan: exact for one node and for several, and local where balance allows. Also tests the equal
-// split used without stage T.
+// Tests that stage T's quotas in a plan are exact for one and several nodes, and local where balance allows. Also tests
+// the equal split used without stage T.
 
 #include "foremoe/planner/quotas.h"
 

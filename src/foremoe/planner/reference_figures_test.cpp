@@ -20,8 +20,8 @@ struct Rho {
   double max;
 };
 
-// For one number of guest slots: a search in the style of UltraEP, guests chosen once per step, and a prototype of P
-// and T. The programs that printed these limits were not kept. bench/figures.py compares with planners that were kept.
+// Limits for one number of guest slots, from a search like UltraEP, static guests, and a prototype of P and T. The
+// programs that printed these limits were not kept. bench/figures.py compares with planners that were kept.
 struct Columns {
   Rho quota;
   double quota_copies;  // per layer and event

@@ -1,6 +1,6 @@
 #pragma once
 
-// Stage B, homes: which experts to exchange so that micro-steps are balanced before any guest is copied.
+// Stage B, homes: exchanges experts so that micro-steps are balanced before any guest is copied.
 //
 // Problem. Place E/R homes on every rank. At most `max_moves` experts of the layer leave their current home.
 //

@@ -1,4 +1,4 @@
-// Stage B, homes: the limit of moves, and the balance gained.
+// Tests stage B, homes: the limit of moves, and the balance gained.
 
 #include "foremoe/planner/rehoming.h"
 

@@ -4,8 +4,8 @@
 // on this graph, in which two ranks are adjacent if both have a replica of the same expert.
 //
 // Slots are numbered rank by rank; rank r owns slots [first_slot(r), first_slot(r + 1)). put and drop take O(slots of a
-// rank + holders). Ids are plain ints, since this is the project's most frequently read data and never leaves the
-// planner.
+// rank + holders). Ids are plain ints, since the planner reads them more often than any other data. Policies that use
+// this graph also use plain ints.
 
 #include <algorithm>
 #include <cassert>

@@ -23,8 +23,8 @@ Replication::Effort effort_for(const PlannerOptions& options) {
   return {.short_list = 8, .long_list = 48, .replaceable = 2};
 }
 
-// In large groups, a few candidates per change leave most ranks untried. Trying more takes longer, and the usual number
-// suffices for most micro-steps.
+// In large groups, the usual number of candidates per change leaves most ranks untried. It suffices for most
+// micro-steps, and more candidates take longer.
 Replication::Effort widened(const Replication::Effort& effort, int num_ranks) {
   if (num_ranks <= kUsualRanks) return effort;
   const int factor = std::max(1, std::min(num_ranks / kRanksPerCandidate, kMostCandidates) / effort.short_list);

@@ -3,15 +3,15 @@
 // Stage P, replication: adds guests at the bottleneck, for one micro-step.
 //
 // Problem. With the present guests, no assignment brings every rank down to the target. Change as few guest slots as
-// possible so that some assignment does.
+// possible so that an assignment does.
 //
-// Method. Evaluate the best candidates of GuestSearch exactly, on a scratch copy, and apply the best, then the rest of
-// the short list while each retains most of its own gain. Once the target is reached, undo each copy that the others,
-// possibly with other experts in their slots, make unnecessary. If no candidate helps, groups of more than 64 ranks
-// start again with more candidates per change: a quarter of the number of ranks, at most 128. If none of these helps,
-// raise the target by a quarter of the gap to the largest load reached: balance is best effort, limited by the guest
-// slots. Under residency `shared`, where every guest is a copy, repeat the search with perturbed scores. Of the results
-// with the lowest target, keep the one with the fewest copies.
+// Method. Evaluate the best candidates of GuestSearch exactly, on a scratch copy, and apply the best. Apply further
+// candidates of the short list while they retain most of their gain. Once the target is reached, undo each copy that
+// the others, possibly with other experts in their slots, make unnecessary. If no candidate helps, groups of more than
+// 64 ranks start again with more candidates per change (a quarter of the ranks, at most 128). If none of these helps,
+// raise the target by a quarter of the gap to the largest load reached, since too few guest slots may make the target
+// infeasible. Under residency `shared`, where every guest is a copy, repeat the search with perturbed scores. Of the
+// results with the lowest target, keep the one with the fewest copies.
 //
 // Every accepted change lowers the excess, so the search ends; the numbers of variants and target raises are bounded.
 // Cost: one scoring per round, and one or two calls of `relieve` per trial.
@@ -31,11 +31,11 @@ class Replication {
     int replaceable;  // replaces a copy only if undoing it leaves excess below its tokens / replaceable; 0: always
   };
 
-  // `graph` holds the guests present before micro-step m, then those after it. Sets `assignment` to the quotas of m,
-  // with the largest load at the target or as close to it as the search gets.
+  // On entry, `graph` has the guests present before micro-step m; on return, the guests that serve m. Sets `assignment`
+  // to the quotas of m. The largest load is at the target, or above it if the search finds no better quotas.
   void balance(int m, ReplicaGraph& graph, Assignment& assignment);
 
-  // As balance(), with a single search. A nonzero `variant` perturbs the scores.
+  // Like balance(), but with a single search. A nonzero `variant` perturbs the scores.
   void search_variant(int variant, int m, ReplicaGraph& graph, Assignment& assignment) {
     variant_ = variant;
     search(m, graph, assignment);

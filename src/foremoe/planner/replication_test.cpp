@@ -1,4 +1,4 @@
-// Stage P: reaches the target of one micro-step with as few guests as possible.
+// Tests that stage P reaches the target of one micro-step with the fewest guests.
 
 #include "foremoe/planner/replication.h"
 
@@ -18,7 +18,7 @@ struct Balanced {
   std::int64_t level() const { return *std::ranges::max_element(assignment.rank_load); }
 };
 
-// Plans micro-step m from the guests in `found`. Checks that all tokens are served and that homes stay.
+// Plans micro-step m from the guests in `found`. Checks that all tokens are served and that homes do not change.
 Balanced balance(const LayerProblem& p, const PlannerOptions& options, int m, const ReplicaGraph& found) {
   Balanced b{.graph = found};
   Replication(p, options).balance(m, b.graph, b.assignment);
@@ -133,7 +133,7 @@ TEST(Replication, RespectsAndUsesItsBudgets) {
   EXPECT_LT(budgeted - 40, 0.6 * (vanilla - 40)) << "of the imbalance at homes, one copy per rank or source mends much";
 }
 
-// If the load repeats, the guests copied for it the first time suffice.
+// If the load repeats, the guests copied the first time suffice.
 TEST(Replication, CopiesNothingWhenTheLoadRepeats) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const LoadTable load = test::bursty_load({.micro_steps = 1, .ranks = 8, .experts = 32}, seed);

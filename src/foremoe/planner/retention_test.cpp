@@ -184,7 +184,7 @@ INSTANTIATE_TEST_SUITE_P(InFlightGuestSlotsMicroSteps, EverySmallCache,
                                          std::tuple{1, 2, 3}, std::tuple{2, 2, 3}, std::tuple{4, 2, 3},
                                          std::tuple{1, 3, 3}, std::tuple{2, 3, 2}, std::tuple{4, 3, 3}));
 
-// One copy per event, two guest slots: an earlier event can often make a copy for which the current one lacks budget.
+// One copy per event, two guest slots. An earlier event can often make a copy that exceeds the current budget.
 class EverySmallCacheOnABudget : public testing::TestWithParam<int> {};
 
 TEST_P(EverySmallCacheOnABudget, RarelyMissesMoreGuestsThanTheBestSchedule) {
@@ -258,7 +258,7 @@ TEST(RetainGuests, CopiesEarlierIfTheRanksBudgetIsSpent) {
   EXPECT_EQ(num_copies(c, guests), 2);
 }
 
-// As above for a source: ranks 1 and 2 need an expert of rank 0 in the same micro-step.
+// The same for a budget per source: ranks 1 and 2 need an expert of rank 0 in the same micro-step.
 TEST(RetainGuests, CopiesEarlierIfTheSourcesBudgetIsSpent) {
   const Caches c = caches_of({{0, 0, 0}, {0, 0b1, 0b1}}, {.guest_slots = 1, .max_copies_per_source = 1});
   const GuestSlots guests = retain(c);

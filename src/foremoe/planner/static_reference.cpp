@@ -14,13 +14,13 @@ constexpr int kCertainRanks = 16;
 constexpr double kRemainingSweepFactor[BaseGuests::kMostSweeps + 1] = {0.93, 0.97, 0.99, 1};
 // [sweeps made]: largest load ÷ target from which a micro-step can still reach the target.
 constexpr double kMayExceed[BaseGuests::kMostSweeps] = {1.1, 1.05, 1.02};
-// Replaces kMayExceed[0] if the search makes hardly more copies than there are static guests (similar micro-steps).
+// Replaces kMayExceed[0] if micro-steps are similar: the search makes few more copies than there are static guests.
 constexpr double kMayExceedWhereAlike = 1.3;
 constexpr double kAlike = 1.15;  // copies of a search ÷ static guests
 // Largest ratio of copies to guest slots. Above it, micro-steps differ too much for one set of guests.
 constexpr std::int64_t kMaxCopiesPerSlot = 3;
-// Copies saved by static guests ÷ guests, from which sweeps are worth their time. Grows with the square of the group
-// size, like the time of a sweep per guest.
+// Least ratio of copies saved by static guests to guests for which sweeps are worth their time. Grows with the square
+// of the group size, like the time of a sweep per guest.
 constexpr double kWorthSweeps = 0.1;  // in groups of up to kUsualGroup ranks
 constexpr double kUsualGroup = 64;
 

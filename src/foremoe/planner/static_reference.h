@@ -1,19 +1,19 @@
 #pragma once
 
-// Guests that `static` would choose for a layer, computed only as far as needed to ensure that `resident` is not worse.
+// Chooses guests of `static` for one layer, until it is known whether `resident` is worse.
 //
-// Problem. Every `static` plan is also a `resident` plan, but the search for `resident` handles one micro-step at a
-// time, so its loads may end above those of guests chosen for all micro-steps together. Choosing static guests takes
-// longer than the whole search.
+// Problem. Every `static` plan is also a `resident` plan. The search for `resident` handles one micro-step at a time,
+// so its loads may exceed those of guests chosen for all micro-steps together. Choosing static guests takes longer than
+// the whole search.
 //
-// Method. Static guests are chosen in parts: growth, then up to three sweeps, each of which lowers the loads by less
-// than the previous part. After each part, a micro-step is skipped if its load with static guests is too high for later
-// parts to bring it below the search's load. In groups of more than kCertainRanks this is an estimate (no random step
-// refuted it). Smaller groups are swept until all targets are met, or to the end. balances_with() does not sweep if the
-// search makes fewer copies than there are static guests. In large groups it does not sweep to save few copies either:
-// less than a tenth of the guests with 64 ranks, a part that grows with the square of the group. It even skips growth
-// if the search hardly makes more copies than it has initial guests: stage B weighed these against copies, so fewer
-// static guests are not expected to meet all targets.
+// Method. Static guests are chosen in parts: growth, then up to three sweeps. Each part lowers the loads by less than
+// the previous one. After each part, a micro-step is skipped if the remaining parts cannot bring its load with static
+// guests below the search's load. In groups of more than kCertainRanks, this is an estimate, which was right in all
+// random steps. Smaller groups are swept until all targets are met or no sweep remains. balances_with() does not sweep
+// if the search makes fewer copies than there are static guests. Nor does it sweep in large groups if this would save
+// few copies. With 64 ranks, the limit is a tenth of the guests; it grows with the square of the group size.
+// balances_with() skips growth if the search makes few more copies than it has initial guests. Stage B weighed these
+// guests against copies, so fewer static guests are unlikely to meet all targets.
 
 #include <cstdint>
 
@@ -29,10 +29,10 @@ class StaticReference {
   // Returns whether static guests may bring m below a largest rank load of `level`. `level` is above m's target.
   bool may_beat(int m, std::int64_t level);
 
-  // Returns whether may_beat() is exact. It is in small groups, which are swept to the end.
+  // Returns whether may_beat() is exact: only in small groups, which are swept to the end.
   bool is_certain() const;
 
-  // As may_beat(), after choosing guests as far as needed for an exact answer.
+  // Like may_beat(), but chooses further guests as needed. True is certain, false only if is_certain().
   bool beats(int m, std::int64_t level);
 
   // Returns whether at most `copies` static guests meet the targets of all micro-steps.

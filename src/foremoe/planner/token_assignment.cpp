@@ -20,7 +20,7 @@ static void move_tokens(const ReplicaGraph& graph, Assignment& a, int slot, std:
   a.rank_load[graph.rank_of(slot)] += tokens;
 }
 
-// Full evaluation for debug builds: no quota is negative or in an empty slot, and rank loads are sums of quotas.
+// Full check for debug builds: no quota is negative or in an empty slot, and rank loads are sums of quotas.
 [[maybe_unused]] static bool adds_up(const ReplicaGraph& graph, const Assignment& a) {
   for (int r = 0; r < graph.num_ranks(); ++r) {
     std::int64_t load = 0;
@@ -33,7 +33,7 @@ static void move_tokens(const ReplicaGraph& graph, Assignment& a, int slot, std:
   return true;
 }
 
-// Raises the holders of one expert to a common level (water-filling). Holders above the level get nothing.
+// Raises the holders of one expert to a common level (water-filling). Holders above the level receive no tokens.
 static void fill_holders(const ReplicaGraph& graph, int expert, std::int64_t tokens, Assignment& a) {
   // Each pass excludes the holders above the level, which lowers it, until no holder is above it.
   std::int64_t level = std::numeric_limits<std::int64_t>::max();

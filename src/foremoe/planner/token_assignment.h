@@ -6,18 +6,18 @@
 // expert's slots sum to w(e) and the largest rank load is minimal.
 //
 // Method. Start from any assignment and a target: the larger of ⌈mean⌉ and the densest expert's ⌈tokens / holders⌉.
-// While a rank is above the target, search breadth-first from all such ranks. There is an edge from rank a to rank b if
-// an expert with tokens on a has a replica on b. When the search reaches a rank below the target, move tokens along the
-// path to it. If a search moves none, the set S of visited ranks is closed: no expert with tokens in S has a replica
-// outside. Every assignment must serve all these tokens within S, so the target rises to ⌈load(S) / |S|⌉.
+// While any rank is above the target, search breadth-first from all ranks above it. There is an edge from rank a to
+// rank b if an expert with tokens on a has a replica on b. When the search reaches a rank below the target, move tokens
+// along the path to it. If a search moves none, the set S of visited ranks is closed: no expert with tokens in S has a
+// replica outside. Every assignment must serve all these tokens within S, so the target rises to ⌈load(S) / |S|⌉.
 //
-// Guarantee. The result is optimal, because the target is always a lower bound: S is the certificate (the maximum
-// density of an induced subgraph, FineMoE eq. 3), and the final assignment attains the target. Moves are whole tokens,
-// so the optimum is integral and equals the ceiling of the fractional optimum.
+// Guarantee. The result is optimal: the target is always a lower bound, certified by S (the maximum density of an
+// induced subgraph, FineMoE eq. 3), and the final assignment attains it. Moves are whole tokens, so the optimum is
+// integral and equals the ceiling of the fractional optimum.
 //
 // Complexity. A search costs O(slots) and ends early once it has visited every rank. It uses shortest paths, so the
 // number of searches does not depend on the loads (Edmonds, Karp). Closed sets shrink as the target rises, so it rises
-// at most R times, and rarely more than once. Quotas and loads have 64 bits, so sums of loads near 2³¹ are exact.
+// at most R times, and rarely more than once. Quotas and loads have 64 bits, so sums of loads near 2³¹ do not overflow.
 //
 // Prior art. With one token per (expert, slot) edge this is an optimal semi-matching: Harvey, Ladner, Lovász, Tamir,
 // "Semi-matchings for bipartite graphs and load balancing" (WADS 2003; J. Algorithms 59, 2006). Its cost-reducing paths
@@ -52,11 +52,11 @@ struct Assignment {
 // Moves tokens between ranks until a target is met. Reuses its memory between calls: a warm call allocates nothing.
 class AssignmentSearch {
  public:
-  // Moves tokens until no rank is above `target` or no further move exists. Returns the number of tokens above it,
-  // which is minimal over all assignments. If it is not 0, closed_set() is the set S.
+  // Moves tokens until no rank is above `target` or no further move exists. Returns the number of tokens above the
+  // target, which is minimal over all assignments. If it is not 0, closed_set() is the set S.
   std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
-  // As relieve(), but with a single search, which makes most of the moves in a fraction of the time. Evaluates trials.
+  // Like relieve(), but with a single search, which makes most moves in a fraction of the time. For trials.
   std::int64_t relieve_once(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment);
 
   // The closed set S in visiting order, after a call of relieve() that left tokens above its target.
@@ -64,9 +64,9 @@ class AssignmentSearch {
   bool in_closed_set(int rank) const { return visited_[rank] != 0; }
 
  private:
-  // Starts a search at all ranks above the target. Returns the number of tokens above it.
+  // Starts a search at all ranks above the target. Returns the number of tokens above the target.
   std::int64_t start(const ReplicaGraph& graph, std::int64_t target, const Assignment& assignment);
-  // Visits all ranks reachable from these and moves tokens to ranks below the target. Returns the remaining `excess`.
+  // Visits all reachable ranks and moves tokens to ranks below the target. Returns the remaining `excess`.
   std::int64_t search(const ReplicaGraph& graph, std::int64_t target, std::int64_t excess, Assignment& assignment);
   // Moves as many tokens as possible along the path that reached `sink`. Returns their number.
   std::int64_t augment(const ReplicaGraph& graph, std::int64_t target, int sink, Assignment& assignment) const;
@@ -84,9 +84,10 @@ class AssignmentSearch {
 // expert over its holders by water-filling, so later experts even out earlier ones. A good start for `assign_tokens`.
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& assignment);
 
-// Computes the exact optimum from any assignment of the same tokens. `lower_bound` must be valid (⌈mean⌉). Returns the
-// largest rank load. `tight_set`, if given, receives ranks that prove this load optimal: it is the tokens of experts
-// replicated on these ranks only ÷ number of ranks, rounded up. `tight_set` stays empty if lower_bound is attained.
+// Computes the exact optimum from any assignment of the same tokens. `lower_bound` must not exceed the optimum
+// (⌈mean⌉). Returns the largest rank load. `tight_set`, if given, receives ranks that prove optimality: ⌈tokens of
+// experts with replicas only on these ranks ÷ number of these ranks⌉ is the largest load. It stays empty if lower_bound
+// is attained.
 std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, Assignment& assignment,
                            AssignmentSearch& search, std::vector<int>* tight_set = nullptr);
 

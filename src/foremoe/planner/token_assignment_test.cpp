@@ -1,4 +1,4 @@
-// Properties of stage T on random instances, and instances solved by hand.
+// Tests properties of stage T on random instances, and instances solved by hand.
 
 #include "foremoe/planner/token_assignment.h"
 

@@ -89,7 +89,7 @@ class FetchedLayer {
     }
   }
 
-  // Guests that stay keep their slots. The others take the free slots in ascending order.
+  // Guests that stay keep their slots. New guests take the free slots in ascending order.
   void fill_guests(int t) {
     std::vector<Share> newcomers;
     for (auto of_rank = shares_.begin(); of_rank != shares_.end();) {

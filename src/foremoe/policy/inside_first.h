@@ -1,10 +1,10 @@
 #pragma once
 
-// Node-first routing: the tokens of a source go in equal parts to the replicas on its own node, or to all replicas if
+// Node-first routing divides the tokens of a source equally among the replicas on its node, or among all replicas if
 // its node has none. LAER-MoE and Galvatron's FlexMoE route this way.
 //
-// Inferred: the remainder of the division goes to the lowest ranks. Galvatron adds it to parts that already include it.
-// Cost: O(ranks · experts · replicas).
+// Inferred: the remainder of the division goes to the lowest ranks. Galvatron adds the remainder to parts that already
+// include it. Cost: O(ranks · experts · replicas).
 
 #include <cstdint>
 #include <functional>

@@ -1,6 +1,6 @@
 #pragma once
 
-// The work that a published system does between a layer's router and its experts. The simulator charges its time.
+// The work that a published system does between a layer's router and its experts. The simulator charges its seconds.
 
 #include <span>
 
@@ -15,16 +15,16 @@ struct CopiesOfExpert {
   std::span<RankId> sources;      // sender of each copy; initially the home
 };
 
-// Chooses the sender of each copy. `sent` is [rank of the group]: the copies of earlier experts that each rank sends in
-// this turn. The function may add its own copies.
+// Chooses the sender of each copy. `sent` is [rank of the group]: the number of copies of earlier experts that each
+// rank sends in this turn. The function may add its copies.
 using ChooseSources = void (*)(const CopiesOfExpert& copies, std::span<int> sent);
 
 // The defaults describe a system that plans before the phase begins.
 struct OnlineWork {
   // Copies begin when the router of their layer and micro-step has run. A host-path arena must contain all experts.
   bool copies_after_router = false;
-  // Under `shared`, copies for a backward pass begin as early as in systems that plan ahead, because the forward pass
-  // has determined its plan. It then needs as many sets of guest slots as those systems.
+  // Under `shared`, copies for a backward pass begin at the same time as in systems that plan ahead, because the
+  // forward pass has determined its plan. The system then needs the same number of sets of guest slots.
   bool prefetches_in_backward = false;
   // Before planning, ranks gather all ranks' counts of the layer and micro-step. Charged as planning.
   bool gathers_loads = false;
@@ -35,20 +35,20 @@ struct OnlineWork {
   // Planning overlaps with sorting outgoing rows by expert, which hides at most the sorting time. The experts' time
   // includes sorting. Under dispatch `token`, rows are sent unsorted, so nothing is hidden.
   bool plans_beside_sorting = false;
-  // After dispatch, a rank computes its own experts, then its guests. With copies_after_router, copies also begin then.
+  // After dispatch, a rank computes its own experts, then its guests. With copies_after_router, copies begin then.
   bool own_experts_first = false;
   // With own_experts_first: planning also begins after dispatch. Homes receive all rows and forward those of guests.
   bool plans_after_dispatch = false;
   // With plans_after_dispatch: results of forwarded rows return to the homes in a separate exchange before combine. If
   // false, their return takes no time.
   bool results_return = false;
-  // Under `shared`: if activations are kept, guests are kept too, from a micro-step's forward to its backward.
+  // Under `shared`, if activations are kept: guests stay from a micro-step's forward to its backward.
   bool keeps_guests = false;
   // Every expert is sharded over all ranks. Each pass of a layer gathers the experts of a rank's slots from its peers,
-  // and a backward scatters their gradients (sim/sharded_experts.h). Homes store as little as other ranks.
+  // and a backward scatters their gradients (sim/sharded_experts.h). Homes store no more than other ranks.
   bool shards_experts = false;
   ChooseSources sources = nullptr;  // null: the home sends every copy
-  // A gradient goes to the rank that sent the copy, which adds it to its own gradient. If false, it goes straight home.
+  // A gradient goes to the rank that sent the copy, which adds it to its own gradient. If false, it goes to its home.
   bool gradients_go_to_sources = false;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Options that only one system has (FEPLB's number of dynamic experts, UltraEP's smallest replica, FineMoE's weights of
-// LP 4, the review's ε). They are set on copies of the registered policies. Each system declares its own in
+// Options of a single system: FEPLB's number of dynamic experts, UltraEP's smallest replica, FineMoE's weights of LP 4,
+// the review's ε. They are set on copies of the registered policies. Each system declares its options in
 // Policy::options().
 //
 //   PolicyWithOptions feplb = policy_with_options(policy_named("feplb"));

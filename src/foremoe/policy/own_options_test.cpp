@@ -1,4 +1,4 @@
-// Tests options of single systems: they are set on copies, in any order, and either all or none are set.
+// Tests that options of single systems are set on copies, in any order, and either all or none.
 
 #include "foremoe/policy/own_options.h"
 

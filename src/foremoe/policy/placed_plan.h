@@ -1,10 +1,10 @@
 #pragma once
 
-// Turns a policy's decisions into a plan. A policy chooses one of two things: a placement, that is, the experts of
-// every rank (plan_freely), or shares, that is, the tokens that leave home (plan_fetched). Slots, quotas and bounds are
-// derived alike in both cases.
+// Turns a policy's decisions into a plan. A policy chooses either a placement, i.e. the experts of every rank
+// (plan_freely), or shares, i.e. the tokens that leave home (plan_fetched). Both cases derive slots, quotas and bounds
+// in the same way.
 //
-// Planner options other than those of empty_plan() (budgets, preferences, stages) are neither used nor recorded.
+// The plan uses and records only the planner options of empty_plan(), not budgets, preferences or stages.
 
 #include <functional>
 #include <span>
@@ -22,10 +22,10 @@ namespace foremoe {
 // Throws InputError if an option is out of range or the homes do not have the load's shape.
 void check_policy_input(const PolicyInput& input);
 
-// Returns the previous step's load or nullptr. Throws InputError, naming it, if its layers or experts differ in number.
+// Returns the previous step's load or nullptr. Throws InputError if its number of layers or experts differs.
 const LoadTable* former_load(const PolicyInput& input);
 
-// Returns the previous plan if `policy` made it with equally many layers, ranks, experts and guest slots, else nullptr.
+// Returns the previous plan if `policy` made it for the same layers, ranks, experts and guest slots; else nullptr.
 const StepPlan* former_plan(const PolicyInput& input, std::string_view policy);
 
 // Returns the placement at the plan's last event: [rank][slot]. Requires an event, which former_plan() checks.
@@ -34,7 +34,7 @@ Array<ExpertId, 2> last_placement(const StepPlan& plan, LayerId layer);
 // Tokens of one layer, summed over source ranks: [micro_step][expert].
 Array<std::int64_t, 2> layer_load(const LoadTable& load, LayerId layer);
 
-// Sums micro-steps first, …, first + count − 1 (default: all) of [micro_step][expert], tokens. Returns [expert].
+// Returns the tokens per expert, summed over `count` micro-steps from `first` on (default: all micro-steps).
 std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load, std::size_t first,
                                                std::size_t count);
 std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load);
@@ -50,18 +50,18 @@ PlannedStep plan_layers(StepPlan plan, ThreadPool& pool,
 // Placements. The plan has residency `free`. A policy that leaves every expert at home and never changes guests within
 // a step gets residency `resident` instead, which allows any number of micro-steps in flight.
 //
-// Slots. Replicas of one expert on one rank are merged into one, which serves the sum of their parts; the slots that
-// this frees stay empty. An expert that stays on a rank from one event to the next keeps its slot. New experts, in
-// ascending order, take the lowest free slots. Before the first event, the home slots contain the home experts.
+// Slots. Replicas of one expert on one rank are merged into one, which serves the sum of their parts. The other slots
+// stay empty. An expert that stays on a rank from one event to the next keeps its slot. New experts, in ascending
+// order, take the lowest free slots. Before the first event, the home slots contain the home experts.
 //
 // Tokens, by the split:
 //   equal   every replica, counted before merging, serves the same whole number of tokens, and the replicas on the
 //           lowest ranks serve one token of the remainder each. Published systems route at random or round robin, so
-//           their parts are equal on average; exact equality and the order of the remainder are our reading.
+//           their parts are equal on average. Exactly equal parts and the order of the remainder are our assumptions.
 //   exact   the smallest maximum rank load that these replicas permit (planner/token_assignment.h)
 //   own     the policy splits the tokens itself (own_split)
 //
-// Homes stay as given: they record who owns an expert, not who serves it.
+// Homes do not change. They record which rank owns an expert, not which ranks serve it.
 enum class Split : std::uint8_t { kEqual, kExact };
 
 // Fills `assignment` with the quotas of micro-step m for the replicas in `graph`, whose slots are the plan's. `load` is
@@ -80,23 +80,23 @@ struct FreePolicy {
   // kFree or kResident. kResident needs one placement for the whole step, with every expert at its home.
   Residency residency = Residency::kFree;
   // [layer], set by place(): CPU seconds spent once per step. If empty, all of place()'s time counts as once per step
-  // when one placement serves several micro-steps; otherwise none does.
+  // if one placement serves several micro-steps. Otherwise no time does.
   std::span<const double> once_cpu_seconds = {};
 };
 
-// Returns Skipped if R does not divide E, or if residency is `free` and more than one micro-step is in flight: the
-// order of events then has backward events, and an expert away from its home has no backward pass. All planning time
-// except place()'s once-per-step part counts as planning_cpu_seconds.
+// Returns Skipped if R does not divide E, or if residency is `free` and more than one micro-step is in flight. The
+// order of events then has backward events, but an expert away from its home has no backward pass. Planning time counts
+// as planning_cpu_seconds, except place()'s once-per-step part.
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool);
 
 // Shares. The plan has residency `shared`: guests are fetched again for every use.
 //
 // Slots. Home experts take the home slots. The guests of an event, experts ascending, take a rank's guest slots in
 // ascending order. A guest that its rank also had at the previous event keeps its slot.
-// Tokens. A guest serves its share, the home serves the rest.
+// Tokens. A guest serves its share; the home serves the rest.
 // In flight. Both passes of a micro-step have the same guests and quotas.
 
-// Load of one layer in one micro-step: the input of a policy that plans each such pair separately.
+// Load of one layer in one micro-step, the input of a policy that plans each such pair separately.
 struct LayerLoad {
   MicroStepId micro_step;
   LayerId layer;
@@ -125,7 +125,7 @@ using ChooseShares = std::function<void(const LayerLoad& load, std::vector<Share
 
 struct FetchedPolicy {
   std::string_view name;
-  // Called once per layer, from several threads. The result is called for that layer's micro-steps in ascending order.
+  // Called once per layer, from several threads. Its result is called for that layer's micro-steps in ascending order.
   std::function<ChooseShares(LayerId layer)> of_layer;
   // [layer][expert], E/R experts per rank. Replaces the input's homes; changes count as home moves. Empty: no change.
   ArrayView<const RankId, 2> home = {};

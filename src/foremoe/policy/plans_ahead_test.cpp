@@ -16,7 +16,7 @@ using test::plan_of;
 using test::PlanRun;
 using test::result_of;
 
-// Whether the placement in the first micro-step depends on the loads of micro-steps first, …, end − 1.
+// Returns whether the placement in micro-step 0 depends on the loads of micro-steps [`first`, `end`).
 bool first_micro_step_depends_on(int first, int end, std::string_view policy, const PlanRun& run) {
   LoadTable other = run.load;
   for (int m = first; m < end; ++m) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Common interface to the planners of all systems, so that comparisons are on equal terms. A policy turns loads into a
-// plan that `check_plan` accepts, or returns the reason why it is not defined for the input.
+// Common interface to the planners of all systems, for fair comparisons. A policy turns loads into a plan that
+// `check_plan` accepts, or returns the reason why it is not defined for the input.
 
 #include <functional>
 #include <memory>
@@ -39,7 +39,7 @@ class Policy {
   virtual std::string_view name() const = 0;
   virtual std::string_view summary() const = 0;  // one line for `--help`
   virtual OnlineWork online() const { return {}; }
-  // Whether the step is planned ahead, from its own recorded routes. If so, the step waits for the planning that
+  // Returns whether the step is planned ahead from its own recorded routes. If so, it waits for the planning that
   // precedes its first micro-step. False if the plan uses an earlier step's routes, the router's output, or no routes.
   virtual bool plans_ahead(const PolicyInput& input) const = 0;
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
@@ -58,7 +58,7 @@ const std::vector<std::unique_ptr<Policy>>& all_variants();
 std::vector<const Policy*> all_policies();         // systems, then variants
 const Policy* find_policy(std::string_view name);  // nullptr if unknown
 
-// Throw InputError (field `policy`), listing the valid names, for an unknown name. In a list, "all" means every system.
+// Throw InputError (field `policy`) with the valid names for an unknown name. In a list, "all" means every system.
 const Policy& policy_named(const std::string& name);
 std::vector<const Policy*> policies_named(const std::vector<std::string>& names);
 

@@ -220,7 +220,7 @@ TEST_P(PolicyOnTable, EplbMatchesTheReferenceImbalance) {
   EXPECT_NEAR(figures.rho.mean, GetParam().eplb_mean, kHalfDigit);
 }
 
-// Some policies take seconds per layer of 64 ranks in a debug build. Of such tables, the test uses only the first
+// Some policies take seconds per layer of 64 ranks in a debug build. For such tables, the test uses only the first
 // micro-steps of one layer, unless FOREMOE_EVERY_TABLE is set (scripts/check dev).
 TEST_P(PolicyOnTable, EveryPolicyPlansCorrectly) {
   const bool whole = load_.num_ranks() < 64 || std::getenv("FOREMOE_EVERY_TABLE") != nullptr;

@@ -4,8 +4,8 @@
 //
 // Errors. A variance estimates the mean squared error of a correct float32 computation, in units of (2⁻²⁴)², to first
 //   order. Every rounding contributes the square of its maximum relative error, and squares of independent errors add
-//   (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019). A sum of n terms has n roundings,
-//   each bounded by the magnitude of the sum or by the root sum of squares of its terms: n·(sum² + Σ terms²).
+//   (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019). A sum of n terms contributes
+//   n·(sum² + Σ terms²): n roundings, where sum² + Σ terms² estimates a partial sum's square.
 
 #include <span>
 #include <vector>

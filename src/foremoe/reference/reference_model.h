@@ -1,7 +1,7 @@
 #pragma once
 
-// Reference for all runs: the same model in float64 on one rank, without plans, ForeMoE's kernels or communication.
-// Shares with the runtime only the drawn tensors (draw) and the routes that were used.
+// Reference for all runs: computes the same model in float64 on one rank. Uses no plan, no communication and none of
+// the runtime's kernels. Shares with the runtime only the drawn tensors (draw) and the routes that were used.
 
 #include <functional>
 #include <span>

@@ -224,7 +224,7 @@ TEST(ReferenceModel, GradientDescentReducesTheLossByRateTimesSquaredGradient) {
   EXPECT_NEAR((before.loss - run_tiny(model, true).loss) / (kRate * slope_squared), 1, 1e-3);
 }
 
-// Adam's first step is rate·sign(gradient), and so are further steps with the same gradient.
+// Adam's first step is rate·sign(gradient). Further steps with the same gradient equal the first.
 TEST(ReferenceModel, AdamStepsByTheRateForAConstantGradient) {
   ReferenceModel model = model_of(kTiny), by_hand = model_of(kTiny);
   ReferenceResult gradients = run_tiny(model, true);

@@ -3,8 +3,8 @@
 // The reference's forward and backward of one source in one micro-step, over all layers. reference_model.h sums the
 // results. Values carry rounding variances if requested (reference_expert.h).
 //
-// Entries are [token·k + j]. The rows of an expert are its entries, in ascending order. Threads split the tokens or the
-// experts, and each thread writes only results of its own part.
+// Entries are [token·k + j]. An expert's rows are its entries in ascending order. Threads divide the tokens or the
+// experts. Each thread writes only the results of its own tokens or experts.
 
 #include <span>
 #include <vector>
@@ -40,8 +40,8 @@ class ReferencePass {
   // Runs all layers on an exact input.
   Rounded forward(std::vector<double> input, bool variances);
 
-  // Computes the gradient of the input from that of the output. Adds to the gradients of experts and routers, and to
-  // their variances if dy has one. `rows` [layer][expert]: rows of the whole step.
+  // Computes the input gradient from the output gradient. Adds the gradients of experts and routers, and their
+  // variances if dy has variances. `rows` [layer][expert]: rows of the whole step.
   Rounded backward(Rounded dy, const Array<double, 2>& rows, RoundedTensors& sums);
 
  private:

@@ -108,7 +108,7 @@ class Comparison {
     }
   }
 
-  // Sums the ranks' gradients, each of which covers the rank's own tokens.
+  // Sums the ranks' gradients. Each rank's gradient covers only its own tokens.
   void routers(const Visit& visit) const {
     const Array<std::vector<float>, 2>& x = result_.router_gradient;
     for (std::size_t l = 0; l < x.extent(0); ++l) {

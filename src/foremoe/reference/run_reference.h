@@ -12,9 +12,9 @@
 
 namespace foremoe {
 
-// A tensor is correct if its error is within kMaxRelativeError of the reference's largest element. If terms nearly
-// cancel in every element, which happens in tensors of a few elements, float32 does not have enough digits. Then every
-// element must be within its rounding error (reference_expert.h, tensor_error.h).
+// A tensor is correct if its error is within kMaxRelativeError of the reference's largest element. In tensors of a few
+// elements, the terms of all elements may nearly cancel, and float32 has too few digits for this bound. Every element
+// must then be within its rounding error (reference_expert.h, tensor_error.h).
 inline constexpr double kMaxRelativeError = 1e-5;
 inline constexpr double kMaxLossError = 1e-4;  // relative error of a step's loss; checked for SGD
 

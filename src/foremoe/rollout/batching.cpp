@@ -65,9 +65,9 @@ Tuple merge_tuples(Tuple a, Tuple b, std::size_t num_parts, std::vector<int>& ne
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Lower bound on the number of bins of this capacity (Martello and Toth's bound L2). For each threshold t: every item
-// above half the capacity needs its own bin. In bins with an item above capacity − t, no item of at least t fits. The
-// other items of at least t fill the free space of the other bins, then new bins. Items must not exceed the capacity.
+// Lower bound on the number of bins of this capacity (Martello and Toth's bound L2). Every item above half the capacity
+// needs its own bin. For each threshold t, no item of at least t fits in a bin with an item above capacity − t. The
+// other items of at least t fill the other bins, then new bins. Items must not exceed the capacity.
 std::int64_t least_bins(std::vector<std::int64_t> sizes, std::int64_t capacity) {
   std::ranges::sort(sizes, std::greater<>{});
   std::vector<std::int64_t> sum(sizes.size() + 1, 0);  // [n]: sum of the n largest
@@ -181,8 +181,7 @@ Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options
   return balanced_batching(lengths, options, trace.name);
 }
 
-Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
-                           const std::string& name) {
+void expect_fit(std::span<const std::int64_t> lengths, const BatchingOptions& options, const std::string& name) {
   check(options);
   if (options.num_ranks == 0) {
     throw InputError({.file = name}, "no batching was recorded: give the number of `ranks`");
@@ -195,6 +194,11 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
                       lengths[s], options.tokens_per_rank));
     }
   }
+}
+
+Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
+                           const std::string& name) {
+  expect_fit(lengths, options, name);
   const std::int64_t bins = least_bins({lengths.begin(), lengths.end()}, options.tokens_per_rank);
   int micro_steps = static_cast<int>(std::max<std::int64_t>(1, ceil_div(bins, options.num_ranks)));
   // Terminates at the latest with one micro-step per sequence, which always fits.
@@ -205,6 +209,15 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
   batching->ranks_per_node = options.ranks_per_node != 0 ? options.ranks_per_node : kDefaultRanksPerNode;
   batching->ranks_per_node = std::min(batching->ranks_per_node, options.num_ranks);
   return *batching;
+}
+
+void record_batching(const Batching& batching, RoutingTrace& trace) {
+  trace.ranks = batching.num_ranks;
+  trace.ranks_per_node = batching.ranks_per_node;
+  trace.micro_step.clear();
+  trace.rank.clear();
+  for (const MicroStepId m : batching.micro_step) trace.micro_step.push_back(m.value);
+  for (const RankId r : batching.rank) trace.rank.push_back(r.value);
 }
 
 }  // namespace foremoe

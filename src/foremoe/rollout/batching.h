@@ -34,15 +34,21 @@ struct BatchingOptions {
 };
 
 // Returns the recorded batching if the options specify no rank count or the recorded one; otherwise balances by tokens.
-// Throws InputError as balanced_batching(), and if neither trace nor options give a rank count.
+// Throws InputError like balanced_batching(), and also if neither trace nor options specify a rank count.
 Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options);
 
-// Distributes sequences over as few micro-steps as possible, by Karmarkar–Karp on tokens: first over micro-steps, then
-// over ranks. No rank gets more than tokens_per_rank: if Karmarkar–Karp exceeds it, tries one more micro-step.
-// Micro-steps, and ranks within them, are numbered by their first sequence. num_ranks is required. A sequence longer
-// than tokens_per_rank is an InputError. `name`: source of the lengths, for messages.
+// Distributes sequences first over micro-steps, then over ranks, using Karmarkar–Karp on tokens. Uses the fewest
+// micro-steps: if a rank would get more than tokens_per_rank, tries one more. Micro-steps, and ranks within each
+// micro-step, are numbered in the order of their first sequences. num_ranks is required. Throws InputError if a
+// sequence is longer than tokens_per_rank. `name`: source of the lengths, for messages.
 Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
                            const std::string& name);
+
+// Throws InputError for invalid options, no rank count, or the first sequence longer than tokens_per_rank.
+void expect_fit(std::span<const std::int64_t> lengths, const BatchingOptions& options, const std::string& name);
+
+// Makes this the recorded batching of the trace.
+void record_batching(const Batching& batching, RoutingTrace& trace);
 
 // Partitions numbers into k parts with nearly equal sums.
 //

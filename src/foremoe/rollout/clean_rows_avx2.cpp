@@ -53,7 +53,7 @@ __attribute__((target("avx2"))) inline __m256i broadcast(int value) {
   if constexpr (EntryBytes == 4) return _mm256_set1_epi32(value);
 }
 
-// Every pair of entries coincides under some rotation, and rotations by i and TopK − i compare the same pairs. Half of
+// Each pair of entries is compared by some rotation, and rotations by i and TopK − i compare the same pairs. Half of
 // the rotations are therefore sufficient.
 template <std::size_t EntryBytes, std::size_t TopK>
 __attribute__((target("avx2"))) bool clean_rows(const std::byte* rows, std::size_t bytes, int num_experts) {

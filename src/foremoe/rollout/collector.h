@@ -32,14 +32,14 @@ class RolloutCollector {
   // `name` is for messages and display.
   explicit RolloutCollector(const Shape& shape, std::string name = {});
 
-  // Adds one finished sequence, routes [token][layer][top_k]. Throws InputError and stores nothing if the number was
-  // already used, the bytes are not a whole number of tokens, or a row is malformed.
+  // Adds one finished sequence, routes [token][layer][top_k]. Throws InputError and stores nothing if the sequence
+  // number was already used, the bytes are not a whole number of tokens, or a row is malformed.
   void add(int sequence, RouteType type, std::span<const std::byte> routes);
 
   std::size_t num_sequences() const;
   std::size_t bytes_of_counts() const;
 
-  // Lengths in tokens of sequences 0, 1, …, as needed for batching. Throws InputError if a number is missing.
+  // Lengths in tokens of sequences 0, 1, …, as needed for batching. Throws InputError if a sequence is missing.
   std::vector<std::int64_t> sequence_lengths() const;
 
   // Throws InputError unless the batching covers exactly the finished sequences.

@@ -1,21 +1,21 @@
 #pragma once
 
-// Counts recorded routes and validates them, in one sweep over memory: how often each expert of each layer was chosen,
-// and whether every row is valid (all sentinel, or distinct experts in range).
+// Counts how often each expert of each layer was chosen in recorded routes, and checks that every row is valid (all
+// sentinel, or distinct experts in range). One sweep over memory does both.
 //
-// This sweep is the only validation of routes: reading a trace checks everything else, so that a file of many gigabytes
-// is read once. To validate routes without counting, call check_routes.
+// Only this sweep validates routes. Reading a trace checks everything else, so a file of many gigabytes is read only
+// once. To validate routes without counting, call check_routes.
 //
 // Method. Routes are stored token by token, so consecutive rows belong to different layers and use different counters.
-// Counting is a scatter without dependent additions, into a 16-bit histogram that fits the L1 cache (2·layers·experts
-// bytes) and is added to the caller's 64-bit counts every 65,535 tokens. Validation runs a few hundred bytes ahead,
-// many rows at once if the processor has vector instructions: entries are distinct if a row differs everywhere from its
-// own rotations, and in range if the maximum is. Rows that fail, including missing rows, are checked one by one. With
-// AVX-512 and the shape of most models (U8, top-8, up to 128 experts), rows become bit sets that are added for 64
-// experts at a time (count_rows_avx512.cpp).
+// Counting scatters increments, without dependent additions, into a 16-bit histogram that fits the L1 cache
+// (2·layers·experts bytes). The histogram is added to the caller's 64-bit counts every 65,535 tokens. Validation runs a
+// few hundred bytes ahead, on many rows at once if the processor has vector instructions. Entries are distinct if a row
+// differs everywhere from its own rotations, and in range if their maximum is in range. Rows that fail, including
+// missing rows, are checked one by one. With AVX-512 and the shape of most models (U8, top-8, up to 128 experts), rows
+// become bit sets that are added for 64 experts at a time (count_rows_avx512.cpp).
 //
-// Cost: the scatter needs one addition to memory per id, about one cycle. Vectorised validation adds a tenth of that,
-// validation row by row three times as much. Bit sets need half a cycle in total. Measured in lab/performance.md.
+// Cost: the scatter needs one addition to memory per id, about one cycle. Vectorised validation adds a tenth of that;
+// row-by-row validation adds three times as much. Bit sets need half a cycle in total. Measured in lab/performance.md.
 
 #include <cstddef>
 #include <cstdint>

@@ -127,8 +127,8 @@ class DamagedRoutes : public testing::TestWithParam<RouteType> {
     std::ranges::copy(saved, bytes_->begin());
   }
 
-  // Calls f with the index of every entry of the first two tokens. The only missing token is far behind, so that its
-  // row-by-row check does not cover them.
+  // Calls f with the index of every entry of the first two tokens. The only missing token is far from these two, so
+  // that its row-by-row check does not cover them.
   void for_each_entry(int top_k, const std::function<void(std::size_t)>& f) {
     std::tie(trace_, bytes_) = make_random_trace(
         {.type = GetParam(), .lengths = {kTokens}, .num_layers = kLayers, .top_k = top_k, .num_experts = 20});

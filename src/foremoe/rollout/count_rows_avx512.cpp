@@ -4,8 +4,8 @@
 //
 // Eight rows, one per 64-bit lane, become two words of bits each: bit e is set if the row contains expert e. Shifts by
 // 64 or more produce 0, which drops the sentinel and ids outside the word. Counting then adds single bits, for 64
-// experts of eight layers at once: bit b of counter e is bit e of plane b, and three full adders add four tokens. Eight
-// planes count to 255, and are then unpacked.
+// experts of eight layers at once. Bit e of plane b stores bit b of counter e. Three full adders add four tokens. Eight
+// planes count to 255 and are then unpacked.
 
 #if defined(__x86_64__)
 
@@ -95,7 +95,7 @@ FOREMOE_AVX512 void flush(const Counters& c, std::size_t row, std::uint16_t* his
 }
 
 // Counts at most kTokensPerBlock tokens. Processes eight layers at a time, so that counters stay in registers. The last
-// group of eight ends with the last layer and may overlap the previous group; repeated rows are not flushed. The
+// group of eight ends with the last layer and may overlap the previous group; the overlap is flushed only once. The
 // strided access defeats the hardware prefetcher, so the next block is prefetched line by line.
 FOREMOE_AVX512 bool count_block(const RouteShape& shape, const std::byte* rows, std::size_t num_tokens,
                                 std::uint16_t* histogram) {

@@ -9,8 +9,10 @@ FileKind file_kind(const Safetensors& file) {
   if (format == kTraceFormat) return FileKind::kTrace;
   if (format == kLoadFormat) return FileKind::kLoad;
   if (format == kPlanFormat) return FileKind::kPlan;
-  file.fail("__metadata__.format", "",
-            fmt::format("'{}', expected {}, {} or {}", format, kTraceFormat, kLoadFormat, kPlanFormat));
+  if (format == kHomesFormat) return FileKind::kHomes;
+  file.fail(
+      "__metadata__.format", "",
+      fmt::format("'{}', expected {}, {}, {} or {}", format, kTraceFormat, kLoadFormat, kPlanFormat, kHomesFormat));
 }
 
 FileKind file_kind(const std::string& path) { return file_kind(Safetensors::open(path)); }

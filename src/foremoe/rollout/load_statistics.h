@@ -1,7 +1,7 @@
 #pragma once
 
-// Imbalance statistics of a load. Loads are typically stable but skewed over the step, and vary strongly between
-// micro-steps (ForeMoE, figure 4). Pure functions of the table; `foremoe inspect` prints them.
+// Imbalance statistics of a load, printed by `foremoe inspect`. All are pure functions of the table. Over a step, loads
+// are typically skewed and similar to the previous step's. They vary strongly between micro-steps (ForeMoE, figure 4).
 
 #include <algorithm>
 #include <array>
@@ -15,11 +15,11 @@
 
 namespace foremoe {
 
-// Assignments over all micro-steps, layers, ranks and experts: tokens, each counted once per chosen expert.
+// Number of assignments over all micro-steps, layers, ranks and experts. Each token counts once per chosen expert.
 std::int64_t num_assignments(const LoadTable& table);
 
-// Load violations as defined by verl, over the experts of a layer, with d = load ÷ mean − 1: of the most loaded expert,
-// of the least loaded (−1: never chosen), and the mean absolute deviation. All 0 without load.
+// verl's load violations over the experts of a layer, with d = load ÷ mean − 1: the largest d, the smallest d (−1: an
+// expert was never chosen), and the mean |d|. All 0 without load.
 struct LoadViolation {
   double max_vio = 0;  // max d
   double min_vio = 0;  // min d
@@ -48,7 +48,7 @@ std::vector<LayerStatistics> layer_statistics(const LoadTable& table, ArrayView<
 // ρ of each micro-step, all experts at home: [micro_step][layer].
 Array<double, 2> imbalance_ratios(const LoadTable& table, ArrayView<const RankId, 2> home);
 
-// Bounds of the ρ buckets by which documents and experiments count (layer, micro-step) pairs. The first bucket begins
+// Bounds of the ρ buckets in which documents and experiments count (layer, micro-step) pairs. The first bucket begins
 // at 1; the last has no upper bound.
 inline constexpr std::array<double, 4> kRhoBounds{1.1, 1.3, 1.5, 2.0};
 inline constexpr std::size_t kNumRhoBuckets = kRhoBounds.size() + 1;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The planner's input: how many tokens of each source rank chose each expert, in every layer of every micro-step. Known
-// in full before the micro-steps run.
+// The planner's input: how many tokens of each source rank chose each expert, in every layer of every micro-step. The
+// complete table is known before the micro-steps run.
 
 #include <array>
 #include <cstddef>
@@ -31,7 +31,7 @@ struct LoadTable {
   void expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> out) const;
 };
 
-// Throw InputError with file, field and index. Both check that no axis is empty or exceeds the limits of file_kind.h.
+// Both functions throw InputError with file, field and index if an axis is empty or exceeds the limits of file_kind.h.
 // expect_valid() also rejects negative or overflowing tokens, and top_k or ranks_per_node out of range.
 void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::string& file);
 void expect_valid(const LoadTable& table, const std::string& file);

@@ -2,7 +2,7 @@
 
 // Follows a running rollout: counts trace files as they appear in a folder, so that planning can begin when the last
 // sequence ends. Writers must create each file atomically, by a rename, as write_trace and `foremoe import` do. Each
-// name is counted once; its file may be deleted afterwards. The result depends on the names of files, not on their
+// file name is counted once; the file may be deleted afterwards. The result depends on the names of files, not on their
 // order of appearance.
 
 #include <chrono>
@@ -22,13 +22,13 @@ namespace foremoe {
 
 class RolloutFollower {
  public:
-  // `num_sequences`: number of sequences that ends the rollout; 0: a file named `done` ends it. Throws InputError if
+  // The rollout ends after `num_sequences` sequences, or if this is 0, with a file named `done`. Throws InputError if
   // the folder cannot be read.
   explicit RolloutFollower(std::string folder, std::int64_t num_sequences = 0);
 
   // Counts every new file *.safetensors whose name does not begin with a dot. Returns whether the rollout has ended.
-  // Throws InputError if a file is not a trace, has other layers or experts than the first, or has a malformed row; if
-  // there are more sequences than expected; or if `done` appears too early. The follower is then unusable.
+  // Throws InputError if a file is not a trace, differs from the first in layers or experts, or has a malformed row.
+  // Also throws for too many sequences, and if `done` appears too early. After a throw, the follower is unusable.
   bool poll(ThreadPool& pool);
 
   struct File {

@@ -48,7 +48,7 @@ RoutingTrace piece(std::vector<std::int64_t> lengths, std::uint64_t seed, RouteT
   return make_random_trace({.type = type, .lengths = std::move(lengths), .seed = seed}).first;
 }
 
-// Concatenates traces, as a single file would contain them.
+// Concatenates traces into one trace, like a single file.
 RoutingTrace joined(const std::vector<RoutingTrace>& parts) {
   RoutingTrace all = parts.front();
   const auto bytes = std::make_shared<std::vector<std::byte>>();

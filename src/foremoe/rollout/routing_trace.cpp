@@ -101,7 +101,7 @@ void expect_valid(const RoutingTrace& trace) {
   if (trace.micro_step.empty() != trace.rank.empty()) {
     fail(trace, trace.rank.empty() ? "rank" : "micro_step", "", "is missing: micro_step and rank go together");
   }
-  // Each micro-step has at least one sequence, so there are at most as many micro-steps as sequences.
+  // Each micro-step has at least one sequence, so micro-steps do not outnumber sequences.
   expect_per_sequence(trace, "micro_step", trace.micro_step, [&](int) { return trace.num_sequences(); });
   expect_per_sequence(trace, "rank", trace.rank, [&](int) { return trace.ranks > 0 ? trace.ranks : kMaxRanks; });
 }

@@ -28,8 +28,8 @@ std::int64_t num_ids(RouteType type);  // number of ids besides the sentinel
 struct RoutingTrace {
   std::string name;  // source file, for messages and display
 
-  // [tokens][layers][top_k] logical expert ids in the recorded type, little-endian. Memory-mapped from the file, or
-  // owned; `storage` keeps them alive.
+  // [tokens][layers][top_k] logical expert ids in the recorded type, little-endian. The ids are memory-mapped from the
+  // file or owned; `storage` owns their memory.
   RouteType type = RouteType::kU8;
   const std::byte* routes = nullptr;
   std::shared_ptr<const void> storage;
@@ -59,12 +59,12 @@ struct RoutingTrace {
   void route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const;
 };
 
-// Checks everything except routes, which are checked when they are counted: sequences are contiguous and cover all
-// tokens, entries per sequence are in range, the shape is known. Throws InputError with the trace's name as file, field
-// and index.
+// Checks that sequences are contiguous and cover all tokens, that entries per sequence are in range, and that the shape
+// is known. Does not check routes: counting checks these. Throws InputError with the trace's name as file, field and
+// index.
 void expect_valid(const RoutingTrace& trace);
 
-// Infers ranks and ranks_per_node, if 0, from the ranks of a valid trace with batching.
+// If a valid trace has batching, sets ranks and ranks_per_node where they are 0, and limits ranks_per_node to ranks.
 void infer_ranks(RoutingTrace& trace);
 
 }  // namespace foremoe

@@ -28,8 +28,8 @@ void count_rows(std::span<const Id> routes, const RowShape& shape, std::span<std
 // Like the function above, for routes that are already int32.
 void count_rows(std::span<const std::int32_t> routes, const RowShape& shape, std::span<std::int64_t> counts);
 
-// Counts as Megatron-LM's router does: an expert that occurs twice in a row counts once. Every row must have a route.
-// Id: uint8, uint16, int16, int32 or int64.
+// Counts as Megatron-LM's router does: an expert that a row lists twice counts once. Every row must have a route. Id:
+// uint8, uint16, int16, int32 or int64.
 template <class Id>
 void count_distinct(std::span<const Id> routes, const RowShape& shape, std::span<std::int64_t> counts);
 

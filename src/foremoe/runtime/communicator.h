@@ -41,7 +41,7 @@ struct AllToAll {
 };
 
 // Memory of this rank that other ranks of its node may read. `name` is the shared-memory object that begins at `bytes`.
-// It is empty for private memory, which suffices for threads.
+// `name` is empty for private memory, which is sufficient for threads.
 struct SharedRegion {
   std::span<std::byte> bytes;
   std::string name;
@@ -57,7 +57,7 @@ class PeerAccess {
   // Stops sharing this rank's regions. Not collective. If peers map this memory directly, blocks until they have
   // stopped reading or the timeout expires. After a failure, pass `early`: the other ranks' waits then throw.
   virtual void stop_sharing(bool early) noexcept = 0;
-  // Translates another rank's pointer into a shared region to this process; null if it is not mapped here.
+  // Translates another rank's pointer into a shared region to this process. Returns null if the region is not mapped.
   virtual const std::byte* local(RankId owner, const std::byte* pointer) const = 0;
 
   virtual std::unique_ptr<Ballot> make_ballot() = 0;  // collective

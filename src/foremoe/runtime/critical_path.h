@@ -1,15 +1,15 @@
 #pragma once
 
-// Critical path of a run: Σ over turns of the slowest rank's time in its experts, since all other ranks wait for it.
+// Critical path of a run: Σ over turns of the slowest rank's time in its experts, since all others wait for that rank.
 //
 // Problem. Timings are noisy, and noise only adds time. If all ranks have the same work, the largest of R noisy timings
 // is the most disturbed one. If one rank has the most work, its timing is always the largest. Maxima are thus biased
-// upwards in balanced turns but not in unbalanced turns, and a ratio of the two understates the gain.
+// upwards in balanced turns but not in unbalanced turns, so the ratio of both understates the gain of balancing.
 //
 // Method. For every (turn, rank), take the least time over all repeats. For each pass, fit
 //   seconds = per_call·calls + per_row·rows
 // over all turns and ranks by least absolute deviations (iteratively reweighted least squares), with both costs ≥ 0.
-// The path is the sum over turns of the largest fitted time. The fit uses hundreds of timings, a maximum only one.
+// The path is the sum over turns of the largest fitted time. The fit uses hundreds of timings; a maximum uses only one.
 //
 // Assumption. Calls and rows determine the time, so the fit averages out a rank that is consistently slower than
 // others. The spread measures the disagreement between single repeats.

@@ -16,7 +16,7 @@ constexpr std::size_t kRepeats = 5;  // default of `foremoe run`
 constexpr std::size_t kTurns = 56;
 constexpr std::size_t kRanks = 8;
 
-// Time of a forward or backward turn, in seconds. Independent of the product's code.
+// Time of a forward or backward turn, in seconds. Shares no code with the product.
 double true_seconds(bool backward, std::int64_t calls, std::int64_t rows) {
   const auto c = static_cast<double>(calls), r = static_cast<double>(rows);
   return backward ? 4e-6 * c + 3.1e-7 * r : 1e-6 * c + 1.7e-7 * r;

@@ -5,7 +5,7 @@
 // Memory. Weights, gradients and optimizer moments are separate arrays with the same slot layout, so an optimizer step
 //   is one call over each array. Weights are in shared memory if peers in other processes read them.
 // Homes. The home slots of a layer contain a rank's experts in ascending order, so a move may shift the remaining
-//   experts. An expert moves with its full state: weights and moments. Its old slot is overwritten.
+//   experts. An expert moves with its full state: weights and moments. Another expert overwrites the old slot.
 
 #include <cstdint>
 #include <span>
@@ -48,7 +48,7 @@ class ExpertStore {
   std::vector<float> gradient(LayerId layer, int slot) const;
   void set_weights(LayerId layer, int slot, std::span<const float> weights);
 
-  // The state of an expert is its weights and, after the first adam(), its moments. Gradients are not part of it.
+  // An expert's state is its weights and, after the first adam(), its moments, but not its gradients.
   Bytes state_bytes() const;
   void save_state(LayerId layer, int slot, std::span<std::byte> state) const;
   void load_state(LayerId layer, int slot, std::span<const std::byte> state);

@@ -15,8 +15,8 @@ GradientReturns::GradientReturns(const PhaseParts& parts, const SlotPool& pool, 
       communicator_(communicator),
       expert_elements_(parts.layout.elements()),
       begun_(static_cast<std::size_t>(parts.plan().num_layers() * parts.plan().guest_slots)) {
-  // Upper bound for one exchange: every other rank sends the gradients of its guests of this rank's experts. These are
-  // at most E/R different experts of one layer.
+  // Upper bound for one exchange: every other rank sends the gradients of its guests of this rank's experts. These
+  // guests are at most E/R different experts of one layer.
   const std::int64_t guests = parts.plan().guest_slots;
   const std::int64_t homes = pool.homes_per_rank();
   const std::int64_t incoming = (communicator.num_ranks() - 1) * std::min(guests, homes);

@@ -2,7 +2,7 @@
 
 // Return of guests' gradients to their homes. A guest's gradient accumulates in its slot. When RankTurns schedules the
 // return, the guest's rank sends the gradient home, where it is added. The plan alone determines what each rank sends,
-// so ranks exchange no requests, and a guest whose turns all ran at homes sends zeros.
+// so ranks exchange no requests. If all turns of a guest ran at homes, its rank sends zeros.
 //
 // Order. Each layer uses one exchange at a time; a home adds the received gradients in ascending (expert, rank) order.
 

@@ -1,10 +1,10 @@
 #pragma once
 
-// Row dispatch of one rank in one layer of one micro-step: all that the two all-to-alls and the grouped GEMM need to
-// know about its sent and received rows. plan/rank_dispatch.h defines the order of rows.
+// Row dispatch of one rank in one layer of one micro-step: the row counts and row orders that the two all-to-alls and
+// the grouped GEMM need. plan/rank_dispatch.h defines the order of rows.
 //
 // Planned rows require no communication: RankTurns determines their counts. Rows without a route are known only to
-// their source rank, so ranks exchange the counts of these rows, which go to homes.
+// their source rank, so ranks exchange the counts of these rows. Homes compute these rows.
 
 #include <cstdint>
 #include <span>
@@ -36,14 +36,14 @@ struct DispatchWorkspace {
 void find_sent_rows(std::span<const ExpertId> routes, int top_k, DispatchWorkspace& workspace, LayerDispatch& dispatch);
 
 // Rows without a recorded route: padding, last tokens, prefix-cached tokens. The router selects their experts when the
-// layer runs. These rows use a separate all-to-all, after an exchange of counts, to the homes of those experts. Under
-// `free`, where a home's slot may contain another expert, they go to the lowest rank that has the expert at that event.
+// layer runs. After an exchange of counts, a separate all-to-all sends these rows to the homes of the selected experts.
+// Under `free`, a home's slot may contain another expert; the lowest rank with the expert receives the rows.
 class UnroutedRows {
  public:
   UnroutedRows(Communicator& communicator, const StepPlan& plan) : communicator_(communicator), plan_(plan) {}
 
-  // Collective. Dispatches rows whose `routes` entry is kNoExpert to the homes of the experts in `picked`. Both are
-  // [token·k + j]. `picked` may be empty if this rank has no such row.
+  // Collective. Dispatches rows whose `routes` entry is kNoExpert to the homes of the experts in `picked`. Both arrays
+  // are [token·k + j]. `picked` may be empty if this rank has no such row.
   struct Rows {
     std::span<const ExpertId> routes;
     std::span<const ExpertId> picked;

@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Random routes of one layer, with a random placement and random quotas that serve all of them.
+// Random routes of one layer, with a random placement and random quotas that serve all routes.
 struct RandomLayer {
   static constexpr int kRanks = 4;
   static constexpr int kExperts = 8;

@@ -31,7 +31,7 @@ class Memory {
 Memory allocate_memory(Bytes bytes);
 
 // Memory that this process can still allocate: the minimum of the machine's available memory and the remaining budget
-// of the control group (version 2). None if the system reports neither.
+// of the control group (version 2). Returns nullopt if the system reports neither.
 std::optional<Bytes> available_memory();
 
 }  // namespace foremoe

@@ -269,7 +269,7 @@ TEST_P(TrainedModelThread, AMovedExpertTrainsIdentically) {
   EXPECT_EQ(stayed.router_weights, moved.router_weights);
   EXPECT_EQ(stayed.output, moved.output);
 
-  // One of two layers changes, twice, and all of its experts move.
+  // The homes of one of two layers change twice. All experts of this layer move each time.
   const std::int64_t weights = 3 * with.size.shape.hidden * with.size.shape.intermediate * std::int64_t{sizeof(float)};
   EXPECT_EQ(stayed.moved, Bytes{0});
   EXPECT_EQ(moved.moved, Bytes{2 * load_.num_experts() * weights * (GetParam() == Optimizer::Kind::kAdam ? 3 : 1)});

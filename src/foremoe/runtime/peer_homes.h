@@ -1,13 +1,13 @@
 #pragma once
 
-// Addresses and versions of all home weights, as seen from this rank. Fills the arena of its node from these weights.
+// Addresses and versions of all home weights, as seen from this rank. Fills the node's arena from these weights.
 //
 // Homes. Ranks exchange addresses once, at bind; a home that is not mapped here has no address. If peers read each
-//   other's slots (residency `free` with copies from peers), ranks also exchange the addresses of slots, and each
+//   other's slots (residency `free` with copies from peers), ranks also exchange the addresses of slots. Each rank
 //   publishes its progress in moving arrived experts from staging buffers to slots.
 // Arena. Once per phase, when home weights are final, every node's arena receives the experts that its ranks will
-//   fetch. Owners on the node write their own experts. The node's ranks share the work for other experts: they read the
-//   owner's memory if it is mapped, and receive a message otherwise.
+//   fetch. Owners on the node write their own experts. The node's ranks divide the other experts among themselves. A
+//   rank reads the owner's memory if it is mapped, and receives a message otherwise.
 
 #include <cstdint>
 #include <exception>
@@ -39,13 +39,13 @@ class PeerHomes {
 
   // Publishes the version of this rank's homes (release: pairs with published()).
   void publish(std::uint64_t version);
-  // The version published by `owner`. If this rank cannot map the owner's memory, returns its own version, since
-  // messages carry the owner's.
+  // The version published by `owner`. If the owner's memory is not mapped, returns this rank's version, since messages
+  // contain the owner's version.
   std::uint64_t published(RankId owner) const;
 
   // Publishes that all copies arriving before this turn are in their slots (release: pairs with in_place()).
   void put_in_place(TurnId before);
-  // Whether the owner has published `before` or a later turn. True for an unreachable owner: its server checks instead.
+  // Returns whether the owner published `before` or a later turn. If unmapped, returns true; the owner's server checks.
   bool in_place(RankId owner, TurnId before) const;
 
  private:
@@ -75,7 +75,7 @@ class PeerHomes {
   std::vector<const std::byte*> slots_;       // [rank][buffer][segment]
 };
 
-// Collective. Opens the arena of this rank's node; none if the schedule stores no expert in it.
+// Collective. Opens the arena of this rank's node, if the schedule stores an expert in it.
 std::optional<HostArena> open_arena(const PhaseParts& parts, Communicator& communicator);
 
 // Collective. Writes this rank's share of the arena and publishes it as `version`.

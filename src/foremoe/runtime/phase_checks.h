@@ -7,8 +7,8 @@
 
 namespace foremoe {
 
-// Collective. Throws InputError if shapes, counts, data types or homes are inconsistent, or if ranks have different
-// loads, placements, schedules or versions.
+// Collective. Throws InputError if shapes, counts, data types or homes are inconsistent, or ranks differ in loads,
+// placements, schedules or versions.
 void check_phase(const PhaseParts& parts, const HomeExperts& homes, std::uint64_t version, Communicator& communicator);
 
 // Upper bound on the rows that a rank computes in any layer of any micro-step: the maximum of its homes' load, which

@@ -190,7 +190,7 @@ void PhaseExecutor::State::zero_home_gradients() {
   }
 }
 
-// Under `free`, home slots may contain other experts. Restores them from the arena if finish() was not reached.
+// Under `free`, home slots may contain other experts. Restores homes from the arena if finish() was not reached.
 void PhaseExecutor::State::restore_homes() {
   if (!arena) return;
   for (const ScheduledCopy& copy : parts.schedule().arriving(TurnId{parts.schedule().order.size()})) {
@@ -203,8 +203,8 @@ void PhaseExecutor::State::restore_homes() {
   }
 }
 
-// Copies from peers leave no source to restore homes from. Overwrites every lent home with NaN, in any floating point
-// type, so that training cannot continue with the weights of another expert.
+// With copies from peers, no source remains to restore homes. Overwrites every lent home with NaN, in any floating
+// point type, so that training cannot continue with the weights of another expert.
 void PhaseExecutor::State::fill_lent_homes_with_nan() {
   for (const ScheduledCopy& copy : parts.schedule().copies) {
     if (copy.rank != rank || !copy.staged() || copy.slot.value >= pool.homes_per_rank()) continue;
@@ -227,7 +227,7 @@ bool PhaseExecutor::State::wait(TurnId turn) {
   return engine->wait(turn);
 }
 
-// Maps a slot of the forward to the weights, and in the backward the gradients, that its expert has in this turn.
+// Maps a slot of the forward to its expert's weights in this turn, and in a backward turn also to the gradients.
 ExpertsOf PhaseExecutor::State::experts_of(TurnId turn) {
   return [this, turn, &at = parts.turns.order()[turn]](SlotId of_rows) {
     const SlotId slot = parts.turns.slot_of_forward(turn, of_rows);

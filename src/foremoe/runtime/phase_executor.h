@@ -1,9 +1,9 @@
 #pragma once
 
 // Executes a plan for one phase on one rank, from bind to unbind. Owns the guest memory and the transfer engine. The
-// caller runs its own work (attention, router) and calls forward and backward for every turn in order. In between, the
-// executor transfers experts. RankTurns determines the actions of each turn. No address, thread or registration
-// outlives the object.
+// caller runs its own work (attention, router) and calls forward and backward for every turn in order. Between these
+// calls, the executor transfers experts. RankTurns determines the actions of each turn. No address, thread or
+// registration outlives the object.
 //
 //   PhaseExecutor phase(parts, homes, communicator, options);
 //   for each turn t:  phase.begin(t);  … attention …;  phase.forward(t, …) or phase.backward(t, …);
@@ -11,11 +11,11 @@
 //   phase.finish();
 //
 // If a copy of a turn fails on any rank, the turn falls back: both passes of that micro-step and layer run at homes.
-// Guests' gradients accumulate in their slots. They are sent home when the guest leaves or at drain(), as zeros if all
-// its turns fell back, and are added there exactly once, in (layer, expert, rank) order. The caller's gradients are
-// zero at bind. Destruction before finish() zeroes them again and leaves homes unchanged, so no step is half applied.
-// Exception: under residency `free` with copies from peers, there is no other copy of a lent home. Such homes become
-// NaN, and the caller must reload the weights.
+// Guests' gradients accumulate in their slots. A gradient is sent home when the guest leaves or at drain(), as zeros if
+// all turns of the guest fell back. The home adds each gradient exactly once, in (layer, expert, rank) order. The
+// caller's gradients are zero at bind. Destruction before finish() zeroes the caller's gradients and leaves homes
+// unchanged, so no step is half applied. Exception: under residency `free` with copies from peers, a lent home has no
+// other copy. Destruction fills such homes with NaN, and the caller must reload the weights.
 
 #include <functional>
 #include <memory>
@@ -57,7 +57,7 @@ struct PhaseParts {
   const RankTurns& turns;  // placement is final; a micro-step's quotas are final by its forward
   ExpertLayout layout;
   ExpertShape shape;
-  // [micro_step·layers + layer]: nonzero if any source has rows without a route; empty if none has.
+  // [micro_step·layers + layer]: nonzero if any source has rows without a route; empty if no source has any.
   std::vector<std::uint8_t> without_route = {};
 
   const StepPlan& plan() const { return turns.plan(); }

@@ -1,8 +1,8 @@
 #pragma once
 
 // Execution of one policy and phase on one rank, and its results. Repeats the phase, with and without overlapped
-// copies, to take the least times and to check that all repeats produce the same bits. Then runs an optimizer step and
-// any further steps.
+// copies, to measure minimum times and to check that all repeats produce the same bits. After a policy update, also
+// runs an optimizer step and any further steps.
 
 #include <functional>
 #include <memory>
@@ -39,7 +39,7 @@ struct PhaseRun {
 
 // Complete at rank 0; unspecified on other ranks.
 struct PhaseOutcome {
-  // Figures of the first step. `turns` covers all repeats, the other figures the fastest repeat with overlapped copies.
+  // First step. `turns` covers all repeats; other figures are from the fastest repeat with overlapped copies.
   TurnTable turns;
   CriticalPath critical_path;
   TransferFigures transfer;  // sums over ranks, except exposed_seconds: the longest wait of a rank

@@ -1,10 +1,10 @@
 #pragma once
 
 // Routes that a step replays: the experts of each token of a source rank, per micro-step and layer. A trace provides
-// recorded routes. With only a load, routes are dealt (docs/users/formats.md). A source has T = max over layers of
-// max(⌈Σ load/k⌉, largest load) tokens in that micro-step. In each layer, the assignments, sorted by expert, are dealt
-// one at a time to tokens 0, 1, …, T−1, 0, …. No token receives an expert twice or more than k experts. Missing
-// assignments of tokens with fewer experts contribute nothing.
+// recorded routes. If only a load is given, routes are dealt (docs/users/formats.md). A source has T = max over layers
+// of max(⌈Σ load/k⌉, largest load) tokens in that micro-step. In each layer, the assignments, sorted by expert, are
+// dealt one at a time to tokens 0, 1, …, T−1, 0, …. No token receives the same expert twice, or more than k experts.
+// Missing assignments of tokens with fewer experts contribute nothing.
 
 #include <memory>
 #include <vector>

@@ -20,7 +20,7 @@
 
 namespace foremoe {
 
-// Matrix that grows on demand. Reserved at bind for the largest micro-step, so that later calls do not allocate.
+// Matrix that grows on demand. Bind reserves it for the largest micro-step, so that later calls do not allocate.
 class RowMatrix {
  public:
   float* reserve(std::int64_t rows, int width);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Estimates a run's memory before it starts, so that a run that needs too much fails with an error and is not killed.
+// Estimates a run's memory before it starts, so that an excessive run fails with an error instead of being killed.
 
 #include "foremoe/runtime/moe_model.h"
 #include "foremoe/transfer/transfer_schedule.h"
@@ -27,7 +27,7 @@ struct MemoryNeed {
 // Upper estimate of the large buffers of all ranks that share this memory. Omits small buffers.
 Bytes estimate_memory(const MemoryNeed& need);
 
-// Throws InputError with the estimated and the available memory if the estimate is larger.
+// Throws InputError with the estimated and the available memory if the estimate is larger than the available memory.
 void expect_enough_memory(const MemoryNeed& need);
 
 }  // namespace foremoe

@@ -1,7 +1,7 @@
 #pragma once
 
-// Results of a step, gathered from the ranks: tensors, for comparison with a reference; a digest, which compares runs
-// bit for bit across hosts, backends and placements; and the cost of its turns.
+// Results of a step, gathered from the ranks: tensors, a digest and the cost of its turns. The tensors are compared
+// with a reference. Digests compare runs bit for bit across hosts, backends and placements.
 //
 // Digest. SHA-256 over the SHA-256 of every tensor, in an order independent of ownership: outputs, then input gradients
 // by (micro-step, source), expert gradients by (layer, expert), router gradients by (layer, source).

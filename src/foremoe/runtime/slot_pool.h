@@ -2,7 +2,7 @@
 
 // Memory of a rank's slots: views of the caller's home weights and gradients, and owned guest and staging buffers.
 // transfer_schedule.h defines the numbering of buffers. Guests' gradients are float32 in separate memory, one per guest
-// slot and layer. Under `shared`, they return home immediately, so all layers use the same memory.
+// slot and layer. Under `shared`, gradients return home after each turn, so all layers use the same memory.
 
 #include <iterator>
 #include <span>

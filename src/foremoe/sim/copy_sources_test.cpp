@@ -104,7 +104,7 @@ TEST(CopySourcesTest, OnlyARingAccumulatesGradientsOnTheWay) {
 }
 
 TEST(CopySourcesTest, RelaysAreTheRanksThatSendTheLeast) {
-  // Rank 0 sends expert 0 to six ranks through two relays. Rank 1 is one of them, so expert 1 uses other relays.
+  // Rank 0 sends expert 0 to six ranks through two relays. Rank 1 is one of these relays, so expert 1 uses others.
   std::vector<ScheduledCopy> copies;
   for (const int expert : {0, 1}) {
     for (int r = 0; r < 7; ++r) {
@@ -120,7 +120,7 @@ TEST(CopySourcesTest, RelaysAreTheRanksThatSendTheLeast) {
     }
     return sources;
   };
-  // To ranks 1 … 6: relays are 1 and 2, which serve the others in turn. Then 0, 1 and 2 have sent two copies each.
+  // To ranks 1 … 6: relays are 1 and 2, which serve the others in turn. Ranks 0, 1 and 2 send two copies each.
   EXPECT_EQ(sources_of(0), (std::vector{0, 0, 1, 2, 1, 2}));
   // To ranks 0, 2 … 6: relays are 3 and 4.
   EXPECT_EQ(sources_of(1), (std::vector{3, 4, 1, 1, 3, 4}));
@@ -138,8 +138,8 @@ TEST(CopySourcesTest, ARingStartsAfterTheHome) {
   EXPECT_EQ(copies[1].source, RankId{2});
 }
 
-// FasterMoE as its code implements it: dispatch by the plan, then the broadcast during own experts, then shadows, which
-// stay for the backward unless the forward is recomputed.
+// FasterMoE as in its code: dispatch by the plan, then own experts during the broadcast, then shadows. Shadows stay for
+// the backward unless the forward is recomputed.
 TEST(CopySourcesTest, FasterMoeKeepsShadowsIfItKeepsActivations) {
   CostOptions keeping = round_options();
   keeping.recompute_activations = false;

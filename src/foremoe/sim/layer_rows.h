@@ -1,13 +1,13 @@
 #pragma once
 
-// Counts the rows that each rank sends and receives in one layer's exchange: the sums of route_tokens' dispatch table
-// (plan/route_tokens.h), computed without its shipments.
+// Counts the rows that each rank sends and receives in one layer's exchange. The counts are the sums of route_tokens'
+// dispatch table (plan/route_tokens.h), without its shipments.
 //
-// Method. The first two sweeps over an expert concern only the nodes that hold it. Rows that remain at a source go to
-//   other nodes and fill the remaining quotas of the replicas there. The third sweep only determines which node sends
-//   to which; ascending sources are ascending nodes.
-// Dispatch by token. A token is sent once to each other node that serves it, to the rank at the source's position on
-//   that node, which forwards it once to each rank that serves it.
+// Method. The first two sweeps over an expert visit only nodes with its replicas. Rows that remain at a source go to
+//   other nodes and fill the remaining quotas of the replicas there. The third sweep only determines the sending and
+//   receiving nodes, since ascending sources are ascending nodes.
+// Dispatch by token. A token is sent once to each other node that serves it. The receiver is the rank with the source's
+//   local index, which forwards the token once to each serving rank.
 // Complexity. O(ranks · experts + experts · nodes + replicas · ranks of a node).
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct RowWorkspace {
 // Throws InputError (field "slot_tokens", index [expert]) if an expert's quotas do not sum to its load.
 void count_rows(const RoutingProblem& problem, RowWorkspace& workspace, LayerRows& rows);
 
-// The same for dispatch by token, from a counted or expected table of tokens.
+// Like the function above, for dispatch by token, from a counted or expected table of tokens.
 void count_token_rows(const RoutingProblem& problem, const TokenDispatch& dispatch, LayerRows& rows);
 
 }  // namespace foremoe

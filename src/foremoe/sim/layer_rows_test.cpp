@@ -16,7 +16,7 @@
 namespace foremoe {
 namespace {
 
-// Random quotas that sum to the loads, on as many replicas as fit.
+// Random quotas that sum to the loads, on all replicas that fit.
 StepPlan scattered(const LoadTable& load, Random& random) {
   StepPlan plan = sim_test::homes_plan(load, 2);
   const int homes = load.num_experts() / load.num_ranks();

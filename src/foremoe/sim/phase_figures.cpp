@@ -13,8 +13,8 @@ std::int64_t round_trips(const ReplayProblem& phase) {
   return cost.round_trips(Pass::kForward) + (updates ? cost.round_trips(Pass::kBackward) : 0);
 }
 
-// Rows or their gradients return the way they came, so both directions carry the same bytes. For rows that homes
-// forward to guests, OnlineWork::results_return decides, as in the replay.
+// Rows or their gradients return over the same links, so both directions carry the same bytes. For rows that homes
+// forward to guests, OnlineWork::results_return determines whether results return, as in the replay.
 std::vector<Bytes> bytes_of_rows(const ReplayProblem& phase) {
   const ClusterLinks& links = phase.links;
   std::vector<Bytes> bytes(static_cast<std::size_t>(links.size()));
@@ -103,7 +103,7 @@ std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem) {
     const Bytes gradients = problem.replay.gradient_bytes[l];
     const double scale = problem.phase.layer_scale;
     const Bytes all = scaled(rows[l] + copies + gradients, scale);
-    // Bytes that leave one rank enter another, so count one side. Bytes to an arena only leave.
+    // Bytes that leave one rank enter another, so count one side. Bytes to an arena only leave a rank.
     const bool host = named.kind == LinkKind::kHost || named.kind == LinkKind::kSwitch;
     if (named.side == LinkSide::kIn) {
       kind.rows += scaled(rows[l], scale);

@@ -2,12 +2,11 @@
 
 // Bytes on the links and memory of a phase.
 //
-// Memory. The peak of the rank that needs the most. Activations are kept from a micro-step's forward to its backward,
-// for
-//   K micro-steps with K in flight; the cost model gives their size per layer from tokens and rows. Working memory: the
-//   rows of the running layer in the largest micro-step. A phase without backward keeps one layer's tokens. Guest slots
-//   count if the plan ever fills one: those of all layers at once; under `shared` those of `depth` turns (of one turn
-//   if the policy cannot know earlier what to copy), with the gradients of one turn.
+// Memory. The peak of the rank with the highest peak. With K micro-steps in flight, the activations of K micro-steps
+//   are stored from forward to backward; the cost model computes their size per layer from tokens and rows. Phases
+//   without backward store one layer's tokens. Working memory contains the rows of the running layer in the largest
+//   micro-step. If the plan ever fills a guest slot, the guest slots of all layers count. Under `shared`, the slots of
+//   `depth` turns count (of one turn if the policy copies only after the router), and the gradients of one turn.
 
 #include <cmath>
 #include <vector>

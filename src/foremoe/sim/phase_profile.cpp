@@ -48,7 +48,7 @@ void expect_fit(const SimulationInput& input) {
   }
 }
 
-// The first event of each micro-step; its slots and quotas are the micro-step's.
+// Returns the first event of each micro-step. The micro-step has the slots and quotas of this event.
 std::vector<EventId> event_of_micro_step(const StepPlan& plan) {
   std::vector<EventId> event(static_cast<std::size_t>(plan.num_micro_steps()));
   for (int t = plan.num_events() - 1; t >= 0; --t)
@@ -246,7 +246,7 @@ class Profiler {
     experts.ideal = ideal_experts(direction, scratch);
   }
 
-  // Seconds if all ranks had equal parts of all products.
+  // Seconds if all products were divided equally among the ranks.
   double ideal_experts(Pass direction, Scratch& scratch) const {
     std::erase(scratch.of_expert, Tokens{0});
     if (scratch.of_expert.empty()) return 0;

@@ -34,7 +34,7 @@ struct LayerProfile {
     RankId guest;
     std::int64_t rows = 0;
   };
-  // Rows that reach a guest through its expert's home, for plans made after dispatch. `rows` counts them at the home.
+  // Rows that reach a guest through its expert's home, for plans made after dispatch. `rows` counts these at the home.
   std::vector<PassedOn> passed_on;
   double ideal_exchange = 0;  // seconds for a rank with the mean number of rows
   double sorting = 0;  // seconds to sort rows by expert, on the rank that sends the most; 0 if rows leave unsorted
@@ -53,7 +53,7 @@ struct PhaseProfile {
   }
 };
 
-// With own_experts_first, a rank's own experts and its guests are separate products, otherwise one. With
+// With own_experts_first, a rank's own experts and its guests are two products; otherwise, they are one product. With
 // plans_after_dispatch, rows are exchanged with homes, which forward the guests' rows. Throws InputError if plan, load
 // and model do not fit each other.
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool);

@@ -56,8 +56,8 @@ class Replayer {
     exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
   }
 
-  // If activations are recomputed, rows are dispatched and combined first. Then gradients of the combined rows travel
-  // like the dispatched rows, and gradients of the dispatched rows come back.
+  // If activations are recomputed, rows are dispatched and combined first. Gradients of combined rows then travel like
+  // dispatched rows, and gradients of dispatched rows travel back.
   void backward(TurnId t) {
     const Turn& turn = problem_.transfers.order[t];
     const LayerProfile& layer = problem_.profile.of(turn.micro_step, turn.layer, num_layers_);
@@ -94,7 +94,7 @@ class Replayer {
   // Attention and the other layers that process every token on its own rank.
   void dense(const Turn& turn) {
     const Pass direction = turn.pass == Pass::kForward ? Pass::kForward : Pass::kBackward;
-    // Parts of the model outside the MoE layers run with the first layer, once, however many layers it represents.
+    // Parts of the model outside the MoE layers run once, with the first layer, however many that one represents.
     const double others = turn.layer == LayerId{0} ? 1 / problem_.layer_scale : 0;
     double slowest = 0;
     double sum = 0;
@@ -216,7 +216,7 @@ class Replayer {
     for (const LayerProfile::PassedOn& rows : layer.passed_on) send(to_guest(rows), bytes_of(rows, t), t);
   }
 
-  // A collective like every exchange: it begins when the slowest rank has finished computing.
+  // Like every exchange, this collective begins when the slowest rank has finished computing.
   void return_results(TurnId t, const LayerProfile& layer) {
     if (!problem_.options.online.results_return) return;
     for (const LayerProfile::PassedOn& rows : layer.passed_on) send(to_home(rows), bytes_of(rows, t), t);

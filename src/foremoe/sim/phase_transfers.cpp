@@ -15,7 +15,7 @@ ExpertLayout layout_of(const CostModel& cost) {
   return ExpertLayout({{.name = "expert", .elements = cost.expert_weights().value / 2, .type = DataType::kBfloat16}});
 }
 
-// A policy that learns at the router what to copy cannot use buffers for later turns.
+// A policy that learns only at the router which experts to copy cannot fill buffers for later turns.
 int depth_of(const StepPlan& plan, const SimulationOptions& options) {
   const OnlineWork& online = options.online;
   const bool waits = online.copies_after_router && !online.prefetches_in_backward;

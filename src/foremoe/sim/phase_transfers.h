@@ -4,16 +4,16 @@
 //
 // Copies. The engine executes the same copies (transfer/transfer_schedule.h) and begins them at the same time: when
 //   their buffer is free, at most `depth` turns ahead. If a policy works online, a copy for a forward turn begins after
-//   that turn's router, or after its dispatch if own experts come first. Such copies come from peers, by the policy's
-//   `sources`, or from an arena with all experts. Under `shared` such a policy has one set of buffers, so a copy for a
-//   backward turn begins with its turn; if it keeps guests, the backward needs no copy. The engine executes a plan of
-//   residency `free` forward only. In the simulation, its leases in the policy update last until the backward of their
+//   that turn's router, or after its dispatch if own experts come first. Its source is a peer chosen by the policy's
+//   `sources`, or an arena with all experts. Under `shared`, online policies have one set of buffers, so a copy for a
+//   backward turn begins with its turn. If the policy keeps guests, the backward needs no copy. The engine executes
+//   plans of residency `free` forward only. In a simulated policy update, their leases last until the backward of their
 //   micro-steps, and homes are not copied back, since the optimizer writes them. Moves from staging buffers into slots
 //   are not charged: they stay within one device.
-// Gradients. A guest that has served a backward turn sends its gradient home after the last turn of its lease, or to
-//   the rank that its weights came from if gradients are accumulated on the way (copy_sources.h). The transfer must end
-//   before another guest accumulates in that place, or at the end of the phase. Under `shared` all layers use the same
-//   places.
+// Gradients. After the last turn of its lease, a guest that has served a backward turn sends its gradient home, or to
+//   the source of its weights if gradients are accumulated on the way (copy_sources.h). The transfer must end before
+//   another guest accumulates in the same buffer, or at the end of the phase. Under `shared` all layers use the same
+//   buffers.
 // Complexity. O(turns · ranks · slots).
 
 #include <cstdint>

@@ -43,7 +43,7 @@ class Sharding {
     return TurnId{std::min(t, order_.size())};
   }
 
-  // Adds the parts of whole experts that come from the own node and from other nodes.
+  // Adds the parts of whole experts that come from the rank's own node and from other nodes.
   void add(RankId rank, Bytes whole, Transfer transfer) {
     const NodeId node = topology_.node_of(rank);
     const RankRange near = topology_.ranks_of(node);
@@ -55,7 +55,7 @@ class Sharding {
     add(opposite, rank, part(whole, topology_.num_ranks - near.size()), transfer);
   }
 
-  // Returns the part of `whole` that `ranks` ranks hold.
+  // Returns the part of `whole` that `ranks` ranks store.
   Bytes part(Bytes whole, int ranks) const { return Bytes{whole.value * ranks / topology_.num_ranks}; }
 
   // Gradients travel in the opposite direction.

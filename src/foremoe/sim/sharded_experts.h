@@ -3,12 +3,12 @@
 // Transfers of experts that are sharded over all ranks, as ZeRO-3 shards weights (OnlineWork::shards_experts).
 //
 // Model. Before each forward or backward pass of a layer, a rank gathers the experts of its slots, an equal part from
-//   every rank. It may begin `depth` − 1 turns ahead, since there are `depth` sets of buffers for whole experts. After
-//   a backward pass the gradients are reduce-scattered to all ranks; a set of gradient buffers must be free when the
-//   next backward that uses it begins, and all by the end of the phase. Gathered experts are dropped after the pass.
-// Traffic. Each rank sends as much as it receives. A gather is modelled as if all parts from the own node came from the
-//   node's next rank, and all others from the rank at the same position on the next node. Links carry the same bytes as
-//   in the real collective, and each gather has one latency within and one between nodes.
+//   every rank. A gather may begin `depth` − 1 turns ahead, since there are `depth` sets of buffers for whole experts.
+//   After a backward pass the gradients are reduce-scattered to all ranks; a set of gradient buffers must be free when
+//   its next backward begins, all sets at the end of the phase. Gathered experts are dropped after the pass.
+// Traffic. Each rank sends and receives equal bytes. A gather is modelled as if all parts from the rank's own node came
+//   from the node's next rank, and all others from the rank at the same position on the next node. Links carry the same
+//   bytes as in the real collective, and each gather has one latency within and one between nodes.
 
 #include <vector>
 

@@ -109,7 +109,7 @@ TEST(ShardedExperts, DepthBuffersDetermineTheEarliestStart) {
       EXPECT_EQ(t.begins, TurnId{std::max(0, t.deadline.value - 1)});
     }
   }
-  // With one micro-step after another, the next backward needs the same set of gradient buffers.
+  // With one micro-step in flight, the next backward needs the same set of gradient buffers.
   const Case two(4, 2, 2, 2);  // forward, forward, backward, backward, twice
   for (const Transfer& t : two.transfers(Phase::kPolicyUpdate, 2).transfers) {
     if (!t.gradient || t.begins != TurnId{2}) continue;

@@ -31,7 +31,7 @@ TEST(SimulatedOnline, TheExchangeOfUnplannedRowsHidesPlanning) {
         .parts;
   };
   EXPECT_NEAR(parts(0).planning, 0.01 + 6 * 0.02, kNear);
-  // Half of a 0.1 s dispatch hides planning. The other half is an exchange with its own latency, here that of one row.
+  // Half of a 0.1 s dispatch hides planning. The other half is a second exchange with a latency of one row's time.
   EXPECT_NEAR(parts(0.5).planning, 0.13 - 0.05 + 20.0 / 8000, kNear);
   EXPECT_NEAR(parts(1).planning, 0.13 - 0.1, kNear) << "one exchange";
   EXPECT_NEAR(parts(0.5).dispatch, 0.1, kNear);
@@ -115,8 +115,8 @@ TEST(SimulatedOnline, SortingRowsHidesPlanningIfRowsAreSentSorted) {
 TEST(SimulatedOnline, OwnExpertsFirstHidePlanningAndGuestCopies) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
-  // Rank 0 has 20 rows for its own experts, 0.2 s, and then 30 for a guest. The guest's weights take 600 / 8000 s, and
-  // so do its 30 rows of 20 bytes, which dispatch has sent to rank 1. Nothing waits for its results.
+  // Rank 0 computes 20 rows of its own experts, 0.2 s, then 30 of a guest. The guest's weights take 600 / 8000 s, and
+  // so do its 30 rows of 20 bytes, which dispatch has sent to rank 1. No rank waits for the guest's results.
   const double one_way = 30 * 20.0 / 8000;
   const auto exposed = [&](double planning_seconds) {
     const SimulationOptions online{.path = PathChoice::kPeer,
@@ -148,7 +148,7 @@ TEST(SimulatedOnline, ResultsOfForwardedRowsReturnBetweenExpertsAndCombine) {
                                     .timeline = timeline};
     return Simulated{step.load, step.plan, cost}.phase(kind, options);
   };
-  // 30 rows of 20 bytes at 8000 bytes/s; once more in the policy update, and twice, in one message, if the backward
+  // 30 rows of 20 bytes at 8000 bytes/s. The policy update sends these rows again: twice in one message if the backward
   // recomputes the forward.
   const double one_way = 30 * 20.0 / 8000;
   for (const auto& [kind, messages, trips] : {std::tuple{Phase::kRecompute, 1, 1}, {Phase::kPolicyUpdate, 2, 3}}) {
@@ -184,8 +184,8 @@ TEST(SimulatedOnline, DispatchAndCombineIgnoreAPlanMadeBetweenThem) {
       EXPECT_GT(unbalanced.parts.dispatch, 0);
       EXPECT_EQ(phase.parts.dispatch, unbalanced.parts.dispatch);
       EXPECT_EQ(phase.parts.combine, unbalanced.parts.combine);
-      // 30 rows of 20 bytes are forwarded to rank 0 and back, besides those of the exchange; three times if the
-      // backward recomputes the forward.
+      // In addition to the exchange, 30 rows of 20 bytes are forwarded to rank 0 and back, three times if the backward
+      // recomputes the forward.
       const std::int64_t trips = kind == Phase::kRecompute ? 1 : 3;
       EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, 2 * trips * 30 * 20);
     }
@@ -194,7 +194,7 @@ TEST(SimulatedOnline, DispatchAndCombineIgnoreAPlanMadeBetweenThem) {
   }
 }
 
-// Only expert 0 is fetched, but this is unknown before the phase, so the host path needs all three in the arena.
+// Only expert 0 is fetched, but no rank knows this before the phase, so the arena contains all three experts.
 TEST(SimulatedOnline, OnlineSystemsTakeTheQuickerPathWithAllExpertsInTheArena) {
   const LoadTable load = one_layer({{{30, 0, 0}, {30, 0, 0}, {30, 0, 0}}}, 3);
   StepPlan plan = homes_plan(load, 1);
@@ -239,7 +239,7 @@ TEST(SimulatedOnline, PrefetchingInTheBackwardExposesOnlyTheForward) {
 }
 
 TEST(SimulatedOnline, FeplbsBuffersNeedThePublishedMemory) {
-  // GLM-5: experts of 3 · 6144 · 2048 weights in 16 bits are 72 MiB; eight buffers for all layers are 576 MiB.
+  // A GLM-5 expert has 3 · 6144 · 2048 weights in 16 bits, 72 MiB. Eight buffers for all layers need 576 MiB.
   const LoadTable load = one_layer({{{30, 0}, {30, 0}}});
   StepPlan plan = homes_plan(load, 8, Residency::kShared);
   plan.slot_expert(0, 0, 1, 1) = ExpertId{0};

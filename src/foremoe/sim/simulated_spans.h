@@ -1,7 +1,7 @@
 #pragma once
 
-// A simulated phase as a timeline: spans of each rank for each part of a turn, and for its copies, from when they could
-// begin until they arrived. Copies of one rank that arrive at the same turn by the same path share a span.
+// A simulated phase as a timeline. Each rank has spans for parts of turns and for copies. A copy's span lasts from its
+// earliest possible start to its arrival. A rank's copies that arrive at the same turn by the same path share one.
 
 #include <cstdint>
 #include <map>

@@ -14,7 +14,7 @@ namespace foremoe {
 
 namespace {
 
-// A plan with fewer layers than the model represents all of them: the number of model layers per plan layer.
+// Returns the number of model layers that each plan layer represents.
 double layer_scale(const SimulationInput& input) {
   return static_cast<double>(input.cost.model().moe_layers) / std::max(1, input.plan.num_layers());
 }

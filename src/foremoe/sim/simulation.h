@@ -2,25 +2,24 @@
 
 // Models the time of a phase of a step on a cluster by an event-driven replay of its plan.
 //
-// Model. Every exchange of rows synchronises the ranks. So a phase is a sequence of turns (one per pass, micro-step and
-//   layer, transfer/turn_order.h), and a turn is a sequence of parts
+// Model. Every exchange of rows synchronises the ranks. A phase is therefore a sequence of turns (one per pass,
+//   micro-step and layer, transfer/turn_order.h), and a turn is a sequence of parts
 //     forward    dense, [planning], dispatch, experts, combine
 //     backward   combine's exchange, experts, dispatch's exchange, dense
 //   each as long as its slowest rank. Copies run concurrently, earliest deadline first, over the link capacity that the
 //   exchanges leave (a rank's links to peers, network and host, the switch's uplink, the host's memory). A copy begins
 //   when its slot is free (the schedule's `opens`), or after its layer's router if the policy works online. The time
-//   that experts wait for copies is exposed. If a policy computes own experts first, copies begin after dispatch and
-//   only guests wait. If it also plans after dispatch, rows are exchanged with homes, which forward the guests' rows;
-//   their results return to the homes between experts and combine, fully exposed, or in no time
+//   that experts wait for copies is exposed. If a policy computes each rank's own experts first, copies begin after
+//   dispatch and only guests wait. If it also plans after dispatch, rows are exchanged with homes, which forward the
+//   guests' rows. Results of guests return to the homes between experts and combine, either fully exposed or in no time
 //   (OnlineWork::results_return). A guest's gradient is sent home over the same links when the guest leaves its slot;
-//   gradients still in transit at the end of the phase are exposed. Arenas are filled before a phase, and the optimizer
-//   runs at the end. A plan with fewer layers than the model represents all of them: each of its layers counts
-//   moe_layers ÷ layers times, in seconds and in bytes. The parts of the model outside its MoE layers run once per
-//   micro-step, with the first layer.
+//   gradients still in transit at the end of the phase are exposed. Arenas are filled before a phase; the optimizer
+//   runs at the end. If the plan has fewer layers than the model, each plan layer counts moe_layers ÷ layers times, in
+//   seconds and bytes. The parts of the model outside its MoE layers run once per micro-step, with the first layer.
 // Method. Time advances from part to part. Within a part each link drains its queue at a constant rate, so the work is
 //   O(turns · ranks + copies), independent of the bandwidths.
-// Guarantees. Deterministic: equal inputs give equal bytes. Never reads the wall clock. Every row sent is received,
-//   every byte queued is delivered, and nothing is used before it has arrived.
+// Guarantees. Equal inputs produce equal bytes; the wall clock is never read. Every row sent is received, every byte
+//   queued is delivered, and nothing is used before it has arrived.
 
 #include <cstddef>
 #include <cstdint>
@@ -45,9 +44,8 @@ namespace foremoe {
 
 struct SimulationOptions {
   Phase phase = Phase::kRecompute;
-  // auto: the quickest of peers only, the engine's balance of both paths (except under `free`) and host path only. For
-  // online systems (OnlineWork::copies_after_router): the quicker of peers and host path, with all experts in the
-  // arena.
+  // auto: the fastest of peers only, host path only and (except under `free`) the engine's balance of both. For online
+  // systems (OnlineWork::copies_after_router): the faster of peers and host path, with all experts in the arena.
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;  // how many turns ahead copies may begin
   OnlineWork online;          // of the policy
@@ -63,7 +61,7 @@ struct SimulationInput {
   const LoadTable& load;
   const StepPlan& plan;  // accepted by check_plan for this load
   const CostModel& cost;
-  // The tokens behind the load. Null: unknown; dispatch by token is then an expectation (plan/expected_dispatch.h).
+  // The tokens behind the load. If null, dispatch by token uses expected counts (plan/expected_dispatch.h).
   const BatchedTrace* tokens = nullptr;
   Rows rows = Rows::kOrder;  // kToken needs known tokens and dispatch by token
   bool repeat_load = false;  // the plan has more micro-steps than the load, which repeats
@@ -73,8 +71,8 @@ struct SimulationInput {
 struct PhaseSeconds {
   double arena_refresh = 0;
   double dense = 0;
-  // Online planning and gathering of loads. Planning concurrent with own experts is part of exposed_copies if it is
-  // exposed. If the whole step is planned ahead, the gathering of its loads counts here, in recompute.
+  // Online planning and gathering of loads. Exposed planning that is concurrent with own experts counts as
+  // exposed_copies. If the whole step is planned ahead, gathering its loads counts here, in recompute.
   double planning = 0;
   double dispatch = 0;
   double experts = 0;
@@ -134,15 +132,15 @@ struct SimulatedPhase {
 };
 
 // Throws InputError if plan, load and model do not fit each other. Also simulates the policy update of a plan of
-// residency `free`, with gradients sent home from wherever an expert was placed: the cost of such a policy in training.
+// residency `free`, to estimate its cost in training. Gradients are then sent home from the slots of each expert.
 SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options);
 
 struct StepOptions {
   SimulationOptions phase;      // `phase` is ignored
   std::int64_t home_moves = 0;  // experts whose owner changed before the step; their state is moved first
   double rollout_seconds = 0;   // of the RL step, the same for every policy
-  // Planning time before the first micro-step. It needs the routes of all micro-steps, so only the rollout's tail, in
-  // which the last sequences are generated and earlier ones are counted, can hide it.
+  // Planning time before the first micro-step. Planning needs the routes of all micro-steps, so only the rollout's tail
+  // can hide it: earlier sequences are counted while the last are generated.
   double placement_seconds = 0;
   double rollout_tail_seconds = 0;
 };

@@ -1,4 +1,4 @@
-// Properties of every simulation, over random plans of our planner on random loads.
+// Tests properties of every simulation, over random plans of ForeMoE's planner on random loads.
 
 #include <gtest/gtest.h>
 
@@ -134,7 +134,7 @@ void expect_that_bytes_arrive(const SimulationInput& input, SimulationOptions op
   EXPECT_EQ((network.rows + network.copies + network.gradients).value, between);
 }
 
-// Guests are kept only if activations are.
+// Guests are kept only if activations are kept.
 CostModel cost_with_kept_activations(const LoadTable& load) {
   CostOptions options = round_options();
   options.recompute_activations = false;

@@ -83,7 +83,7 @@ TEST(SimulationTest, ACopyLongerThanItsWindowIsExposedByTheExcess) {
   const OneCopy step;
   const SimulationOptions one_ahead{.path = PathChoice::kPeer, .depth = 1};
   CostModel cost = round_cost(1, 2);
-  // No rows are exchanged. The copy may run from the start of micro-step 0 until the experts of micro-step 1.
+  // No rows are exchanged. The copy may run from the start of micro-step 0 to that of micro-step 1's experts.
   const SimulatedPhase hidden = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, one_ahead);
   ASSERT_EQ(hidden.copies, 1);
   EXPECT_EQ(hidden.parts.exposed_copies, 0);
@@ -103,8 +103,8 @@ TEST(SimulationTest, AGuestsGradientIsSentHomeAndExposedAtTheEnd) {
   const CostModel cost = round_cost(1, 2);
   const SimulationOptions peers{.path = PathChoice::kPeer};
   const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(Phase::kPolicyUpdate, peers);
-  // 300 parameters in float32 are 1200 bytes, 0.15 s. They are sent after the experts of the last backward; only the
-  // attention of that backward hides them.
+  // Gradients of 300 parameters in float32 are 1200 bytes, 0.15 s. They are sent after the experts of the last
+  // backward; only the attention of that backward hides them.
   const double hidden = cost.dense(Tokens{50}, Pass::kBackward) + cost.other_layers(Tokens{50}, Pass::kBackward);
   EXPECT_NEAR(phase.parts.exposed_gradients, std::max(0.0, 0.15 - hidden), kNear);
   EXPECT_EQ(phase.traffic[0].link, "peers");
@@ -180,7 +180,7 @@ TEST(SimulationTest, APolicyUpdateBeginsWithRecomputesLastFreePlacement) {
   EXPECT_EQ(copies(), std::pair(2L, 4L));
   exchange_ranks(0);  // exchanged from the first event on, so both are already in place for the update
   EXPECT_EQ(copies(), std::pair(2L, 0L));
-  // A policy update alone begins with homes.
+  // A policy update without recompute begins with all experts at home.
   EXPECT_EQ((Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate).copies), 2);
 }
 

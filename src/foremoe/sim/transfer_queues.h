@@ -2,7 +2,7 @@
 
 // The pending work of each link, by deadline.
 //
-// Model. A link is never idle while it has work. It serves the earliest deadline first; work with equal deadlines is
+// Model. A link is never idle while it has work, and serves the earliest deadline first. Work with equal deadlines is
 //   served together. Links are independent: a transfer over several links is complete when all of them are done with
 //   it, as if it were sent in small pieces.
 // Consequence. The completion time of the work up to a deadline depends only on that work and is a maximum of sums, so
@@ -25,12 +25,12 @@ class TransferQueues {
   double pending(LinkId link, int deadline) const;
   double most_pending(int deadline) const;  // over links
 
-  // Advances by `duration` seconds from `now`, in which the share rate(link) ∈ [0, 1] of each link's time is free.
+  // Advances by `duration` seconds from `now`. The queue gets the share rate(link) ∈ [0, 1] of each link's time.
   template <class Rate>
   void pass(double now, double duration, const Rate& rate);
 
-  // When the link last completed its work for that deadline; 0 if it never had any. Needs keep_times(). Kept until
-  // forget() of a later deadline.
+  // Returns when the link last completed its work for this deadline; 0 if it had none. Requires keep_times(). Valid
+  // until forget() of a later deadline.
   double done_at(LinkId link, int deadline) const;
   void forget(int before_deadline);
 

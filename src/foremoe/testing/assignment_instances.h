@@ -47,7 +47,7 @@ inline std::int64_t ceil_mean(const Instance& i) {
   return (total(i.load) + i.graph.num_ranks() - 1) / i.graph.num_ranks();
 }
 
-// Expects that the assignment has load max_load, and that the ranks in tight_set prove that no assignment has less.
+// Expects that the assignment has load max_load, and that the ranks in tight_set prove this load minimal.
 inline void expect_certified(const Instance& i, const Assignment& a, std::int64_t max_load,
                              const std::vector<int>& tight_set) {
   ASSERT_EQ(*std::max_element(a.rank_load.begin(), a.rank_load.end()), max_load);

@@ -100,7 +100,7 @@ TEST_P(CommunicatorConformance, DeliversEveryBlockAndPermitsImmediateReuseOfItsB
   });
 }
 
-// Ranks enter and leave every call at different times. A block contains what its sender wrote before the call.
+// Ranks enter and leave every call at different times. A block contains the data that its sender wrote before the call.
 TEST_P(CommunicatorConformance, BlocksHaveTheContentsOfTheirSendersCallIfRanksAreLate) {
   run([](Communicator& communicator) {
     std::minstd_rand random(static_cast<unsigned>(communicator.rank().value + 1));

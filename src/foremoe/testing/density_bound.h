@@ -5,7 +5,7 @@
 // Problem. Divide every expert's load among the ranks that hold it to minimise the largest rank load.
 // Theorem. The minimum is ⌈max over sets S of ranks of w(S) ÷ |S|⌉, where w(S) is the load of the experts held only by
 //   ranks of S: the maximum density of an induced subgraph. No assignment has a smaller maximum, since w(S) must be
-//   served inside S. By Hall's theorem, an assignment with integer quotas reaches it.
+//   served inside S. By Hall's theorem, an assignment with integer quotas reaches this bound.
 // Source. FineMoE, equation 3.
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #pragma once
 
-// A link that wraps another link and injects faults, drawn from a seed. It delays copies, reorders them, drops them,
+// A link that wraps another link and injects faults, drawn from a seed. The link delays, reorders or drops copies,
 // reports failure before or after the bytes have arrived, and silently corrupts data. Like any link, it never writes
 // after a copy is cancelled.
 

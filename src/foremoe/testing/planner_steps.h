@@ -102,7 +102,7 @@ inline std::int64_t optimum_on(const planner::ReplicaGraph& graph, std::span<con
   return density_lower_bound(load, holders, graph.num_ranks()).value;
 }
 
-// State of for_all_guests(): the next slot to fill is guest slot `guest` of `rank`, with an expert ≥ `first`.
+// State of for_all_guests(): fills guest slot `guest` of `rank` next, with an expert ≥ `first`.
 struct NextGuest {
   int rank = 0;
   int guest = 0;

@@ -13,7 +13,7 @@
 
 namespace foremoe::test {
 
-// A run with any options. Its plan is not checked.
+// A run with any options. The plan is not checked.
 struct PlanRun {
   const LoadTable& load;
   PlannerOptions options = {};

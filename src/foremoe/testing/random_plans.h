@@ -53,7 +53,7 @@ inline Tokens expert_load(const LoadTable& load, MicroStepId m, int l, int e) {
   return sum;
 }
 
-// Returns the events of this event's micro-step: the event itself and, if its other pass is a separate event, that one.
+// Returns the events of this event's micro-step: the event itself and, if separate, the event of the other pass.
 inline std::vector<int> passes_of(const StepPlan& plan, int event) {
   std::vector<int> passes;
   for (int t = 0; t < plan.num_events(); ++t) {

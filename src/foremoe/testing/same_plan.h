@@ -16,6 +16,7 @@ inline void expect_same_plan(const StepPlan& a, const StepPlan& b) {
   EXPECT_EQ(a.in_flight, b.in_flight);
   EXPECT_EQ(a.options, b.options);
   EXPECT_EQ(a.load_digest, b.load_digest);
+  EXPECT_EQ(a.homes_digest, b.homes_digest);
   EXPECT_EQ(a.slot_expert, b.slot_expert);
   EXPECT_EQ(a.slot_tokens, b.slot_tokens);
   EXPECT_EQ(a.event_micro_step, b.event_micro_step);

@@ -26,7 +26,7 @@ inline ScheduledCopy one_copy(Path path = Path::kHost) {
           .source = RankId{1}};
 }
 
-// Two ranks with two experts each. Only rank 0 receives. Where rank 1 must act, the test acts in its place.
+// Two ranks with two experts each. Only rank 0 receives. The test performs the actions of rank 1.
 inline constexpr ClusterShape kPair{.ranks = 2, .ranks_per_node = 2, .micro_steps = 3, .experts = 4};
 
 inline Cluster pair_with(std::vector<ScheduledCopy> copies, bool everything = true) {

@@ -14,7 +14,7 @@
 
 namespace foremoe::sim_test {
 
-// Only arithmetic takes time; memory and kernels take none. All links are equal and have no latency.
+// Memory accesses and kernel launches take no time; only arithmetic does. Links are equal and have no latency.
 inline Cluster round_cluster(int ranks_per_node = 2) {
   constexpr LinkSpeed kLink{.bytes_per_second = 8000, .latency_seconds = 0};
   return {.name = "round",

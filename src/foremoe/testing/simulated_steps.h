@@ -27,7 +27,7 @@ inline CostModel round_cost(int layers, int experts, int ranks_per_node = 2) {
 // Ranks 0 and 1 have 100 and 40 tokens. Expert 0 (at home on rank 0) has 60 + 30 rows, expert 1 has 40 + 10.
 inline LoadTable imbalanced_load() { return one_layer({{{60, 40}, {30, 10}}}); }
 
-// Two micro-steps in which all ranks compute 50 rows. In the second, rank 0 serves 30 rows of expert 1 as a guest.
+// Two micro-steps; all ranks compute 50 rows. In the second micro-step, rank 0 serves 30 rows of expert 1 as a guest.
 struct OneCopy {
   LoadTable load = one_layer({{{50, 0}, {0, 50}}, {{20, 30}, {0, 50}}});
   StepPlan plan = homes_plan(load, 1);

@@ -1,7 +1,7 @@
 #pragma once
 
-// A small cluster in one process, for tests of the engine: schedules of copies that are independent of the product, and
-// homes, buffers, arenas and a ballot to run them.
+// A small cluster in one process, for tests of the engine. Provides schedules of copies, made without the product's
+// scheduler, and the homes, buffers, arenas and ballot to run them.
 
 #include <algorithm>
 #include <atomic>
@@ -46,7 +46,7 @@ inline TurnOrder turn_order(const ClusterShape& shape) {
 }
 
 // Sorts the copies and derives the rest of the schedule. Arenas contain the experts that the host path copies. With
-// `everything`, they contain all copied experts.
+// `everything`, arenas contain all copied experts.
 inline TransferSchedule complete(const ClusterShape& shape, std::vector<ScheduledCopy> copies, bool everything) {
   TransferSchedule schedule;
   schedule.phase = shape.backward ? Phase::kPolicyUpdate : Phase::kRecompute;
@@ -71,7 +71,7 @@ inline TransferSchedule complete(const ClusterShape& shape, std::vector<Schedule
   return schedule;
 }
 
-// Every guest slot holds an expert of another rank, which is replaced in about every other micro-step.
+// Every guest slot contains an expert of another rank. About every second micro-step replaces the expert.
 inline TransferSchedule random_schedule(const ClusterShape& shape, std::uint64_t seed, bool everything = true) {
   Random random(seed);
   const TurnOrder order = turn_order(shape);

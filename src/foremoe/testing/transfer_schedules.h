@@ -12,7 +12,7 @@
 namespace foremoe::test {
 
 // Returns a plan for two ranks on one node, with experts 0 and 1 at home on rank 0, 2 and 3 on rank 1, and one guest
-// slot. guests[event][layer] is the guest of rank 0, or −1. Every slot with an expert has quota.
+// slot. guests[event][layer] is the guest of rank 0, or −1. Every slot with an expert has a quota.
 inline StepPlan plan_with_guests(Residency residency, int in_flight, const std::vector<std::vector<int>>& guests) {
   const std::size_t layers = guests[0].size();
   const auto events = static_cast<int>(guests.size());

@@ -120,7 +120,7 @@ class LeaseCheck {
     }
   }
 
-  // Turns after the last one at which homes return: one for all layers, or one per layer if copies come from peers.
+  // Turns after the last turn at which homes return: 0 unless `free`; one per layer with peer copies, else one.
   int return_turns(const ScheduledCopy& c) const { return !free() ? 0 : staged(c) ? plan_.num_layers() : 1; }
 
   // Copies are sorted by turn, rank, slot, and indexed by turn.

@@ -1,14 +1,14 @@
 #pragma once
 
-// 64-bit checksum of copied bytes, computed during the copy. Detects lost, torn, displaced and flipped bytes. Not
-// secure against deliberate changes.
+// 64-bit checksum of copied bytes, computed during the copy. Detects lost, torn, displaced and flipped bytes. Does not
+// protect against deliberate changes.
 //
 // Method. Memory is read in blocks of 64 bytes (eight words); the last block is padded with zeros. Word j of block i
 // has a key k(i, j) = k(0, j) + i·g that is unique to its position. Modulo 2^64, each word x is added as
 //   sum[j] += x        mix[j] += low32(x ^ k(i, j)) · high32(x ^ k(i, j))
-// The result is a hash of the length, sums and mixes. A changed bit changes a sum. Exchanged blocks change the mixes,
-// whose terms depend on the position. The two additions and one multiplication per word take no longer than the memory
-// accesses. All data passes through registers, so a large copy may use streaming stores, which do not read the
+// The result is a hash of the length, sums and mixes. A changed bit changes a sum. Swapped blocks change the mixes,
+// since the terms depend on the position. The two additions and one multiplication per word take no longer than the
+// memory accesses. All data passes through registers, so a large copy may use streaming stores, which do not read the
 // destination first.
 // Guarantee. Returns the same value on every processor.
 

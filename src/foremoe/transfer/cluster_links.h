@@ -62,7 +62,7 @@ class ClusterLinks {
     double seconds = 0;
   };
   void cross(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const;  // replaces the contents
-  // As cross(), but without latency, for one of several messages that share a single latency.
+  // Like cross(), but without latency, for one of several messages that share a single latency.
   void cross_without_latency(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const;
   double latency(const Way& way) const;
 

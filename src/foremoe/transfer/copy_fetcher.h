@@ -14,10 +14,10 @@ using EngineClock = std::chrono::steady_clock;
 
 // Attempts in progress, from the choice of a path to the result.
 //
-// Method. An attempt first waits until its source has the phase's version, and is then submitted to its link. It
-//   succeeds if the link reports completion, the source still has this version and, on the host path, checksums match.
-//   It fails if the link reports failure, if one of these checks fails, if the source has a later version, or on
-//   timeout. After a failure, the link has dropped the copy and no longer writes to its buffer.
+// Method. An attempt first waits until its source has the phase's version, and is then submitted to its link. An
+//   attempt succeeds if the link reports completion, the source still has this version and, on the host path, checksums
+//   match. An attempt fails if the link reports failure, a check fails, the source has a later version, or it times
+//   out. After a failure, the link has dropped the copy and no longer writes to its buffer.
 // Complexity. step() is linear in the number of attempts in progress, at most kMaxCopiesUnderWay.
 class CopyAttempts {
  public:
@@ -35,7 +35,7 @@ class CopyAttempts {
   bool any() const { return num_under_way_ > 0; }
   bool full() const { return num_under_way_ == kMaxCopiesUnderWay; }
   void start(std::size_t copy, Path path, EngineClock::time_point now);  // requires possible() and not full()
-  // Polls links and sources. Returns attempts that ended; valid until the next call.
+  // Polls links and sources. Returns the attempts that ended; the result is valid until the next call.
   std::span<const End> step(EngineClock::time_point now);
   void cancel_all();
 
@@ -83,10 +83,10 @@ struct EnginePosition {
 // Decides which copies start, and on which path, and tracks which have arrived.
 //
 // Method. Copies wait in order of the turn that needs them. A copy starts when its buffer is free (turn `opens` has
-//   begun and the last reader of the previous lease was released), its turn is near enough and an attempt is available.
-//   The first attempt uses the planned path; later ones alternate if both paths are possible. After `attempts` failures
-//   the copy is missing, and TurnVotes may request it again. Under `must_arrive`, attempts repeat until timeout ×
-//   attempts have passed, then throw PhaseFailed; all use the planned path, since homes are not pinned.
+//   begun and the last reader of the previous lease was released), its turn is at most `depth` turns ahead and an
+//   attempt is free. The first attempt uses the planned path; later ones alternate if both paths are possible. After
+//   `attempts` failures the copy is missing, and TurnVotes may request it again. Under `must_arrive`, all attempts use
+//   the planned path, since homes are not pinned. After a total of timeout × attempts, PhaseFailed is thrown.
 class CopyFetcher {
  public:
   CopyFetcher(EngineParts& parts, const EngineOptions& options);

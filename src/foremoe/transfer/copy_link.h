@@ -22,8 +22,7 @@ struct Chunk {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::size_t bytes = 0;
-  // Destination of the checksum (checksum.h) of the copied bytes, for links that compute it during the copy. Other
-  // links leave the value 0 that it has on submission.
+  // Links that compute a checksum (checksum.h) while copying store it here. Other links leave the initial 0 unchanged.
   std::uint64_t* checksum = nullptr;
 };
 
@@ -43,8 +42,8 @@ class CopyLink {
   virtual CopyState poll(CopyId id) = 0;                // of a submitted copy; kDone and kFailed end it
   virtual void cancel(CopyId id) = 0;                   // ends a copy; afterwards nothing writes to its buffer
   virtual void progress() = 0;                          // does pending work of the link; never waits
-  // Returns whether other ranks may need data that only progress() sends. If so, call progress() even when this rank
-  // has no copies under way.
+  // Returns whether other ranks may need data that only progress() sends. In this case, call progress() even when this
+  // rank has no copies under way.
   virtual bool serves_others() const { return false; }
 };
 
@@ -58,9 +57,9 @@ class MemcpyLink final : public CopyLink {
   void progress() override {}
 };
 
-// Limits another link to a rate, so that overlap can be measured on any machine. Copies are sequential. The time that
-// this rate allows for a copy's bytes counts from its submission or from the end of the previous copy, if later; the
-// copy completes no earlier. The link never waits, and links do not slow each other down.
+// Limits another link to a rate, so that overlap can be measured on any machine. Copies are sequential. A copy
+// completes no earlier than bytes ÷ rate after its submission or after the end of the previous copy, whichever is
+// later. The link never waits, and links do not slow each other down.
 class ThrottledLink final : public CopyLink {
  public:
   using Clock = std::chrono::steady_clock;

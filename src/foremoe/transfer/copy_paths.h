@@ -3,14 +3,13 @@
 // Chooses the path of each copy of a schedule, and the experts that the arenas must contain.
 //
 // Problem. A copy can come from its node's arena or directly from the expert's home. An expert in an arena costs host
-//   memory and is written before the phase, when nothing else runs. This can pay off if its node fetches it at least
-//   twice. Links differ in bandwidth. The cost of a schedule is the time of its busiest link, bytes ÷ bandwidth.
-// Method. Experts that their node fetches once come from peers. Every other copy, by deadline, takes the path whose
-//   busiest link finishes first; ties go to peers. The host path also pays the copy's share of writing the arena. If
-//   arenas and busiest link together then take as long as the busiest link with peers alone, or longer, all copies use
-//   peers.
-// Guarantee. Arenas and busiest link together never take longer than with peers alone. Overlap with computation is not
-//   considered here; the simulator, which models it, also tries each path alone.
+//   memory and is written before the phase, when nothing else runs. This can pay off if the node fetches the expert at
+//   least twice. Links differ in bandwidth. The cost of a schedule is the time of its busiest link, bytes ÷ bandwidth.
+// Method. An expert that a node fetches only once comes from a peer. All other copies, in order of deadline, take the
+//   path that finishes first on its busiest link. Ties go to peers. The host path also pays the copy's share of writing
+//   the arena. All copies use peers if filling the arenas plus the busiest link is not faster than peers alone.
+// Guarantee. Filling the arenas plus the busiest link never takes longer than peers alone. The method ignores overlap
+//   with computation. The simulator models overlap and also tries each path alone.
 // Arenas. Each expert of an arena is written by its home, over the network if the home is on another node. The network
 //   cards of the arena's node share the incoming data. All writes run at once and take the time of the busiest link.
 // Complexity. O(copies · log of copies + nodes · layers · experts).

@@ -25,7 +25,7 @@ struct Guest {
   int event, rank, expert;
 };
 
-// A plan with as many experts as ranks and one guest slot. Expert e is at home on rank e.
+// A plan with one home expert and one guest slot per rank. Expert e is at home on rank e.
 StepPlan plan_with(const std::vector<Guest>& guests, int ranks, int ranks_per_node) {
   int events = 1;
   for (const Guest& g : guests) events = std::max(events, g.event + 1);
@@ -68,7 +68,7 @@ TEST(CopyPaths, TheArenaRelievesARankWhoseExpertAllRanksFetch) {
 }
 
 TEST(CopyPaths, TheArenaRelievesABusyNetworkCard) {
-  // All ranks of the second node fetch an expert of rank 0. Its card sends four copies, or two and one for the arena.
+  // All ranks of node 1 fetch an expert of rank 0. Its card sends four copies, or two copies and one arena entry.
   std::vector<Guest> guests;
   for (int r = 4; r < 8; ++r) guests.push_back({0, r, 0});
   const TransferSchedule schedule = make_transfer_schedule(plan_with(guests, 8, 4), kLayout, {});
@@ -90,7 +90,7 @@ TEST(CopyPaths, AFastPeerLinkServesAllCopies) {
   EXPECT_GE(number_to_hosts(10e9), 4);   // slower than the host path
 }
 
-// Seconds to fill arenas plus those of the busiest link, from the copies alone: two ranks per switch, four per node.
+// Seconds to fill arenas plus seconds of the busiest link: two ranks per switch, four per node.
 double seconds_of_paths(const StepPlan& plan, const std::vector<ScheduledCopy>& copies, const Cluster& c) {
   const auto bytes = static_cast<double>(kLayout.bytes().value);
   using Links = std::map<std::pair<std::string, int>, double>;

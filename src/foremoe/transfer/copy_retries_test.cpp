@@ -1,4 +1,4 @@
-// Copies that fail, are late or have another version. Tests the path and number of retries and the final outcome.
+// Tests the path and number of retries and the final outcome of copies that fail, are late or have another version.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

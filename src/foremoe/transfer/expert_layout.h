@@ -1,7 +1,7 @@
 #pragma once
 
 // Memory layout of an expert: segments (gate-up and down projections; data, scales), each tagged with the passes that
-// read it. Slots and arenas store the segments consecutively, each 64-byte aligned. The owner may store them anywhere.
+// read it. Slots and arenas store the segments consecutively, each 64-byte aligned. Owners may store segments anywhere.
 
 #include <cstdint>
 #include <span>

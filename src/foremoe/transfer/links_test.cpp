@@ -1,4 +1,4 @@
-// Links that copy within host memory, and decorators of other links.
+// Tests links that copy within host memory, and decorators of other links.
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// Everything that one rank needs to execute a plan. For each turn (pass, micro-step, layer): the destinations of its
-// rows and the layout of incoming rows; the copies to start, to wait for and to serve; and the gradients to return
-// afterwards. All executors use this class and compute none of this themselves. Ranks need no messages to compute it.
+// Everything that one rank needs to execute a plan. Each turn (pass, micro-step, layer) has destinations of rows, the
+// layout of incoming rows, copies to start, to wait for and to serve, and gradients to return afterwards. All executors
+// use RankTurns. It needs no messages between ranks.
 //
 //   const RankTurns turns(plan, load, {.rank = RankId{3}, .schedule = {.phase = Phase::kPolicyUpdate}});
 //   const TurnId t = turns.turn(Pass::kForward, MicroStepId{0}, LayerId{5});
@@ -41,16 +41,16 @@ struct RankTurnsOptions {
   RankId rank;
   ScheduleOptions schedule;
   Bytes expert{1};  // weights of one expert; determines the choice of paths
-  // Number of planned micro-steps; none: all. Fewer than all are allowed only under `shared` with copies from peers.
+  // Number of planned micro-steps; nullopt: all. Fewer are allowed only under `shared` with copies from peers.
   std::optional<int> planned = std::nullopt;
 };
 
 class RankTurns {
  public:
   // Keeps references to plan and load. The plan must pass check_plan. Throws InputError if the rank is out of range or
-  // the load has another shape, and the errors of make_transfer_schedule.
+  // the load has another shape. Also throws the errors of make_transfer_schedule.
   RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options);
-  // As above, with a schedule of that plan that the ranks of one process share.
+  // Like the constructor above, with a schedule of this plan that the ranks of one process share.
   RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank, std::shared_ptr<const TransferSchedule> schedule);
   // Not copyable: lend() would add leases to the schedule of one copy only.
   RankTurns(const RankTurns&) = delete;
@@ -68,8 +68,8 @@ class RankTurns {
   // Adds the leases of the first `planned` micro-steps. Invalidates all spans returned so far.
   void lend(int planned);
   bool is_growing() const { return lending_ != nullptr && lending_->lent_turns < order().size(); }
-  // Last micro-step whose placement is needed by arriving(t), or by starting(t) (needed_at). Since turns run in order,
-  // it is the last micro-step of all turns up to the one at which the copies arrive.
+  // Last micro-step whose placement arriving(t) needs (needed_by) or starting(t) needs (needed_at). Turns run in order,
+  // so this is the last micro-step of all turns up to the arrival of the copies.
   MicroStepId needed_by(TurnId t) const { return needed_[t.index()]; }
   MicroStepId needed_at(TurnId t) const;
 
@@ -87,17 +87,17 @@ class RankTurns {
   void rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const;
 
   // Slot that contains, at turn t (forward or backward), the expert that was in `slot` of this rank in the forward pass
-  // of the same micro-step and layer, which determined the layout of rows. The two differ if several micro-steps are in
-  // flight and a guest returned to another slot. Only for slots with rows.
+  // of the same micro-step and layer. The forward determined the layout of rows. The slots differ if several
+  // micro-steps are in flight and a guest returned to another slot. Call only for slots with rows.
   SlotId slot_of_forward(TurnId t, SlotId slot) const;
 
-  // Gradients that this rank sends or receives after the turn, by (expert, guest). These are the gradients of guests
-  // that leave and, under `shared`, of all guests that served. A guest without planned backward rows has no gradient.
+  // Gradients that this rank sends or receives after the turn, sorted by (expert, guest): those of guests that leave
+  // and, under `shared`, those of all guests that served tokens. A guest without planned backward rows has no gradient.
   // If all of a guest's turns ran at homes instead, the guest sends zeros, since fallbacks are not part of the plan.
   // kAll returns the gradients of all ranks, for executors with collective returns.
   enum class Whose : std::uint8_t { kOwn, kAll };
   std::vector<GradientReturn> returning(TurnId t, Whose whose = Whose::kOwn) const;
-  // Gradients that no turn returns. Draining the layer sends them home.
+  // Gradients that no turn returns and that draining the layer sends home.
   std::vector<GradientReturn> draining(LayerId layer, Whose whose = Whose::kOwn) const;
 
  private:

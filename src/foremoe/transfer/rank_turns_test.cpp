@@ -287,7 +287,7 @@ TEST(LentTurns, EqualTheTurnsOfTheWholePlanAfterAllMicroSteps) {
   EXPECT_GT(copies, 100U);
 }
 
-// The first call may be for any turn and returns all of its copies.
+// The first call may be for any turn and returns all copies of that turn.
 TEST(LentTurns, AreCompleteForAnyFirstTurn) {
   const LoadTable load = test::random_load(kShape, 7);
   const StepPlan whole = test::random_plan(load, {Residency::kShared, 2, 3}, 7);

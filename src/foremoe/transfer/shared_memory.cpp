@@ -38,7 +38,7 @@ struct Creator {
   friend bool operator==(const Creator&, const Creator&) = default;
 };
 
-// None if the process does not exist or is a zombie.
+// Returns nullopt if the process does not exist or is a zombie.
 std::optional<Creator> running(int pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
@@ -68,7 +68,7 @@ std::uint64_t process_id_namespace() {
 
 std::string prefix() { return fmt::format("foremoe-{}-{}-", getuid(), process_id_namespace()); }
 
-// Parses "foremoe-<uid>-<namespace>-<pid>-<start time>-…" (no slash). None if the name does not start with `ours`.
+// Parses "foremoe-<uid>-<namespace>-<pid>-<start time>-…" (no slash). nullopt if the name does not start with `ours`.
 std::optional<Creator> creator_of(std::string_view name, const std::string& ours) {
   if (!name.starts_with(ours)) return std::nullopt;
   name.remove_prefix(ours.size());
@@ -127,12 +127,12 @@ struct OwnPrefix {
 };
 OwnPrefix own_prefix;
 
-// A signal handler removes the names while other threads continue. It sets `ending`, after which no thread starts to
-// create a name. Then it waits for the `creating` threads, so that no name appears after it has listed all names.
+// A signal handler removes the names while other threads continue. The handler sets `ending`, after which no thread
+// starts to create a name. Then it waits for `creating` threads, so that no name appears after it listed all names.
 std::atomic<bool> ending = false;
 std::atomic<int> creating = 0;
 
-// Counts this thread in `creating`. Blocks signals on it meanwhile: a handler would wait for its own thread.
+// Counts this thread in `creating`. Blocks signals on this thread, since a handler would wait for it.
 class Creating {
  public:
   Creating() {

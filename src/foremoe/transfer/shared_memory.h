@@ -2,8 +2,8 @@
 
 // Named POSIX shared memory that does not outlive its users. A name contains the creator's process id, start time and
 // process-id namespace. Before creating a segment, a process removes all segments of its user and namespace whose
-// creator is dead. So the next start cleans up after a killed run, and containers that share memory do not remove each
-// other's segments. Segments left by a container that no longer exists remain until the shared memory itself is freed.
+// creator is dead. The next start thus cleans up after a killed run, and containers that share memory do not remove
+// each other's segments. Segments of a container that no longer exists remain until the shared memory itself is freed.
 
 #include <cstddef>
 #include <span>
@@ -16,7 +16,7 @@ namespace foremoe {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  // `purpose` becomes part of the name. The memory is zeroed and 64-byte aligned. The bytes are reserved here, not at
+  // `purpose` becomes part of the name. The memory is zeroed and 64-byte aligned. create() reserves the bytes, not the
   // first touch. Throws InputError, with purpose and size, if there is too little memory.
   static SharedMemory create(const std::string& purpose, Bytes bytes);
   static SharedMemory open(const std::string& name);  // throws InputError if it does not exist
@@ -39,8 +39,8 @@ class SharedMemory {
 // Removes segments of dead processes. create() also does so; commands may call it when they start.
 void remove_stale_shared_memory();
 
-// Removes every name that this process created and has not yet removed. Later create() calls throw. For handlers of
-// signals that end the process. Async-signal-safe.
+// Removes every name that this process created and has not yet removed. Later create() calls throw. For signal handlers
+// that end the process. Async-signal-safe.
 void remove_own_shared_memory() noexcept;
 
 }  // namespace foremoe

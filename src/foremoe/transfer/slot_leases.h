@@ -3,10 +3,10 @@
 // Computes the copies into a plan's slots and the turns that read them, for every residency except `shared`, where no
 // guest stays.
 //
-// An expert is copied if its slot did not contain it at the previous event. Its lease covers the first to the last turn
-// that reads it there. The slot is free from the turn after the last reader of the previous lease. Under `free`,
-// overwritten homes are restored after the last turn, unless `leaves_last_placement`. If the phase begins with the last
-// placement of the previous one, experts already in their slots need no copy.
+// An expert is copied if its slot did not contain it at the previous event. The lease of a copy covers the first to the
+// last turn that reads it in this slot. The slot is free from the turn after the last reader of the previous lease.
+// Under `free`, overwritten homes are restored after the last turn, unless `leaves_last_placement`. If the phase begins
+// with the last placement of the previous phase, experts already in their slots need no copy.
 
 #include <vector>
 

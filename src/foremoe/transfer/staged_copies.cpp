@@ -29,7 +29,7 @@ class LayerContents {
     for (int e = 0; e < plan.num_experts(); ++e) slots_(plan.home(layer, e), home_slot[e]).expert = ExpertId{e};
   }
 
-  // Copies that arrive together read the contents before any of them arrived.
+  // Copies that arrive together all read the slots as they were before any of these copies arrived.
   void find_sources(std::span<ScheduledCopy> copies, EventId event) const {
     if (copies.empty()) return;
     const Topology topology{.num_ranks = plan_.num_ranks(), .ranks_per_node = plan_.ranks_per_node};

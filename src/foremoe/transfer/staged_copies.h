@@ -5,14 +5,14 @@
 // Problem. Any slot may be overwritten, including homes. A copy therefore reads from any rank that has the expert, and
 //   must do so before that rank overwrites it. Ranks may also exchange experts.
 // Method. A copy arrives in a staging buffer. Once all ranks agree that a turn's copies have arrived, no rank reads the
-//   slots that they replace, and each rank moves its copies from staging to these slots. Engines that place experts
-//   freely do the same with one buffer per slot of one layer. Here there are `depth` + 1 sets, each with as many
-//   buffers as a rank has copies at any turn, so that copies may start `depth` turns ahead. Turn t uses set t mod
-//   (depth + 1). After the order's last turn, homes return layer by layer, those of layer l at turn order.size() + l,
-//   and reuse the same buffers.
-// Sources. Among the ranks with the expert: the rank itself, then one on its node, then the one that sends the fewest
-//   copies of the turn, then the lowest rank. A copy opens once its set of buffers is free, but only after the turn at
-//   which its source got the expert.
+//   slots that they replace, and each rank moves its copies from staging to these slots. Other engines with free
+//   placement use one buffer per slot of one layer. This schedule uses `depth` + 1 sets of buffers, so that copies may
+//   start `depth` turns ahead. A set has one buffer for each copy of a rank at its busiest turn. Turn t uses set t mod
+//   (depth + 1). After the last turn of the order, homes return through the same buffers, one layer per turn: layer l
+//   at turn order.size() + l.
+// Sources. Among the ranks with the expert, prefers the rank itself, then a rank on its node, then the rank that sends
+//   the fewest copies of the turn, then the lowest rank. A copy opens once its set of buffers is free, but only after
+//   the turn at which its source got the expert.
 // Complexity. O(events · layers · ranks · slots + copies · holders of their experts).
 
 #include "foremoe/transfer/slot_leases.h"

@@ -1,4 +1,4 @@
-// Ranks, each on its own thread, exchange experts of whose weights no other copy exists.
+// Ranks on separate threads exchange experts. No other copy of these experts' weights exists.
 
 #include "foremoe/transfer/staged_copies.h"
 

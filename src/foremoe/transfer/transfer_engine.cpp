@@ -16,8 +16,8 @@ namespace foremoe {
 
 namespace {
 
-// Limits of the thread's sleep while copies or votes are open and nothing changes. The sleep doubles each time, since
-// there may be more ranks than cores. The idle limit applies while the rank does not wait for the result.
+// Minimum and maximum sleep of the thread while copies or votes are pending and nothing changes. The sleep doubles each
+// time, since there may be more ranks than cores. The idle limit applies while the rank does not wait.
 constexpr std::chrono::microseconds kShortestNap{50};
 constexpr std::chrono::microseconds kLongestNap{200};
 constexpr std::chrono::microseconds kLongestIdleNap{1000};
@@ -112,7 +112,7 @@ bool ExpertTransferEngine::State::tell(std::span<const TurnVotes::Decided> news)
   return true;
 }
 
-// Returns true if the rank has moved meanwhile.
+// Returns true if the rank's position changed meanwhile.
 bool ExpertTransferEngine::State::nap(const std::stop_token& stop, std::chrono::microseconds& length,
                                       std::uint64_t seen) {
   const auto serves = [](const std::unique_ptr<CopyLink>& link) { return link != nullptr && link->serves_others(); };
@@ -154,7 +154,7 @@ bool ExpertTransferEngine::State::wait(TurnId turn) {
   return whole;
 }
 
-// No rank reads the slots that the turn's copies replace any more, nor the copies before this returns.
+// No rank still reads the slots that the turn's copies replace, and no rank reads the copies before this returns.
 void ExpertTransferEngine::State::put_in_place(TurnId turn) {
   for (const ScheduledCopy& copy : parts.schedule.arriving(turn)) {
     if (copy.rank != parts.rank || !copy.staged()) continue;

@@ -9,18 +9,18 @@
 //   … the layer …
 //   release(t)          the readers of turn t are done
 //
-// Method. One thread per rank polls its links. At most kMaxCopiesUnderWay copies are in progress; the rest wait in
-// order of the turn that needs them. A copy reads only data that its owner has published for this phase's version; the
-// host path also verifies checksums. A failed or late (`timeout`) attempt is repeated on the other path, `attempts` in
-// total.
+// Method. One thread per rank polls the rank's links. At most kMaxCopiesUnderWay copies are in progress; the rest wait
+// in order of the turn that needs them. A copy reads only data that its owner has published for this phase's version;
+// the host path also verifies checksums. A failed or late (`timeout`) attempt is repeated on the other path, with at
+// most `attempts` attempts in total.
 // Agreement. Ranks vote at each turn at which copies arrive, and at each turn of a layer with an earlier failure, once
 // their own copies have ended. All ranks get the same outcome. A missing guest is fetched again for the next turn that
 // reads it.
-// Staging. Under `free` from peers, wait(t) moves copies into place once all ranks have theirs. Before a copy reads
-// from a peer, that peer must have moved into place all copies that arrive before the copy opens.
-// Guarantee. No buffer is read between release(t) of its last reader and the next lease, or written before that
-// release. A copy of this rank is missing after `timeout` × attempts (wait() returns false, or throws PhaseFailed if it
-// must arrive). Waits throw PhaseFailed after `ballot_timeout` without the other ranks' votes.
+// Staging. Under `free` from peers, wait(t) moves copies into place once all ranks have theirs. A copy reads from a
+// peer only after that peer has moved into place all copies that arrive before this copy opens. Guarantee. No buffer is
+// read between release(t) of its last reader and the next lease, or written before that release. A copy of this rank is
+// missing after `timeout` × attempts (wait() returns false, or throws PhaseFailed if it must arrive). Waits throw
+// PhaseFailed after `ballot_timeout` without the other ranks' votes.
 
 #include <chrono>
 #include <cstdint>
@@ -38,7 +38,7 @@ namespace foremoe {
 
 inline constexpr int kMaxCopiesUnderWay = 64;  // per rank, with its links
 
-// The phase cannot continue on this rank or on another one. None of the phase's results may be used.
+// The phase cannot continue on any rank. None of the phase's results may be used.
 class PhaseFailed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -53,8 +53,9 @@ class ExpertDirectory {
   // needed. For a host-path copy: addresses of the expert at its home.
   virtual std::span<const std::byte* const> source(const ScheduledCopy& copy) const = 0;
   virtual std::uint64_t published(RankId owner) const = 0;  // version of the owner's homes (acquire)
-  // put_in_place() announces that all staged copies arriving before this turn are in place (release). in_place() asks
-  // this of a rank (acquire); true if its memory is not mapped here, since it then refuses requests that are too early.
+  // put_in_place() announces that all staged copies arriving before this turn are in place (release). in_place()
+  // returns whether a rank has announced it (acquire); true if its memory is not mapped, since it refuses early
+  // requests.
   virtual void put_in_place(TurnId before) = 0;
   virtual bool in_place(RankId owner, TurnId before) const = 0;
 };

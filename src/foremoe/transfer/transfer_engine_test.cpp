@@ -1,4 +1,4 @@
-// Engines of several ranks at once. Tests that experts arrive in time and that ranks agree on which turns are complete.
+// Tests with the engines of several ranks: experts arrive in time, and ranks agree on which turns are complete.
 
 #include "foremoe/transfer/transfer_engine.h"
 

@@ -1,4 +1,4 @@
-// Random schedules with random faults: complete turns have correct experts, all ranks agree, and no rank waits forever.
+// Tests random schedules with random faults: complete turns have correct experts, ranks agree, and no rank hangs.
 
 #include <gtest/gtest.h>
 

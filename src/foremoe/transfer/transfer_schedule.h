@@ -3,23 +3,23 @@
 // Transfer schedule of a plan. Gives each copy's source, path and buffer, the first turn at which the buffer is free,
 // and the turn that waits for the copy.
 //
-// Problem. A plan gives the contents of every slot at every event. To execute it, start every copy early, but not
-//   before the last read of the buffer's previous contents, and complete it before the first read.
+// Problem. A plan specifies the contents of every slot at every event. To execute the plan, start every copy early, but
+//   not before the last read of the buffer's previous contents, and complete the copy before its first read.
 // Leases. A buffer is leased to one expert for [arrives, closes]: from the first to the last turn that reads it. The
 //   next copy into that buffer may start at its `opens`, the turn after the previous lease's `closes`. Leases of a
 //   buffer never overlap, so no slot is overwritten while a turn may read it. check_leases() verifies this
 //   independently.
-// Buffers. Guest buffers of a rank are numbered. Under `static` and `resident`: layer·G + (slot − E/R). Under `shared`,
+// Buffers. A rank's guest buffers are numbered layer·G + (slot − E/R) under `static` and `resident`. Under `shared`,
 //   layers share `depth` sets of G buffers (turn t uses set t mod depth). Under `free`, every slot of a layer can be
-//   written: layer·(E/R + G) + slot. Overwritten homes are copied back after the last turn. Copies of `free` from
-//   peers arrive in staging buffers after the slots (staged_copies.h); the replaced lease ends when they arrive, not
+//   written: layer·(E/R + G) + slot. Overwritten homes are copied back after the last turn. Copies of `free` from peers
+//   arrive in staging buffers after the slots (staged_copies.h); the replaced lease ends when the copies arrive, not
 //   when they open.
 // Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
 //   directly from the expert's home, whose slot is pinned during the step. Under `free`, homes are not pinned and all
-//   copies take the same path. The default is `host`, with every overwritten home in the arena. On request it is
-//   `peer`, from any rank with the expert. An arena entry can pay off if its node fetches the expert at least twice.
-//   Peers serve all other copies, and part of these to balance the two paths by bytes ÷ bandwidth (copy_paths.h).
-//   Complexity. O(turns · ranks · slots). Guarantee. The same plan produces the same schedule on every rank.
+//   copies take one path. The default is `host`, with every overwritten home in the arena. On request it is `peer`,
+//   from any rank with the expert. Otherwise, an arena entry can pay off if its node fetches the expert at least twice.
+//   Peers serve all other copies, and some arena copies to balance bytes ÷ bandwidth (copy_paths.h).
+// Complexity. O(turns · ranks · slots). Guarantee. The same plan produces the same schedule on every rank.
 
 #include <optional>
 #include <span>
@@ -54,8 +54,8 @@ struct ScheduledCopy {
   TurnId closes;   // last turn that reads it
   Path path = Path::kHost;
   RankId source;  // kPeer: rank that is read; kHost: the expert's home, which fills the arena
-  // `free` from peers: the buffer of `rank` in which the expert waits for all copies of the same turn, and the buffer
-  // of `source` (possibly the same rank) that is read. −1: none.
+  // Only for `free` from peers, else −1. staging: buffer of `rank` that stores the expert until all copies of the turn
+  // have arrived. source_buffer: buffer of `source` (possibly the same rank) that is read.
   int staging = -1;
   int source_buffer = -1;
 
@@ -107,7 +107,7 @@ struct ScheduleOptions {
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 
-// As above, with turns from turns_of(); for simulation only.
+// Like the function above, with turns from turns_of(); for simulation only.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 
@@ -135,7 +135,7 @@ class LayerTurns {
 
   // Returns the first turn of the layer after this one, if any.
   std::optional<TurnId> next(LayerId layer, TurnId after) const;
-  // Returns whether any reader of this copy needs the segment. True for copies that arrive after the order's last turn,
+  // Returns whether any reader of this copy needs the segment; true for copies that arrive after the order's last turn,
   // and for staged copies, which may be the source of others.
   bool needs(const ScheduledCopy& copy, const Segment& segment) const;
 

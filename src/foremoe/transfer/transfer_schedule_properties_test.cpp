@@ -1,4 +1,4 @@
-// Guarantees of every schedule, on random plans of every residency, phase and number of micro-steps in flight.
+// Tests schedule guarantees on random plans of every residency, phase and number of micro-steps in flight.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

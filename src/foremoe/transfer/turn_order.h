@@ -1,8 +1,8 @@
 #pragma once
 
 // Time axis of an execution: one rank's turns, one per (pass, micro-step, layer), in execution order. Within an event,
-// a forward pass visits layers in ascending order, a backward pass in descending order. If both share an event (one
-// micro-step in flight), the forward turns come first.
+// a forward pass visits layers in ascending order, a backward pass in descending order. If both passes share an event
+// (one micro-step in flight), the forward turns come first.
 
 #include <cstdint>
 #include <optional>
@@ -39,11 +39,11 @@ struct TurnOrder {
   const Turn& operator[](TurnId t) const { return turns[t.index()]; }
 };
 
-// Turns of a phase for the plan's events. Throws InputError for recompute if the plan has backward events (it is then
-// for policy_update alone), and for policy_update under residency `free`.
+// Turns of a phase for the plan's events. Throws InputError for recompute if the plan has backward events (such plans
+// are for policy_update alone), and for policy_update under residency `free`.
 TurnOrder make_turn_order(const StepPlan& plan, Phase phase);
 
-// As above, for any plan. Only the simulation uses policy_update under `free`, to estimate its cost; no executor does.
+// Like make_turn_order(), for any plan. Only the simulation uses policy_update under `free`, to estimate its cost.
 TurnOrder turns_of(const StepPlan& plan, Phase phase);
 
 }  // namespace foremoe

@@ -2,15 +2,15 @@
 
 // Ranks vote on each turn whether all experts for the turn's layer have arrived on all ranks.
 //
-// Method. All ranks process turns in the same order. A turn needs no vote if no rank has a copy arriving at it and its
-//   layer is whole, since then all experts are still present. Otherwise a rank votes as soon as its copies have ended,
-//   often before the turn begins; votes of several layers may be open at once. Turns after the last of the order, which
+// Method. All ranks process turns in the same order. A turn needs no vote if no copy arrives at it on any rank and its
+//   layer is whole, since all experts are then still present. Otherwise a rank votes once its copies have ended, often
+//   before the turn begins. Votes of several layers may be open at once. Turns after the last of the order, which
 //   restore homes, always need a vote. A negative outcome marks the layer as broken, a positive one as whole. Missing
 //   copies are requested again for the layer's next turn.
-// Invariant. The schedule and earlier outcomes determine which turns need a vote. Both are the same on all ranks: the
-//   outcome of a layer's vote is known before its next vote starts.
+// Invariant. The schedule and earlier outcomes determine which turns need a vote. Schedule and outcomes are the same on
+//   all ranks: the outcome of a layer's vote is known before its next vote starts.
 // Guarantee. A rank that waits for a turn and has voted learns the outcome or throws PhaseFailed within the ballot's
-//   timeout. By default, this is the time that other ranks' copies may take, plus one attempt.
+//   timeout. This timeout defaults to the time that other ranks' copies may take, plus one attempt.
 
 #include <cstdint>
 #include <deque>

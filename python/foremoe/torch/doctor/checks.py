@@ -120,7 +120,7 @@ class _Timed:
         self.ep = self.net.spread(**options)
         self.routes = draw_routes(sizes, rank, ranks)
         self.inputs = [hidden.to(self.net.moe[0].gate_up) for hidden in draw_inputs(sizes, rank)]
-        # Ranks on a CPU may share processors. Processor time is the time that each would take on its own processor.
+        # Ranks on a CPU may share processors. Processor time is a rank's time on a processor of its own.
         self._clock = time.thread_time if self.device.type == "cpu" else self.now
         self._since = 0.0
         self._stretches: list[float] = []
@@ -230,7 +230,7 @@ def _overlap(hardware: Hardware) -> Outcome:
 def _speed(sizes: Sizes, hardware: Hardware) -> Outcome:
     """Runs planned and unplanned steps of the same executor alternately.
 
-    Critical path: seconds of computing on the slowest rank, summed over the stretches between exchanges of rows. On
+    Critical path: seconds of computing on the slowest rank, summed over the intervals between exchanges of rows. On
     CPU it is processor time; on CUDA it is wall time and includes the exchanges. Predicted: the ratio of the busiest
     rank's rows, summed over layers and micro-steps.
     """

@@ -97,7 +97,7 @@ def run_planned(net: Net, ep: ExpertParallel, rank: int, ranks: int) -> tuple[_S
 
 
 def _error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """Returns the norm of the tensors' errors, each relative to its own norm."""
+    """Returns the norm of the tensors' errors. Each error is relative to the tensor's norm."""
     relative = [(a.double() - b).norm() / b.norm().clamp(min=1e-30) for a, b in zip(found, exact, strict=True)]
     return float(torch.stack(relative).norm())
 

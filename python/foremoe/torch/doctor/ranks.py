@@ -28,7 +28,7 @@ MOST_TEXT = 300
 
 
 class Failure(Exception):
-    """Raised on a rank that has found something wrong."""
+    """Raised on a rank whose check has found an error."""
 
 
 class CannotRun(Exception):
@@ -228,7 +228,7 @@ def _begin(hardware: Hardware, rank: int, folder: str, prepare: Callable[[], Non
         # NCCL refuses ranks of one host that share a GPU, and connects ranks of different hosts by sockets.
         os.environ["NCCL_HOSTID"] = f"rank-{rank}"
     if device.type == "cuda":
-        # After a timeout, torch's watchdog waits four times this long before it ends the process: a minute by default.
+        # After a timeout, torch's watchdog waits four times this long (default: a minute) and ends the process.
         os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
         torch.cuda.set_device(device)
     else:

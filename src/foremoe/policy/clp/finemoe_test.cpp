@@ -1,4 +1,4 @@
-// FineMoE's policies: the balance reported in §7.3, and the options.
+// Tests FineMoE's policies: the balance reported in §7.3, and the options.
 
 #include "foremoe/policy/systems/finemoe.h"
 
@@ -47,7 +47,7 @@ TEST(FineMoe, BalancesLikeFigure8) {
   }
 }
 
-// "uniform replica counts are insufficient for severe imbalances": two ranks must serve the most popular expert.
+// "uniform replica counts are insufficient for severe imbalances", since only two ranks serve the most popular expert.
 TEST(FineMoe, IsLimitedByTwoReplicasUnderSevereSkew) {
   const LoadTable load = figure_8(2.0, 5);
   const StepPlan plan = plan_of(*make_finemoe_symmetric(), {.load = load, .guest_slots = 4});

@@ -20,7 +20,7 @@ StepPlan planned(const test::PolicyRun& run, Edges edges = Edges::kAutomatic) {
   return test::plan_of(*make_lplb({.edges = edges}), run);
 }
 
-// Compares our exact assignment with the linear program: minimise the largest rank load over the flows on the edges.
+// Compares our exact assignment with the linear program: the flows on edges that minimise the largest rank load.
 void expect_as_clp(const StepPlan& plan, const LoadTable& load) {
   for (int l = 0; l < plan.num_layers(); ++l) {
     const planner::ReplicaGraph graph = finemoe::test::graph_of(

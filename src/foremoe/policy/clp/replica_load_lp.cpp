@@ -39,7 +39,7 @@ struct Columns {
   }
 };
 
-// The units between which LP 4 charges traffic: ranks or nodes.
+// The places (ranks or nodes) between which LP 4 charges traffic.
 struct Places {
   std::vector<int> of_rank;  // [rank], place
   std::size_t count = 0;

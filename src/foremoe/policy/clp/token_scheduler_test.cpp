@@ -1,5 +1,5 @@
 // Compares FineMoE's linear programs with examples worked by hand, our exact assignment and all sets of ranks. Tests
-// the whole tokens made from their solutions.
+// the rounding of their solutions to whole tokens.
 
 #include "foremoe/policy/systems/finemoe/token_scheduler.h"
 
@@ -44,8 +44,8 @@ planner::Assignment schedule(const ReplicaGraph& graph, ArrayView<const std::int
   return a;
 }
 
-// Figure 3: four experts on two groups of two ranks (b), and shuffled to a cycle (c). The paper gives 8 tokens of
-// expert 3 on GPU 3 and all 4 tokens of expert 0 on GPU 0; the other loads are ours.
+// Figure 3: four experts on two groups of two ranks (b), and shuffled to a cycle (c). In the paper, GPU 3 serves 8
+// tokens of expert 3, and GPU 0 all 4 tokens of expert 0. We chose the other loads.
 const Holders kFigure3b{{0, 2}, {0, 2}, {1, 3}, {1, 3}};
 const Holders kFigure3c{{0, 3}, {0, 1}, {1, 2}, {2, 3}};
 const Loads kFigure3Load{4, 6, 8, 14};
@@ -55,7 +55,7 @@ TEST(ReplicaLoads, AreBalancedInFigure3OnlyIfExpertsConnectAllRanks) {
   EXPECT_NEAR(lp_1(test::graph_of(4, kFigure3c), kFigure3Load), 8, 1e-6);
 }
 
-// Figure 5: G_max is GPUs 0 and 3, which hold expert 0 and serve no token of other experts.
+// Figure 5: G_max is {GPU 0, GPU 3}, which hold expert 0 and serve no token of other experts.
 TEST(ReplicaLoads, FollowTheLemmaInFigure5) {
   const ReplicaGraph graph = test::graph_of(4, kFigure3c);
   const Loads load{20, 3, 4, 5};
@@ -161,7 +161,7 @@ TEST(ReplicaLoads, AreZeroWithoutTokens) {
 }
 
 // One expert on two ranks, 6 tokens from rank 0 and 2 from rank 1. Each token above 4 that rank 0 serves itself adds
-// one to computation and saves one of communication.
+// one token of computation and saves one of communication.
 TEST(CommunicationAware, KeepsMoreTokensLocalWithALargerWeight) {
   const ReplicaGraph graph = test::graph_of(2, {{0, 1}});
   Array<std::int64_t, 2> input({2, 1});
@@ -178,7 +178,7 @@ TEST(CommunicationAware, KeepsMoreTokensLocalWithALargerWeight) {
 }
 
 // One expert on four ranks of two nodes, 8 tokens from rank 0. Each pair of tokens above 4 that node 0 serves itself
-// adds one to computation, and saves one token per rank between the nodes.
+// adds one token of computation and saves one token per rank between the nodes.
 TEST(CommunicationAware, KeepsMoreTokensOnTheirNodeWithALargerWeight) {
   const ReplicaGraph graph = test::graph_of(4, {{0, 1, 2, 3}});
   Array<std::int64_t, 2> input({4, 1});
@@ -213,7 +213,7 @@ double cost_of(const Instance& i, const planner::Assignment& a, const Topology& 
 }
 
 // The whole tokens of the LP 4 schedule, routed by algorithm 1, cost at least LP 4's objective and at most num_experts
-// + 2 more. The schedule of LP 1 costs no less than the objective either.
+// + 2 more. LP 1's schedule does not cost less than LP 4's objective.
 TEST(CommunicationAware, MatchesTheCostOfRoutedTokens) {
   Random random(5);
   const CommunicationWeights weights;
@@ -232,14 +232,14 @@ TEST(CommunicationAware, MatchesTheCostOfRoutedTokens) {
   }
 }
 
-// Two ranks. Experts 0 and 1 are on both, expert 2 only on rank 0. Half of the tokens are split equally beforehand.
+// Two ranks. Experts 0 and 1 are on both, expert 2 only on rank 0. Half of the tokens are first split equally.
 TEST(Pipelining, SchedulesTheRestOnTopOfEqualParts) {
   const ReplicaGraph graph = test::graph_of(2, {{0, 1}, {0, 1}, {0}});
   const Loads load{8, 4, 6};
   const auto input = test::spread_over_sources(load, 2);
   const planner::Assignment half = schedule(graph, input, {.scheduled_fraction = 0.5});
   expect_complete(graph, load, half);
-  // Equal parts of {4, 2, 2} give rank 0 2 + 1 + 2 tokens. Of the other {4, 2, 4} it must serve 4. Then both have 9.
+  // Equal parts of {4, 2, 2} give rank 0 2 + 1 + 2 tokens. It must serve 4 of the other {4, 2, 4}. Then both have 9.
   EXPECT_THAT(half.rank_load, ElementsAre(9, 9));
   const planner::Assignment none = schedule(graph, input, {.scheduled_fraction = 0});
   expect_complete(graph, load, none);

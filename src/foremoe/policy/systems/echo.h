@@ -6,16 +6,16 @@
 //
 // Spill. A rank serves its home experts, smallest first, up to the mean ⌊total / R⌋. The excess, from its largest
 // experts, spills. A rank's room is the mean minus the tokens that it serves of its own experts.
-// Packing. Ranks, in descending order of room, take one expert each: the one with the most tokens left to spill, as far
-// as the room permits. The choice of the maximum is approximate. Spills wait in eight buckets, one for at least the
-// mean and seven of width about mean/7. Buckets are served largest first, and first in, first out within a bucket. An
-// expert with tokens left is appended to the bucket for that number. The pull request's one-shot algorithm is omitted.
+// Packing. Ranks are visited in descending order of room. Each takes the expert with the most tokens left to spill, up
+// to its room. The maximum is approximate: spills are queued in eight buckets, one for at least the mean and seven of
+// width about mean/7. Buckets are served largest first, each in FIFO order. An expert with tokens left is appended to
+// the bucket for that number. We omit the pull request's one-shot algorithm.
 //
-// Our reading. `echo` packs with one slot per rank for any number of guest slots, as the pull request does, and does
-// nothing without guest slots. Spilled tokens without a slot stay home. Ties go to the lowest id (the sort of the
+// Our reading. Like the pull request, `echo` uses one slot per rank, even if there are more guest slots. Without guest
+// slots, it moves no tokens. Spilled tokens without a slot stay home. Ties go to the lowest id (the sort of the
 // original guarantees no order).
 //
-// Online. Copies begin after the router. The planning time is unpublished; we assume 0, in ECHO's favour.
+// Online. Copies begin after the router. The planning time is unpublished. We assume 0, which favours ECHO.
 // Cost. O(E·log E + R·log R).
 
 #include "foremoe/policy/policy.h"

@@ -16,7 +16,7 @@ using test::plan_of;
 using test::tokens;
 using testing::ElementsAre;
 
-// The mean is 60. Rank 0 serves its smallest experts, 10 and 30, and 20 of e2, which spills 30. Rank 1 has room for 30.
+// The mean is 60. Rank 0 serves 10, 30 and 20 tokens of its experts; e2 spills 30. Rank 1 has room for 30.
 TEST(Echo, SpillsTheLargestExpertsOfARankAboveTheMean) {
   const LoadTable load = load_of(2, {{10, 30, 50, 10, 10, 10}});
   const StepPlan plan = plan_of(*make_echo(), {.load = load});
@@ -36,7 +36,7 @@ TEST(Echo, PacksTheLargestBucketFirstInFifoOrder) {
     guests.push_back(experts(plan, 0, r).back());
     EXPECT_LE(tokens(plan, 0, r).back(), 88);
   }
-  // Remaining e0 and e1: 396 308, 308 308, 308 220, 220 220, where e1 entered bucket 5 before e0, and so on.
+  // Remaining e0 and e1: 396 308, 308 308, 308 220, 220 220, … At 220 220, e1 is first in bucket 5.
   EXPECT_THAT(guests, ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
 }
 

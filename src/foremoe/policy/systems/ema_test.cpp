@@ -35,7 +35,7 @@ TEST(GreedyRelocation, ExchangesThePairThatMinimisesTheLargerLoad) {
   EXPECT_THAT(relocated({9, 8, 2, 1}, in_blocks(4, 2), 2), ElementsAre(1, 0, 0, 1));
 }
 
-// Loads 20 | 12 | 4. Exchanging 10 with 2 gives 12 | 12 | 12. A move alone would leave a rank one expert short.
+// Loads 20 | 12 | 4. Exchanging 10 with 2 gives 12 | 12 | 12. A plain move would leave a rank one expert short.
 TEST(GreedyRelocation, ExchangesWithAnyRank) {
   EXPECT_THAT(relocated({10, 10, 6, 6, 2, 2}, in_blocks(6, 3), 3), ElementsAre(2, 0, 1, 1, 0, 2));
 }
@@ -45,7 +45,7 @@ TEST(GreedyRelocation, KeepsHomesThatNoExchangeImproves) {
   EXPECT_THAT(relocated({0, 0, 0, 0}, in_blocks(4, 2), 2), ElementsAre(0, 0, 1, 1));
 }
 
-// In the result, no exchange of an expert of the busiest rank helps, and ranks hold as many experts as before.
+// In the result, no exchange of an expert of the busiest rank helps. Each rank's number of experts is unchanged.
 TEST(GreedyRelocation, EndsWhenNoExchangeHelps) {
   Random random(7);
   for (int run = 0; run < 200; ++run) {

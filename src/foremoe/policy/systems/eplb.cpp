@@ -226,7 +226,7 @@ class EplbOfStep final : public Eplb {
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 
  private:
-  // EPLB accepts any unit, so sums over micro-steps stand in for means.
+  // EPLB accepts any unit, so sums over micro-steps replace means.
   Place place(const PolicyInput& input, const EplbShape& shape) const override {
     return [former = former_load(input), shape](LayerId layer, ArrayView<const std::int64_t, 2> load) {
       return placed_by(sum_over_micro_steps(former ? layer_load(*former, layer).view() : load), shape);

@@ -1,6 +1,6 @@
 #pragma once
 
-// EPLB (DeepSeek, https://github.com/deepseek-ai/EPLB): places all replicas by expected loads; each replica serves an
+// EPLB (DeepSeek, https://github.com/deepseek-ai/EPLB): places all replicas by expected loads. Each replica serves an
 // equal part of its expert's tokens. Five policies differ in the expected load and in the token split:
 //
 //                                     equal split     our exact assignment on the same placement
@@ -8,23 +8,23 @@
 //   moving average, periodically      eplb-ema
 //   every micro-step                  eplb-oracle     eplb-oracle-exact
 //
-// The mean is over the previous step if its load is given (`previous_load`), which is what EPLB knows at run time.
-// Otherwise it is over this step, known from recorded routes. All tokens have equal weight, so long micro-steps count
-// more. The oracle places every micro-step by its own load, and copies every expert whose placement changes in between.
+// The mean is over the previous step if its load is given (`previous_load`), as at run time. Otherwise it is over this
+// step, known from recorded routes. All tokens have equal weight, so long micro-steps count more. The oracle places
+// every micro-step by its own load, and copies every expert that it places on a new rank.
 //
 // Moving average (review of ForeMoE, §1.5; the review's baseline EMA LB is ema.h). After every micro-step, â ← α·c + (1
-// − α)·â for each expert; before every period-th micro-step, experts are placed by â. If the previous step's load is
-// given, â starts as the mean of its micro-steps and determines the first placement. Otherwise the first micro-step's
-// load starts the average, and homes serve alone for the first period. Of the five policies, only `eplb-ema` never
-// looks ahead. Inferred: the review (like FlexMoE, LAER-MoE and others) averages over steps of pre-training, places
-// experts every T steps (50, for example) and gives no α. A plan covers one step, so we average over micro-steps; our
-// period is the review's 8 micro-steps per step.
+// − α)·â for each expert. Before every period-th micro-step, experts are placed by â. If the previous step's load is
+// given, â starts as the mean of its micro-steps and determines the first placement. Otherwise â starts as the first
+// micro-step's load, and only homes serve in the first period. Among these five policies, only `eplb-ema` never looks
+// ahead. Inferred: the review (like FlexMoE, LAER-MoE and others) averages over steps of pre-training, places experts
+// every T steps (50, for example) and gives no α. A plan covers one step, so we average over micro-steps. Our period of
+// 8 is the review's number of micro-steps per step.
 //
 // A rank has E/R + G slots, so there are E + R·G replicas. As in the reference, placement is hierarchical (groups to
 // nodes, replicas inside nodes) if the number of router expert groups is a multiple of the number of nodes, else
 // global. Load tables do not record groups. The default is one group, for which the reference chooses "global" on more
-// than one node. Global is also the better of EPLB's two modes here, and gives the project's reference figures (with 8
-// groups, q30-ep64 has a mean ρ of 1.56 instead of 1.298).
+// than one node. Global is also the better of EPLB's two modes here, and reproduces the project's reference figures.
+// For q30-ep64, its mean ρ is 1.298; hierarchical placement with 8 groups reaches 1.56.
 
 #include <cstdint>
 #include <optional>
@@ -37,8 +37,8 @@ namespace foremoe {
 
 // EPLB's placement of replicas, as the public reference computes it.
 //
-// Problem. From each expert's expected load, choose its number of replicas and their ranks, with equally many replicas
-// on every rank, to balance rank loads when the replicas of an expert serve equal parts.
+// Problem. From expected loads, choose each expert's number of replicas and their ranks. Every rank has the same number
+// of replicas. Balance rank loads if the replicas of an expert serve equal parts.
 //
 // Method. Three greedy steps:
 //   1. pack groups of experts into nodes: the heaviest group first, into the lightest node that has room;
@@ -48,14 +48,14 @@ namespace foremoe {
 // An expert may get several replicas on one rank.
 //
 // Arithmetic. Single precision, as in the reference: sums of weights are exact below 2²⁴.
-// Ties. A further replica goes to the expert with the lowest id, an item to the pack with the lowest number. Of items
-// with equal weight, the later is packed first: the reference uses torch.sort, which guarantees no order for equal
-// items. This order reproduces the project's reference figures on all load tables. Packing the earlier first gives
-// 1.4835 instead of 1.483 (q30-ep8-bursty) and 1.9077 instead of 1.907 (q30-ep16-bursty).
+// Ties. A further replica goes to the expert with the lowest id, an item to the pack with the lowest number. Among
+// items of equal weight, the later is packed first. The reference uses torch.sort, which does not define this order.
+// This order reproduces the project's reference figures on all load tables. Packing the earlier first gives 1.4835
+// instead of 1.483 (q30-ep8-bursty) and 1.9077 instead of 1.907 (q30-ep16-bursty).
 // Complexity. O(replicas · log replicas) per layer.
 //
 // Source. https://github.com/deepseek-ai/EPLB, rebalance_experts. Tests compare with its physical_to_logical_map and
-// expert_count on integer weights. Its "GPUs" are our ranks.
+// expert_count on integer weights. It calls ranks "GPUs".
 
 struct EplbShape {
   int num_experts = 0;

@@ -69,8 +69,8 @@ TEST(EplbPolicies, MatchThePublicReferenceHierarchicallyAndGlobally) {
 }
 
 // Two nodes of two ranks, two groups of four experts, no guest slots. Group loads are 12 + 1 + 1 + 1 and 3·4.
-// Hierarchical: group 0, the heavier with 15, is packed into node 0, whose ranks get 12 + 1 and 1 + 1. Global: 12
-// shares its rank with a 1, and the 3s go to the lightest ranks.
+// Hierarchical: group 0, the heavier with 15, is packed into node 0, whose ranks get 12 + 1 and 1 + 1. Global: The
+// expert with 12 shares its rank with one of load 1, and those with 3 go to the lightest ranks.
 TEST(EplbPolicies, KeepGroupsOnNodesOnlyIfHierarchical) {
   const LoadTable load = load_of(4, {{12, 1, 1, 1, 3, 3, 3, 3}}, 2);
   const auto node_of_group_0 = [&](const EplbOptions& options) {
@@ -121,8 +121,8 @@ TEST(EplbEma, PlacesEveryPeriodByTheMovingAverage) {
 }
 
 // The previous step's mean 0 0 8 8 starts the average and places {3 1} {2 0}. After two micro-steps the averages
-// 6, 4.5, 2.75, 2.75 give {0 2} {1 3}. Started from the sum, 0 0 16 16, the averages 6, 4.5, 4.75, 4.75 would give
-// {0 1} {3 2}.
+// 6, 4.5, 2.75, 2.75 give {0 2} {1 3}. If the sum, 0 0 16 16, started the average, the averages 6, 4.5, 4.75, 4.75
+// would give {0 1} {3 2}.
 TEST(EplbEma, StartsFromThePreviousStepsMean) {
   const LoadTable load = load_of(2, {{8, 6, 1, 1}, {8, 6, 1, 1}, {8, 6, 1, 1}});
   const LoadTable former = load_of(2, {{0, 0, 12, 4}, {0, 0, 4, 12}});

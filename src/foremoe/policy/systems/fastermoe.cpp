@@ -58,7 +58,7 @@ class Shadowing {
     return shadows_;
   }
 
-  // Shadows the most loaded remaining experts of the rank, at most `count` and at most as many as there are free slots.
+  // Shadows the most loaded remaining experts of the rank: at most `count`, and at most one per free slot.
   void shadow_next(int rank, std::size_t count) {
     const auto free_slots = static_cast<std::size_t>(load_.guest_slots) - shadows_.size();
     std::vector<ExpertId>& experts = left_on_[rank];
@@ -73,7 +73,7 @@ class Shadowing {
 
   double busiest() const { return static_cast<double>(std::ranges::max(rank_load_)); }
 
-  // The most loaded rank with remaining experts, or rank 0 if there is none.
+  // Returns the most loaded rank with remaining experts, or rank 0 if there is none.
   int busiest_with_experts() const {
     int best = 0;
     for (int r = 1; r < load_.topology.num_ranks; ++r) {
@@ -116,7 +116,7 @@ class FasterMoe final : public Policy {
     return "FasterMoE: experts of the busiest ranks on every rank while its time model predicts a gain";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
-  // FasterMoE uses the gate's counts of this micro-step. The decision time is unpublished, so none is charged.
+  // FasterMoE uses the gate's counts of this micro-step. The decision time is unpublished and not charged.
   OnlineWork online() const override {
     return {.copies_after_router = true,
             .gathers_loads = true,

@@ -1,4 +1,4 @@
-// Tests FasterMoE's shadows by hand and against literal forms of its rules, and the resulting plans.
+// Tests FasterMoE's plans, and its shadows against hand-computed values and literal implementations of its rules.
 
 #include "foremoe/policy/systems/fastermoe.h"
 
@@ -27,7 +27,7 @@ constexpr FasterMoeOptions kOfTheCode{.hidden = 2048,
                                       .bytes_per_second = 50e9 / 8,
                                       .flops_per_second = 11.5e12};
 
-// Options with 1 s per product of a token, 0.001 s per message, and `broadcast` seconds per broadcast.
+// Returns options with 1 s per product of a token, 0.001 s per message, and `broadcast` seconds per broadcast.
 FasterMoeOptions seconds_of(FasterMoeRule rule, double broadcast) {
   return {.rule = rule,
           .hidden = 1,
@@ -102,25 +102,25 @@ TEST(FasterMoe, AssumesNvlinkIfTheGroupIsOneNode) {
 }
 
 // Ranks {e0, e1} and {e2, e3} have 1000 and 200 tokens, half of each expert from either rank. A token takes 3 s, a
-// shadow 2·25 s. No shadow: 1000 tokens, 3004 s. e0: 700 and 500, 2150 s. e0 and e1: 500 and 700, 2200 s.
+// shadow 2·25 s. The layer takes 3004 s; with shadow e0, 2150 s (700 and 500 tokens); with e0 and e1, 2200 s.
 TEST(FasterMoe, ShadowsTheMostLoadedExpertOfTheMostLoadedRank) {
   EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0));
-  // With 350 tokens of e1: 950 tokens, then 650 and 500, then 475 and 675, which take 2050 and 2125 s.
+  // With 350 tokens of e1: 950 tokens; with shadow e0, 650 and 500 (2050 s); with e0 and e1, 475 and 675 (2125 s).
   EXPECT_THAT(shadows(2, {600, 350, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0));
 }
 
-// Rank 0 has 800 tokens, 2403 s. With e0, rank 1 has 900, 2750 s, worse than no shadow. With e2 too, rank 0 has 750,
-// 2350 s, or 2410 s if a shadow costs 2·40 s instead of 2·25 s.
+// Rank 0 has 800 tokens, 2403 s. With e0, rank 1 has 900 and takes 2750 s, which is worse than no shadow. With e2 too,
+// rank 0 has 750, 2350 s, or 2410 s if a shadow costs 2·40 s instead of 2·25 s.
 TEST(FasterMoe, ComparesWithNoShadowsOnlyAfterTheSearch) {
   EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0, 2));
   EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 40)), IsEmpty());
 }
 
-// Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. With e0 shadowed, a third of it on each rank: 500, 500, 400. Next
-// is e1 of rank 0, the lower of two equal ranks: 300, 600, 500, a rise.
+// Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. If e0 is shadowed, each rank serves a third of it: 500, 500, 400.
+// Next is e1 of rank 0, the lower of two equal ranks. Loads 300, 600, 500 are a rise.
 TEST(FasterMoe, ContinuesWithTheBusiestRankAfterEachShadow) {
   EXPECT_THAT(shadows(3, {600, 300, 300, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
-  // Rank 1 has 420 tokens, and 620 with e0. Shadowing its e2 leaves 340 there, but 640 and 540 elsewhere, a rise.
+  // Rank 1 has 420 tokens, and 620 with e0. Shadowing its e2 gives rank 1 340, but others 640 and 540, a rise.
   EXPECT_THAT(shadows(3, {600, 300, 420, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
   // Rank 1 has 600 tokens, and 800 with e0. Shadowing its e2 leaves 600, 600, 300. Then e1 would leave 400, 700, 400.
   EXPECT_THAT(shadows(3, {600, 300, 300, 300, 0, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0, 2));
@@ -131,7 +131,7 @@ TEST(FasterMoe, ShadowsNothingIfABroadcastTakesLonger) {
   EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 453)), IsEmpty());       // 3006 s
 }
 
-// Regression: ρ is 1.875, and the hot rank's 16 experts are equally hot. Rule `expert` shadows nothing.
+// Regression test: ρ is 1.875, and the hot rank's 16 experts have the same load. Rule `expert` shadows nothing.
 TEST(FasterMoe, RelievesARankWhoseExpertsAreEquallyHot) {
   std::vector<std::int64_t> loads(128, 5600);
   std::fill_n(loads.begin(), 16, 12000);  // rank 0: 192,000 tokens, the others 89,600
@@ -147,7 +147,7 @@ TEST(FasterMoe, RelievesARankWhoseExpertsAreEquallyHot) {
   EXPECT_EQ(rho(16, FasterMoeRule::kWorker), (89600 + 9 * 1500) / 102400.0);  // other ranks; rank 0 has 97,500
 }
 
-// A shadow pays if the next expert has at least 10,737 / 13.996 = 767.2 fewer tokens.
+// A shadow lowers the estimate if the next expert has at least 10,737 / 13.996 = 767.2 fewer tokens.
 TEST(FasterMoe, RuleExpertShadowsWhileTheEstimateFalls) {
   FasterMoeOptions options = kOfTheCode;
   options.rule = FasterMoeRule::kExpert;
@@ -159,7 +159,7 @@ TEST(FasterMoe, RuleExpertShadowsWhileTheEstimateFalls) {
   EXPECT_THAT(shadows(1, {100'000}, 8, options), IsEmpty());  // the last expert is never shadowed
 }
 
-// The artifact's formulas: shadows whole ranks, in an order fixed beforehand. `tokens` is [owner][source].
+// Implements the artifact's formulas: shadows whole ranks in a fixed order. `tokens` is [owner][source].
 std::vector<int> ranks_by_the_artifact(const std::vector<std::vector<std::int64_t>>& tokens, double broadcasts,
                                        const FasterMoeSeconds& of) {
   const auto num_ranks = static_cast<int>(tokens.size());
@@ -268,7 +268,7 @@ TEST(FasterMoe, PlansWithSeveralMicroStepsInFlight) {
   expect_own_tokens(test::plan_of(*policy, {.load = load, .guest_slots = 2, .in_flight = 3}), load, kSmallExperts);
 }
 
-// Expects that no shadow raises the model's estimate, and that fewer slots only truncate the list of shadows.
+// Expects that no shadow raises the model's estimate, and that fewer slots yield a prefix of the list of shadows.
 TEST(FasterMoe, StopsBeforeItsEstimateRisesOnATable) {
   const LoadTable load = take_first(read_load("data/load-q30-ep8.safetensors"), 6, 2);
   const FasterMoeSeconds seconds = fastermoe_seconds({}, load.topology());

@@ -59,10 +59,10 @@ const LoadTable& example() {
   return load;
 }
 
-// Rank loads 220, 80, 60: expert 0 (100) moves to rank 2, as 160 < 220. 120, 80, 160: rank 2's busiest own expert, 8
-// (15), moves to rank 1, as 95 < 160; its guest cannot move again. 120, 95, 145: expert 9, as 110 < 145. 120, 110, 130:
-// expert 10, as 125 < 130. 120, 125, 115: rank 1 is now the most loaded, but expert 4 (60) would raise rank 2 to 175.
-// The search ends.
+// Loads are 220, 80, 60. Expert 0 (100) moves to rank 2, as 160 < 220. Loads are 120, 80, 160. Rank 2's busiest own
+// expert, 8 (15), moves to rank 1, as 95 < 160; a guest cannot move again. Experts 9 and 10 follow, as 110 < 145 and
+// 125 < 130. Loads are 120, 125, 115. Rank 1 is the most loaded, but expert 4 (60) would raise rank 2 to 175. The
+// search ends.
 TEST(Feplb, MovesTheBusiestExpertToTheLeastLoadedRankWhileItHelps) {
   const StepPlan plan = plan_of({}, example(), 4);
   EXPECT_THAT(moves(plan, example()), ElementsAre(Move{8, 1}, Move{9, 1}, Move{10, 1}, Move{0, 2}));
@@ -95,8 +95,8 @@ TEST(Feplb, TreatsTheFirstExpertsAsDynamicOnRequest) {
               ElementsAre(Move{0, 1}, Move{1, 1}));  // 60, 30, then 50, 40
 }
 
-// Expert 0 fills rank 2's buffer: 120, 80, 160. Expert 8 fills rank 1's: 120, 95, 145. Only rank 0 has a buffer left,
-// for expert 9: 135 < 145. Then no buffer is left.
+// Expert 0 fills rank 2's buffer: 120, 80, 160. Expert 8 fills rank 1's: 120, 95, 145. Expert 9 moves to rank 0, as 135
+// < 145. Then no buffer is left.
 TEST(Feplb, UsesNoMoreBuffersThanARankHas) {
   for (const auto& [max_num_dyn, guest_slots] : {std::pair{1, 4}, {8, 1}}) {
     const StepPlan plan = plan_of({.max_num_dyn = max_num_dyn}, example(), guest_slots);
@@ -105,7 +105,7 @@ TEST(Feplb, UsesNoMoreBuffersThanARankHas) {
   EXPECT_THAT(moves(plan_of({}, example(), 0), example()), ElementsAre());
 }
 
-// Two ranks per node. 90, 10: after expert 0, 20, 80; experts 2 and 3 then move back. Ranks 2 and 3 stay idle.
+// Two ranks per node. Moving expert 0 changes loads 90, 10 to 20, 80. Experts 2 and 3 move back. Ranks 2, 3 stay idle.
 TEST(Feplb, MovesNothingBetweenNodes) {
   const LoadTable load = test::load_of(4, {{70, 20, 9, 1, 0, 0, 0, 0}}, 2);
   EXPECT_THAT(moves(plan_of({}, load, 2), load), ElementsAre(Move{2, 0}, Move{3, 0}, Move{0, 1}));
@@ -193,7 +193,7 @@ TEST_F(FeplbStraggler, MatchesThePublishedWasteBeforeBalancing) {
   EXPECT_NEAR(waste / static_cast<double>(max_load.size()), 0.186, 0.01);
 }
 
-// Published: 63 % and 70 % less at EP4 and EP8. Half or twice as many dynamic experts change this by 1 to 3 points.
+// The paper reports 63 % and 70 % less at EP4 and EP8. Doubling `dyn` gains 1 to 3 points.
 TEST_F(FeplbStraggler, ShrinksAsPublishedWithFourAndEightRanks) {
   for (const auto& [num_ranks, published] : {std::pair{4, 0.63}, {8, 0.70}}) {
     const LoadTable table = load(num_ranks);
@@ -204,13 +204,13 @@ TEST_F(FeplbStraggler, ShrinksAsPublishedWithFourAndEightRanks) {
   }
 }
 
-// Published: 51 % less. This routing does not reproduce it.
+// The paper reports 51 % less. This routing does not reproduce that figure.
 TEST_F(FeplbStraggler, ShrinksMoreThanPublishedWithTwoRanks) {
   const LoadTable table = load(2);
   EXPECT_GT(1 - straggler({}, table) / straggler({.dyn = 0}, table), 0.60);
 }
 
-// The other readings of the greedy and of dynamic experts, which do not match the published results.
+// Tests the other readings of the search and of dynamic experts, which do not match the published results.
 TEST_F(FeplbStraggler, DiffersFromThePublishedResultsUnderOtherReadings) {
   const LoadTable table = load(8);
   const double before = straggler({.dyn = 0}, table);

@@ -48,8 +48,8 @@ class FineMoe final : public Policy {
   bool plans_ahead(const PolicyInput& input) const override {
     return placing_ == Placing::kAdaptive && input.previous_load == nullptr;
   }
-  // Scheduling runs after the gate. LP time grows with the number of variables, one per slot. Meanwhile, unscheduled
-  // tokens are sent (A.2).
+  // Scheduling runs after the gate. LP time grows with the number of variables, one per slot. Unscheduled tokens are
+  // sent during scheduling (A.2).
   OnlineWork online() const override {
     return {.gathers_loads = options_.scheduler.scheduled_fraction > 0,
             .planning_seconds_per_slot = seconds_per_slot(),
@@ -134,7 +134,7 @@ class FineMoe final : public Policy {
     if (!exactly && solver == Solver::kExact) solver = Solver::kReplicaLoads;
   }
 
-  // Setting either weight selects LP 4; a weight that is not set is then 0.
+  // Setting either weight selects LP 4. The other weight is 0 unless it is set.
   Option weight_option(Option option, double finemoe::CommunicationWeights::*weight) {
     finemoe::SchedulerOptions& scheduler = options_.scheduler;
     option = number_option(std::move(option), scheduler.weights.*weight, {.least = 0, .most = 1e9});
@@ -152,7 +152,7 @@ class FineMoe final : public Policy {
     throw InputError({.field = "solver"}, "exact solves LP 1, which has no alpha_… weights");
   }
 
-  // Chosen between the times in figure 11 for stable loads and for new orders (lab/experiments/finemoe_figure_11.py).
+  // Our choice, between figure 11's times for stable loads and for new orders (lab/experiments/finemoe_figure_11.py).
   double seconds_per_slot() const {
     if (options_.scheduler.scheduled_fraction <= 0) return 0;
     switch (options_.scheduler.solver) {

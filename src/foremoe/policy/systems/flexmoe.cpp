@@ -21,7 +21,7 @@ bool is_less_uneven(std::span<const std::int64_t> a, std::span<const std::int64_
   return largest_a * smallest_b < largest_b * smallest_a;
 }
 
-// Returns [rank][slot]: each rank's homes, then the homes of the next ranks, rank by rank, in its guest slots.
+// Returns [rank][slot]: each rank's home experts, then, in its guest slots, those of the next ranks, rank by rank.
 Array<ExpertId, 2> uniform_placement(std::span<const RankId> home, std::size_t num_ranks, std::size_t guest_slots) {
   const std::size_t num_homes = home.size() / num_ranks;
   Array<ExpertId, 2> placement({num_ranks, num_homes + guest_slots}, kNoExpert);

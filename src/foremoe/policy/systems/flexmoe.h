@@ -1,31 +1,31 @@
 #pragma once
 
-// FlexMoE (Nie et al., SIGMOD 2023, https://doi.org/10.1145/3588964): replicas follow the loads, a few moves at a time,
-// and serve equal parts. Its code is not public; this follows the reimplementation in Hetu-Galvatron
+// FlexMoE (Nie et al., SIGMOD 2023, https://doi.org/10.1145/3588964): adapts replicas to the loads with a few moves at
+// a time. Replicas serve equal parts. Its code is not public. We follow the reimplementation in Hetu-Galvatron
 // (https://github.com/PKU-DAIR/Hetu-Galvatron, galvatron/core/runtime/moe/prefetch/solver.py, flexmoe_method).
 //
 // Method. All slots are always full. A micro-step makes up to ten rounds, starting from the previous placement. In a
 // round, the expert with the most tokens per replica gains a replica. Among the experts with more than one replica, the
 // one with the fewest tokens per replica loses its replica on the least loaded rank. A round is kept if the largest
-// rank load, or its ratio to the smallest, falls. Rounds end at the first that is not kept, or at a ratio of 1.
+// rank load, or its ratio to the smallest, falls. Rounds end when one is not kept or the ratio is 1.
 //
 // Target of the new replica. `packed` follows Galvatron: the target is the first rank that holds this expert and
-// others. The one of these others with the most tokens per replica moves to the freed slot. Then fewer ranks reduce
-// gradients of this expert. Without `packed` (the default), the target is the freed slot, which balances better
-// (lab/policies.md).
+// others. Of the others, the expert with the most tokens per replica moves to the freed slot. Thus fewer ranks reduce
+// the gradients of the gaining expert. Without `packed` (the default), the target is the freed slot, which balances
+// better (lab/policies.md).
 //
-// Loads. The sum of the five micro-steps before the planned one, as in the artifact of LAER-MoE, which compares with
-// FlexMoE (https://github.com/Fizzmy/LAER-MoE-AE). `previous_load` provides the micro-steps before the start of the
-// step. Without it, the first micro-step uses the sum of this step, known from recorded routes. `history` = 0 plans
-// each micro-step by its own load.
+// Loads. As in the artifact of LAER-MoE, which compares with FlexMoE (https://github.com/Fizzmy/LAER-MoE-AE), the load
+// is the sum of the five micro-steps before the planned one. `previous_load` provides the micro-steps before the start
+// of the step. Without it, the first micro-step uses the sum of this step, known from recorded routes. With `history` =
+// 0, each micro-step is planned from its own load.
 //
 // Routing. Node-first, as in the artifact (policy/inside_first.h). With `inside_first` off, all replicas of an expert
-// serve equal parts. Rounds are evaluated with equal parts over all ranks in either case, so a kept round can raise the
-// load of a rank that node-first routing fills.
+// serve equal parts. Both settings evaluate rounds with equal parts over all ranks, so node-first routing can raise the
+// load of a rank in a kept round.
 //
-// Inferred. A previous plan of `flexmoe` with the same shape gives the placement at the start of the step. Without one,
-// a rank's guest slots hold the homes of the next ranks, rank by rank, so replica counts are as equal as possible, as
-// in Galvatron's default placement.
+// Inferred. The step starts with the placement of a previous `flexmoe` plan of the same shape, if any. Otherwise a
+// rank's guest slots hold the home experts of the next ranks, rank by rank. As in Galvatron's default placement,
+// replica counts differ by at most one.
 //
 // Difference: Galvatron keeps a replica of every expert on each node and plans node by node, which needs E slots
 // per node. Here all ranks form one group, as for EPLB.

@@ -40,8 +40,8 @@ const std::vector<std::int64_t> kLoad = {10, 60, 8, 12};
 
 // Ranks serve 5 + 60 + 4 = 69 and 4 + 12 + 5 = 21. The experts' loads per replica are 5, 60, 4 and 12. Expert 1 gets
 // the replica that expert 2 loses on rank 1. Ranks then serve 5 + 30 + 8 = 43 and 5 + 30 + 12 = 47, and the round is
-// kept. Loads per replica are now 5, 30, 8 and 12. Expert 0 would lose its replica on rank 0: 2/3·60 + 8 = 48 and 20 +
-// 12 + 10 = 42. Neither 48 < 47 nor 48 ÷ 42 < 47 ÷ 43, so rounds end.
+// kept. Loads per replica are now 5, 30, 8 and 12. If expert 0 lost its replica on rank 0, ranks would serve 2/3·60 + 8
+// = 48 and 20 + 12 + 10 = 42. Since 48 > 47 and 48 ÷ 42 > 47 ÷ 43, rounds end.
 TEST(FlexMoe, MovesReplicasFromTheColdestToTheHottestWhileTheLargestLoadFalls) {
   FlexMoePlacement placement = two_ranks();
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(69, 21));
@@ -54,9 +54,9 @@ TEST(FlexMoe, MovesReplicasFromTheColdestToTheHottestWhileTheLargestLoadFalls) {
   EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(48, 42));
 }
 
-// Packed: expert 1 stays on rank 0, whose expert 0 (5 per replica, the other has 4) moves to expert 2's slot on rank 1:
-// 60 + 8 = 68 and 10 + 12 = 22. Next, expert 0 loses one of its two replicas on rank 1, and expert 2 (8) moves there:
-// 60 and 30. Then only expert 1 has replicas to lose.
+// Packed: expert 1 gains its replica on rank 0. Expert 0, with 5 tokens per replica, moves from there to expert 2's
+// slot on rank 1. Loads are 60 + 8 and 10 + 12. Then expert 0 loses a replica on rank 1, and expert 2 moves there.
+// Loads are 60 and 30. Only expert 1 has replicas left to lose.
 TEST(FlexMoe, PacksReplicasOnOneRankLikeGalvatron) {
   FlexMoePlacement placement = two_ranks();
   EXPECT_TRUE(placement.move_replica(kLoad, true));
@@ -201,7 +201,7 @@ TEST(FlexMoe, SumsTheLastFiveMicroStepsAcrossSteps) {
 }
 
 // Two nodes of two ranks, and four experts at home on ranks 0 to 3. Rank r has expert r + 1 in its guest slot, so
-// expert 2 has a replica in each node, on ranks 1 and 2. Rank 0 sends it 12 tokens.
+// expert 2 has a replica in each node, on ranks 1 and 2. Rank 0 sends expert 2 12 tokens.
 TEST(FlexMoe, RoutesTokensInsideTheirNodeFirst) {
   LoadTable load = test::random_load({.micro_steps = 1, .layers = 1, .ranks = 4, .experts = 4}, 3, 1);
   load.ranks_per_node = 2;

@@ -87,7 +87,7 @@ class ForeMoeReview final : public Policy {
     return {.num_ranks = num_ranks, .slots_per_rank = input.load.num_experts() / num_ranks + input.options.guest_slots};
   }
 
-  // base_seconds: receives the CPU seconds spent once per step.
+  // base_seconds: set to the CPU seconds spent once per step.
   Layer plan_layer(const PolicyInput& input, LayerId l, ArrayView<const std::int64_t, 2> load,
                    double& base_seconds) const {
     const double begin = thread_cpu_seconds();

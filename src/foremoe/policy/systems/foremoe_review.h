@@ -1,24 +1,24 @@
 #pragma once
 
-// ForeMoE as described in its review (Z. Zhou's review of arXiv 2606.11867, §3.3), for comparison with our planner:
-// once per step a base placement from mean loads (BPO); in every micro-step, moves of whole experts against the
-// remaining imbalance (MDA), a validator, and a verifier that falls back to the base placement.
+// ForeMoE as described in its review (Z. Zhou's review of arXiv 2606.11867, §3.3), for comparison with our planner.
+// Once per step, BPO computes a base placement from mean loads. In every micro-step, MDA moves whole experts to reduce
+// the remaining imbalance. A validator and a verifier follow; the verifier falls back to the base placement.
 //
 //                          base placement     moves in micro-steps
 //   foremoe-review         BPO                MDA
 //   foremoe-review-bpo     BPO                none                     the review's ablation "BPO only"
 //   foremoe-review-mda     homes              MDA                      its ablation "MDA only"
 //
-// The parts are in foremoe_review/, each with our reading of the review: base_placement.h, adjustment.h.
+// The parts are in foremoe_review/: base_placement.h and adjustment.h. Each documents our reading of the review.
 //
-// As a plan. Loads are this step's own, which replay reveals. BPO's warm start is a previous plan of the same policy
-// and shape (the review's "step t's P* is step t+1's P_prev"), else the homes. BPO's hosts are not homes, so residency
-// is `free`. `foremoe-review-mda` uses it too, for a fair comparison. BPO assumes that host and replica each
-// serve half of an expert's tokens; the plan does the same.
+// As a plan. Loads are those of this step, known from recorded routes. BPO starts from a previous plan of the same
+// policy and shape (the review's "step t's P* is step t+1's P_prev"), else from the homes. BPO's hosts are not homes,
+// so residency is `free`, also for `foremoe-review-mda` for a fair comparison. As BPO assumes, the plan gives host and
+// replica half of an expert's tokens each.
 //
-// Left open by the review: ε of BPO (we use 0.1, which algorithm 3 gives for MDA), the budget ΔC, the verifier's
-// target, and whether MDA's moves are reversed later. The published paper's planner has four other stages (our
-// `foremoe`); the review's tables refer to its own version.
+// The review does not specify ε of BPO (we use 0.1, which algorithm 3 gives for MDA), the budget ΔC, the verifier's
+// target, or whether MDA's moves are reversed later. The published paper's planner has four other stages (our
+// `foremoe`). The review's tables refer to the review's own version.
 //
 // Not part of a plan: the two transfer paths (`run` and `simulate` choose paths) and overlapped planning.
 

@@ -22,9 +22,9 @@ std::unique_ptr<Policy> whole() { return make_foremoe_review(); }
 std::unique_ptr<Policy> bpo_only() { return make_foremoe_review({.adjust = false}); }
 std::unique_ptr<Policy> mda_only() { return make_foremoe_review({.base = false}); }
 
-// Two ranks with homes {0 1} {2 3}, one guest slot. BPO uses the sums 30 18 10 10: 48 | 20, ideal 34, all hosts 14
-// away. Expert 0 stays: 20 + 30 is not below 48. Expert 1 moves, 20 + 18 < 48: 30 | 38. Experts 2 and 3 stay: 30 + 10
-// is not below 38. The band is 30.6 to 37.4, so rank 1's largest expert, 1, gets a replica on rank 0.
+// Two ranks with homes {0 1} {2 3}, one guest slot. BPO uses the sums 30 18 10 10. Loads 48 | 20, ideal 34, all hosts
+// differ by 14. Expert 0 stays: 20 + 30 is not below 48. Expert 1 moves, 20 + 18 < 48: 30 | 38. Experts 2 and 3 stay:
+// 30 + 10 is not below 38. The band is 30.6 to 37.4, so rank 1's largest expert, 1, gets a replica on rank 0.
 TEST(ForeMoeReview, PlacesByMeansAndMovesByMicroStep) {
   const LoadTable load = load_of(2, {{20, 4, 2, 2}, {0, 8, 6, 6}, {10, 6, 2, 2}});
   const StepPlan plan = plan_of(*whole(), {.load = load});
@@ -39,7 +39,7 @@ TEST(ForeMoeReview, PlacesByMeansAndMovesByMicroStep) {
   EXPECT_THAT(experts(plan, 1, 1), ElementsAre(2, 3, 1));  // its weights stay at the host
   EXPECT_THAT(tokens(plan, 1, 0), ElementsAre(0, 4, 6));
   EXPECT_THAT(tokens(plan, 1, 1), ElementsAre(0, 6, 4));
-  // 10 + 3 | 2 + 2 + 3, ideal 10: rank 1 has no free slot; the previous move no longer holds.
+  // 10 + 3 | 2 + 2 + 3, ideal 10: rank 1 has no free slot. The previous move does not persist.
   EXPECT_THAT(experts(plan, 2, 0), ElementsAre(0, 1, -1));
   EXPECT_EQ(plan.max_load(2, 0), Tokens{13});
 }

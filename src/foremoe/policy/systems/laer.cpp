@@ -76,7 +76,7 @@ std::vector<int> heap_replicas(std::span<const std::int64_t> load, const Shape& 
     const std::int64_t load_b = load[b] * replicas[a];
     return load_a != load_b ? load_a < load_b : a > b;
   };
-  // An expert's replica count changes only while it is outside the heap.
+  // An expert's replica count changes only while the expert is outside the heap.
   std::priority_queue<int, std::vector<int>, decltype(serves_less)> heap(serves_less);
   for (int e = 0; e < num_experts; ++e) heap.push(e);
   int used = at_first * num_experts;

@@ -1,20 +1,20 @@
 #pragma once
 
-// LAER-MoE (ASPLOS'26, https://github.com/PKU-DAIR/Hetu-Galvatron): lays out the experts anew for every micro-step,
-// from recent traffic between sources and experts. A token stays on its node if the node has a replica of its expert.
-// best_layout() describes the layout, its candidates and their price. Residency `free`.
+// LAER-MoE (ASPLOS'26, https://github.com/PKU-DAIR/Hetu-Galvatron): computes a new layout of experts for every
+// micro-step from recent traffic between sources and experts. A token stays on its node if the node has a replica of
+// its expert. best_layout() describes the layout, its candidates and their price. Residency `free`.
 //
-// Our reading. The public planner runs beside training, sees the loads of the last five iterations and lays out the
-// next one. So `laer` knows the previous micro-steps, but not the one that it plans. Before the first, it uses the last
-// ones of the previous step if its load is given, else the mean of this step, known from recorded routes, as for our
-// FineMoE. `laer-oracle` lays out every micro-step by its own load. G slots per rank are added to the E/R home slots.
-// Prices are those of the public planner, for any cluster.
+// Our reading. The public planner runs in parallel to training and lays out the next iteration from the loads of the
+// last five. So `laer` uses the previous micro-steps, but not the planned one. For the first, it uses the last ones of
+// the previous step if its load is given, else this step's mean, known from recorded routes, as for our FineMoE.
+// `laer-oracle` lays out every micro-step by its own load. G slots per rank are added to the E/R home slots. Prices are
+// those of the public planner, for any cluster.
 //
 // Weights. LAER-MoE shards every expert over all ranks (FSEP) and restores the experts of the layout, so a changed
-// layout costs no more than an unchanged one. A plan cannot express this; the simulator charges it
-// (OnlineWork::shards_experts). With `sharded` off, experts are whole and each new one is a copy, as when `run`
-// executes such a plan. The plan decides which replica serves which source (route_tokens), and keeps tokens on their
-// node exactly where LAER-MoE does.
+// layout costs no more than an unchanged one. A plan cannot express this; the simulator charges its cost
+// (OnlineWork::shards_experts). With `sharded` off, experts are not sharded and each new replica is a copy, as when
+// `run` executes the plan. The plan decides which replica serves which source (route_tokens), and keeps the same tokens
+// on their node as LAER-MoE.
 
 #include <cstdint>
 #include <span>
@@ -30,11 +30,11 @@ namespace foremoe::laer {
 // LAER-MoE's expert layout: the number of replicas of each expert, their ranks, and the routes of tokens to them.
 //
 // Problem. Given the tokens from each source to each expert, fill R·C slots to minimise 4·Σ communication + (3 +
-// checkpointing)·max computation. The 4 are dispatch and combine, forward and backward; Σ is over sources. The 3 are
-// the forward and two products of the backward; checkpointing repeats the forward. max is over ranks.
+// checkpointing)·max computation. The factor 4 is dispatch and combine, forward and backward; Σ is over sources. The
+// factor 3 is the forward and two products of the backward; checkpointing repeats the forward. The max is over ranks.
 //
-// Method. Each candidate, a list of replica counts, is placed greedily, routed and priced; the cheapest layout wins.
-//   even    R·C / E replicas each, if that is a whole number
+// Method. A candidate is a list of replica counts. Each is placed greedily, routed and priced; the cheapest layout
+//   wins. even    R·C / E replicas each, if that is a whole number
 //   heap    one replica per node (or just one, if the slots do not suffice); then repeatedly one more for the expert
 //           with the most load per replica, or one more on every node if it has at least as many as there are nodes
 //   perturbed   (option) heap, with one replica of a random expert reassigned to another, or one per node if both

@@ -19,8 +19,8 @@ using test::tokens;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Two nodes of 2 ranks with 2 slots; 160, 80, 48, 32 tokens, a quarter from every source. One replica per node: e0 (80
-// each) on ranks 0 and 2, e1 (40) and e2 (24) on the less loaded 1 and 3, e3 (16) in the slots left.
+// Two nodes of 2 ranks with 2 slots; 160, 80, 48, 32 tokens, a quarter from every source. Each node has one replica of
+// each expert: e0 (80 each) on ranks 0 and 2, e1 (40) and e2 (24) on ranks 1 and 3, e3 (16) in the last slots.
 TEST(Laer, LaysOutAndSplitsAsWorkedByHand) {
   const LoadTable load = load_of(4, {{160, 80, 48, 32}}, 2);
   const StepPlan plan = plan_of(*make_laer(), {.load = load});

@@ -29,7 +29,7 @@ class Spilling {
     std::ranges::stable_sort(order,
                              [&](std::size_t a, std::size_t b) { return load_.of_expert[a] > load_.of_expert[b]; });
     for (const std::size_t e : order) {
-      // at_home counts the tokens that earlier experts of this home kept, and all tokens of later ones.
+      // at_home counts the tokens of this home's earlier experts that it serves, and all tokens of its later experts.
       const std::int64_t tokens = load_.of_expert[e];
       std::int64_t& at_home = effective_[load_.home[e].index()];
       const std::int64_t excess = std::clamp(at_home - capacity_, std::int64_t{0}, tokens);
@@ -140,7 +140,7 @@ class Llep final : public Policy {
   std::unique_ptr<Policy> copy() const override { return std::make_unique<Llep>(*this); }
 
  private:
-  // The most guests that any rank needs in any layer and micro-step, without a slot limit.
+  // Returns the most guests that a rank needs in any layer and micro-step without a slot limit.
   int most_guests(const PolicyInput& input, ThreadPool& pool) const {
     check_policy_input(input);
     const LoadTable& table = input.load;

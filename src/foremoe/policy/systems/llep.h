@@ -1,28 +1,28 @@
 #pragma once
 
 // LLEP, Least-Loaded Expert Parallelism (arXiv 2601.17111, ICML 2026,
-// https://github.com/SalesforceAIResearch/LeastLoadedEP): in every micro-step, after the router, tokens beyond the
-// capacity of an expert's home spill to the least loaded ranks, with a copy of the expert. Residency `shared`.
+// https://github.com/SalesforceAIResearch/LeastLoadedEP): after each router, an expert's tokens above the capacity of
+// its home spill to the least loaded ranks, which receive a copy of the expert. Residency `shared`.
 //
-// If the imbalance of the homes is at most λ, nothing spills. Otherwise experts are visited by load, largest first. A
-// rank's effective load is its assigned tokens plus those of its own experts not visited so far; its capacity is
-// α·mean. The home serves what its capacity permits. The rest goes in chunks to the rank with the least effective load
-// that has capacity. A rank with room for less than the minimum chunk is skipped unless it can take the whole rest. If
-// no rank qualifies, the rest goes to the least loaded rank.
+// If the imbalance of the homes is at most λ, no tokens spill. Otherwise experts are visited in descending order of
+// load. A rank's effective load is its assigned tokens plus those of its own experts not visited so far; its capacity
+// is α·mean. The home serves tokens up to its capacity. The rest goes in chunks to the rank with the least effective
+// load that has capacity. A rank with room for less than the minimum chunk is skipped unless it can take the whole
+// rest. If no rank qualifies, the rest goes to the least loaded rank.
 //
 // The defaults are those of the public command: α = 1, at least 1,024 tokens per chunk, λ = 1.3. `llep` uses them
-// unchanged: on the shared tables a rank has 16,000 tokens or more on average. On inputs with less than a few thousand
+// unchanged, since a rank in the shared tables has 16,000 tokens or more on average. With less than a few thousand
 // tokens per rank, nearly every chunk is too small, whole remainders go to the least loaded rank, and balance is poor.
 //
-// Inferred. Guest slots limit spilling: a rank whose slots hold other experts is skipped, and the home is a candidate
-// for tokens that no other rank has capacity for (the public code has memory for any number of copies and excludes the
-// home). Without slot_limit there are, as in that code, as many slots as any rank needs in any layer and micro-step,
-// regardless of the requested guest slots; the plan records their number, and memory figures count them all. The home
-// is then never chosen: while tokens are left, it is at capacity and another rank is below. The capacity is ⌈α·mean⌉;
-// the public code rounds down, so it copies an expert for remainders of up to R − 1 tokens. Ranks are sorted again
-// after every chunk; the public code does so in one of its two branches.
+// Inferred. Guest slots limit spilling: a rank without a slot for the expert is skipped. The home is a candidate for
+// tokens that no other rank has capacity for. The public code has memory for any number of copies and excludes the
+// home. Without slot_limit, the plan has the largest number of slots that any rank needs in any layer and micro-step,
+// regardless of the requested guest slots. The plan records this number, and memory figures count all slots. The rest
+// then never goes to the home: while tokens remain, the home is at capacity and another rank is below capacity. The
+// capacity is ⌈α·mean⌉; the public code rounds down, so it copies an expert for up to R − 1 remaining tokens. We sort
+// ranks after every chunk; the public code does so in one of two branches.
 //
-// Online. Copies begin after the router. The planning time is unpublished; we assume 0, in LLEP's favour.
+// Online. Copies begin after the router. The planning time is unpublished; we assume 0, which favours LLEP.
 // Cost. O(E·log E), and O(R) per chunk.
 
 #include "foremoe/policy/policy.h"

@@ -16,8 +16,8 @@ using test::plan_of;
 using test::tokens;
 using testing::ElementsAre;
 
-// Homes {0, 1} and {2, 3} have 120 and 40 tokens; the capacity is 80. e0 (100) is first. As e1 (20) is still to come,
-// the home serves 60. Rank 1, with 40 of its own still to come, serves the other 40. Then e2, e1 and e3 fit at home.
+// Homes {0, 1} and {2, 3} have 120 and 40 tokens; the capacity is 80. e0 (100) is first. Reserving 20 for e1, the home
+// serves 60. Rank 1 reserves 40 for its own and serves the other 40. Then e2, e1 and e3 fit at home.
 TEST(Llep, FillsTheHomeAndSpillsToTheLeastLoadedRank) {
   const LoadTable load = load_of(2, {{100, 20, 30, 10}});
   const StepPlan plan = plan_of(*make_llep(), {.load = load});
@@ -29,7 +29,7 @@ TEST(Llep, FillsTheHomeAndSpillsToTheLeastLoadedRank) {
 }
 
 // The capacity is 1200, so e0 spills 1800. Rank 2 has room for 1100, which is above the minimum chunk. The remaining
-// 700 are below it, but allowed as the whole rest.
+// 700 are below the minimum, but allowed as the whole rest.
 TEST(Llep, SpillsASmallChunkOnlyIfItIsTheWholeRest) {
   const LoadTable load = load_of(3, {{3000, 500, 100}});
   const StepPlan plan = plan_of(*make_llep(), {.load = load});
@@ -38,8 +38,8 @@ TEST(Llep, SpillsASmallChunkOnlyIfItIsTheWholeRest) {
   EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(100, 1100));
 }
 
-// Both ranks have room for only 900 of 1800, below the minimum chunk. All of it goes to the least loaded, which then
-// has no capacity for its own 300.
+// Both ranks have room for 900 of 1800 tokens, below the minimum chunk. The least loaded receives all 1800 and has no
+// capacity for its own 300.
 TEST(Llep, SpillsTheRestToTheLeastLoadedRankIfNoneHasRoomForAChunk) {
   const LoadTable load = load_of(3, {{3000, 300, 300}});
   const StepPlan plan = plan_of(*make_llep(), {.load = load});

@@ -1,25 +1,25 @@
 #pragma once
 
-// LPLB (DeepSeek, https://github.com/deepseek-ai/LPLB): a linear-programming load balancer. Every replica is an edge
-// between two ranks of a fixed topology (lplb::Edges). In every micro-step, the tokens of each replicated expert are
-// split between the two ends of its edge to minimise the largest rank load.
+// LPLB (DeepSeek, https://github.com/deepseek-ai/LPLB): a linear-programming load balancer. Every replicated expert is
+// an edge between two ranks of a fixed topology (lplb::Edges). In every micro-step, its tokens are split between the
+// two ranks to minimise the largest rank load.
 //
-// Placement. Each rank's experts with the most tokens are copied, one per edge that leaves the rank; no expert has more
-// than two replicas. Expected tokens are the previous step's (`previous_load`), else this step's sum, known from
-// recorded routes. Guests stay for the whole step: residency `resident`.
+// Placement. Each rank copies its experts with the most tokens, one along each outgoing edge. No expert has more than
+// two replicas. Expected tokens are the previous step's (`previous_load`), else this step's sum, known from recorded
+// routes. Guests stay for the whole step (residency `resident`).
 //
 // Tokens. The program minimises the largest rank load with 0 ≤ flow ≤ tokens on each edge. With two replicas per expert
-// it is FineMoE's LP 1; our exact assignment solves it, and a test compares it with CLP. LPLB itself stops after five
-// steps of an interior point method on a GPU, and halves the tokens if these do not suffice; here the split is always
-// optimal. If a topology repeats in groups of ranks, LPLB minimises the maximum of each group, and we the maximum of
-// all: ρ is the same.
+// it is FineMoE's LP 1. Our exact assignment solves it; a test compares it with CLP. LPLB itself stops after five steps
+// of an interior point method on a GPU, and halves the tokens if it has not converged. Our split is always optimal. If
+// a topology repeats in groups of ranks, LPLB minimises the maximum of each group, and we that of all groups. ρ is the
+// same.
 //
 // Guest slots. The automatic topology has edges if G ≥ 1 and R ≥ 2. It uses min(G, E/R) slots, rounded down to a
 // multiple of `columns`. Options select other topologies; the policy is skipped where they are undefined.
 //
 // Not part of a plan: LPLB may also reorder experts over ranks by EPLB without replicas, from long-term loads. Here
-// homes do not move. This is LPLB without reordering: `update_redundancy_mapping` without a workload, except that a
-// rank's experts are sorted. LPLB rounds the split to tokens at random; here it is integral.
+// homes do not move. This is LPLB's `update_redundancy_mapping` without a workload, except that a rank's experts are
+// sorted. LPLB rounds the split to whole tokens at random; our split is integral.
 
 #include <optional>
 #include <string>
@@ -34,8 +34,8 @@ namespace foremoe::lplb {
 //
 // A topology has `columns` and repeats in groups of consecutive ranks. In each column, every rank copies an expert
 // from its `source`, another rank of its group, and every rank is the source of exactly one rank. So a copy is an edge
-// between two ranks along which tokens can flow. With G guest slots, a rank holds ⌊G / columns⌋ copies per column: in
-// column c, experts c, c + columns, … of its source, most loaded first. Other slots stay empty.
+// along which tokens can flow. With G guest slots, a rank holds ⌊G / columns⌋ copies per column: in column c, experts
+// c, c + columns, … of its source, most loaded first. Other slots stay empty.
 //
 //   ring       1 column    groups of 8 where 8 divides the ranks (RING_8P), else one group of all ranks
 //   cube       2 columns   groups of 8: cycles of four, and diagonals between two of them (CUBE_8P2E)
@@ -47,8 +47,8 @@ namespace foremoe::lplb {
 
 enum class Edges : std::uint8_t { kAutomatic, kRing, kCube, kHypercube, kTorus };
 
-// Chooses a topology. If each rank can hold two or more `copies`: hypercube for 16 ranks, cube for 8, torus for several
-// full nodes of several ranks, else cube if 8 divides the ranks. In all other cases the ring.
+// Chooses a topology. If each rank can hold two or more `copies`, uses the hypercube for 16 ranks, the cube for 8, the
+// torus for several full nodes of several ranks, else the cube if 8 divides the ranks. Otherwise uses the ring.
 Edges choose_edges(const Topology& topology, int copies);
 
 // Returns the reason why this topology is undefined, or nullopt. `copies` is per rank.

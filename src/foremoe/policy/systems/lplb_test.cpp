@@ -107,7 +107,7 @@ TEST(Lplb, CopiesTheLargestExpertAlongTheEdgeAndSplitsIt) {
 }
 
 // Ring of four: rank r copies the expert of rank r + 1. Only ranks 0 and 3 hold expert 0 with its 100 tokens, so the
-// optimum is 50, twice the mean: the limit of two copies that LPLB's documentation mentions.
+// optimum is 50, twice the mean. LPLB's documentation mentions this limit of two replicas.
 TEST(Lplb, IsLimitedByTwoReplicasPerExpert) {
   const StepPlan plan = planned({.load = load_of({100, 0, 0, 0}, 4)});
   EXPECT_THAT(rank_loads(plan), ElementsAre(50, 0, 0, 50));

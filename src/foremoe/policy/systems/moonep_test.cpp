@@ -19,7 +19,7 @@ using test::tokens;
 using testing::ElementsAre;
 
 // Homes of two experts have 80, 40, 20 and 20 tokens; the capacity is 40. Rank 0 has a surplus of 40, ranks 2 and 3 a
-// deficit of 20 each. e0 has the most left (50), then as much as e1 (30), and has the lower id.
+// deficit of 20 each. e0 has the most tokens left (50). After the first pair it ties with e1 (30) and has the lower id.
 TEST(Moonep, PairsSurplusWithDeficit) {
   const LoadTable load = load_of(4, {{50, 30, 25, 15, 10, 10, 12, 8}});
   const StepPlan plan = plan_of(*make_moonep(), {.load = load});
@@ -32,7 +32,7 @@ TEST(Moonep, PairsSurplusWithDeficit) {
   }
 }
 
-// Balances 10, 20, −30: rank 1 fills rank 2 and then lacks 10, which rank 0 gives.
+// Balances are 10, 20, −30. Rank 1 fills rank 2 and then lacks 10 tokens, which rank 0 sends.
 TEST(Moonep, FillsARankThatGaveMoreThanItsSurplus) {
   const LoadTable load = load_of(3, {{40, 50, 0}});
   const StepPlan plan = plan_of(*make_moonep(), {.load = load});

@@ -19,7 +19,7 @@ std::vector<int> placed(const std::vector<std::int64_t>& load, const std::vector
   return smartmoe_placement(load, current, 2);
 }
 
-// As in the artifact's greedy_gen_mapping_from_history: largest expert first, to the least loaded rank with room.
+// As in the artifact's greedy_gen_mapping_from_history, the largest expert is first and goes to the least loaded rank.
 TEST(SmartMoePlacement, PlacesTheLargestExpertOnTheLeastLoadedRankWithRoom) {
   EXPECT_THAT(placed({9, 8, 2, 1}, {0, 0, 1, 1}), ElementsAre(0, 1, 1, 0));  // 9 | 8, then 8 + 2, and 9 + 1
   EXPECT_THAT(placed({9, 1, 1, 1}, {0, 0, 1, 1}), ElementsAre(0, 1, 1, 0));
@@ -31,10 +31,10 @@ TEST(SmartMoePlacement, KeepsAnExpertOnItsRankOnTies) {
   EXPECT_THAT(placed({0, 0, 0, 0}, {1, 1, 0, 0}), ElementsAre(1, 1, 0, 0));
 }
 
-// Two ranks, period 2, window 2. The previous step's load, 9 8 2 1, fits {0 3} {1 2} best: 10 and 10, where homes have
-// 17. Two micro-steps of 1 9 9 1 follow: {0 3} {1 2} has 36 of their 40 tokens on one rank, homes have 20, which is
-// minimal, so the pool restores the homes. After two of 9 9 1 1, homes have 36. The greedy placement is 0 | 1, then 2
-// and 3 on their current rank or where there is room: {0 3} {1 2} again, with 20.
+// Two ranks, period 2, window 2. For the previous step's load, 9 8 2 1, {0 3} {1 2} is best, with 10 | 10; homes have
+// 17 | 3. In two micro-steps of 1 9 9 1, the largest rank load is 36 with {0 3} {1 2} and 20 with the homes, which the
+// pool restores. In two of 9 9 1 1, it is 36 with the homes. The greedy placement puts 0 and 1 on different ranks,
+// which gives {0 3} {1 2} again, with 20.
 TEST(SmartMoe, ChoosesFromThePoolByRecentLoads) {
   const LoadTable former = load_of(2, {{9, 8, 2, 1}});
   const LoadTable load = load_of(2, {{1, 9, 9, 1}, {1, 9, 9, 1}, {9, 9, 1, 1}, {9, 9, 1, 1}, {9, 9, 1, 1}});

@@ -70,7 +70,7 @@ std::vector<int> symi_replica_counts(std::span<const std::int64_t> load, int num
     std::ranges::fill(share, 1);
     total = std::ssize(share);
   }
-  // too_many: replicas above the exact share of the slots, times `total`.
+  // too_many: (replicas − exact share of the slots) · `total`.
   std::vector<int> counts(share.size());
   std::vector<std::int64_t> too_many(share.size());
   int num_given = 0;

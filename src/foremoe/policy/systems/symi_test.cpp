@@ -41,7 +41,7 @@ TEST(SymiReplicaCounts, FillAllSlotsAndLeaveOutNoExpert) {
     const std::vector<int> given = counts(load, num_slots);
     EXPECT_EQ(std::accumulate(given.begin(), given.end(), 0), num_slots);
     EXPECT_GE(std::ranges::min(given), 1);
-    // An expert with more tokens has no fewer replicas than another, except for one replica due to rounding.
+    // An expert with more tokens has at most one replica less than another, due to rounding.
     for (std::size_t a = 0; a < load.size(); ++a) {
       for (std::size_t b = 0; b < load.size(); ++b) {
         if (load[a] >= load[b]) {
@@ -70,7 +70,7 @@ TEST(Symi, StartsFromTheEndOfThePreviousStep) {
   const LoadTable load = load_of(2, {{50, 30, 15, 5}});
   const LoadTable former = load_of(2, {{5, 5, 45, 45}, {50, 30, 15, 5}});
   EXPECT_EQ(plan_of(*make_symi(), {.load = load, .previous_load = &former}).max_load(0, 0), Tokens{50});
-  // An iteration of two micro-steps: loads 55 35 60 50 of six slots are 1.65 1.05 1.8 1.5, so {0 0 1} {2 2 3}.
+  // An iteration has two micro-steps. Loads 55 35 60 50 are 1.65 1.05 1.8 1.5 of six slots, so {0 0 1} {2 2 3}.
   const StepPlan plan = plan_of(*make_symi({.micro_steps_per_iteration = 2}), {.load = load, .previous_load = &former});
   EXPECT_EQ(plan.max_load(0, 0), Tokens{80});
 }

@@ -41,7 +41,7 @@ class QuotaSearch {
     }
   }
 
-  // Leaves the exports of the accepted attempt in exports_.
+  // Stores the exports of the accepted attempt in exports_.
   void search(int first, int end) {
     first_ = first;
     end_ = end;
@@ -80,7 +80,7 @@ class QuotaSearch {
     return std::ranges::all_of(order_, [&](int r) { return relieve(r); });
   }
 
-  // Exports from the rank. Returns whether it is no longer above the target.
+  // Exports from the rank. Returns whether the rank is no longer above the target.
   bool relieve(int rank) {
     std::int64_t excess = -room_[rank];
     for (const ExpertId e : experts_of_[rank]) {

@@ -68,8 +68,8 @@ TEST(UltraEp, ExportsTheLargestExpertsOfOverloadedRanksToTheRankWithMostRoom) {
   EXPECT_EQ(plan.max_load(0, 0), Tokens{51});
 }
 
-// Rank 0 has all 90 tokens in three equal experts; rank 1 has one slot. At most 29 tokens of one expert can leave, so
-// no target below 61 is feasible, including the first, 46 = ⌈1.01 · 45⌉. With an empty home, 30 can leave.
+// Rank 0 has all 90 tokens in three equal experts; rank 1 has one slot. Only 29 tokens of one expert can leave, so the
+// least feasible target is 61. The first target, 46 = ⌈1.01 · 45⌉, fails. If a home may be empty, 30 can leave.
 TEST(UltraEp, SearchesForTheLeastTargetIfOnePercentAboveTheMeanFails) {
   const LoadTable load = test::load_of(2, {{30, 30, 30, 0, 0, 0}});
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 1)), ElementsAre(Guest{0, 1, 29}));
@@ -77,22 +77,24 @@ TEST(UltraEp, SearchesForTheLeastTargetIfOnePercentAboveTheMeanFails) {
               ElementsAre(Guest{0, 1, 30}));
 }
 
-// The first example with a minimum of 20. 51 fails, as 18 tokens of either expert are too few. Bisecting 50…90, 70 (20
-// to rank 1) and 60 (30 to rank 1) succeed; 55, 58 and 59 fail, as they leave 10, 4 and 2 tokens that may not move.
+// The first example with a minimum of 20. Target 51 fails, as the last 18 tokens are too few. Bisection of 50…90 tries
+// 70 (20 tokens go to rank 1) and 60 (30), which succeed; 55, 58 and 59 fail, as the last 10, 4 and 2 tokens may not
+// move.
 TEST(UltraEp, ExportsNoFewerTokensThanTheMinimum) {
   const StepPlan plan = plan_of({.min_tokens_per_replica = 20}, test::load_of(3, {{60, 30, 20, 10, 20, 10}}), 1);
   EXPECT_THAT(guests(plan), ElementsAre(Guest{0, 1, 30}));
 }
 
-// With a minimum of 25, target 60 would succeed, but 70, where the search begins, leaves 20 tokens and fails. So a
-// target above a feasible one can be infeasible. The search ends without guests.
+// With a minimum of 25, target 60 would succeed. The search begins with target 70, which fails, because 20 tokens are
+// too few to move. So a target above a feasible one can be infeasible. The search ends without guests.
 TEST(UltraEp, MayFindNoGuestsWithAMinimum) {
   const LoadTable load = test::load_of(3, {{60, 30, 20, 10, 20, 10}});
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 25}, load, 1)), ElementsAre());
 }
 
 // Rank 0 has 9,000 tokens. The target 4,545 fails, as at most 4,349 tokens of one expert can leave; the smallest
-// feasible target is 4,651. Raised by 90, 1 % of 9,000, it is 4,635 and fails, then 4,725: 4,275 leave.
+// feasible target is 4,651. The target rises by 1 % of 9,000: 4,635 fails, too, and 4,725 succeeds, so 4,275 tokens
+// leave.
 TEST(UltraEp, RaisesTheFirstTargetBeforeSearchingOnRequest) {
   const LoadTable load = test::load_of(2, {{4350, 4350, 300, 0, 0, 0}});
   EXPECT_THAT(guests(plan_of(kNoMinimum, load, 1)), ElementsAre(Guest{0, 1, 4349}));
@@ -149,9 +151,9 @@ TEST(UltraEp, CopiesAfterTheRouterAndChargesThePublishedPlanningTime) {
   EXPECT_LE(work.planning_seconds, 78e-6);
 }
 
-// The paper's table for EP64, 256 experts and 2 guest slots: the replicas needed to reduce ρ to 1.01. Its loads are
-// unpublished. Here popularity ∝ rank^−skew in a new order for every micro-step, with a skew that reproduces the
-// table's mean ρ.
+// The paper's table for EP64, 256 experts and 2 guest slots lists the replicas needed to reduce ρ to 1.01. The loads
+// are unpublished. Here the popularity of the k-th most popular expert is proportional to k^−skew, with a new order of
+// experts in every micro-step. The skew reproduces the table's mean ρ.
 TEST(UltraEp, NeedsAsManyReplicasAsPublished) {
   struct Row {
     double skew;
@@ -174,8 +176,8 @@ TEST(UltraEp, NeedsAsManyReplicasAsPublished) {
   }
 }
 
-// Reference figures of an independent implementation of this search, which was not kept, on the project's load tables:
-// mean and max ρ, copies per event.
+// Mean and max ρ and copies per event on the project's load tables, from an independent implementation of this search
+// that is not in the repository.
 struct Reference {
   const char* table;
   int guest_slots;

@@ -40,7 +40,7 @@ void add_rows(TraceAssembler& assembler, const IntegerArray& array) {
   }
 }
 
-// Computes the size in bytes. Returns false if it exceeds 64 bits.
+// Computes the size in bytes. Returns false if the size exceeds 64 bits.
 bool size_in_bytes(const IntegerArray& array, std::uint64_t& size) {
   size = static_cast<std::uint64_t>(array.type_bytes);
   bool fits = true;
@@ -126,7 +126,7 @@ std::string_view value_of(std::string_view header, std::string_view key, const W
   throw InputError(with_field(where, key), "is not in the header");
 }
 
-// Returns the size in bytes, and whether the type is signed.
+// Returns the type's size in bytes, and whether it is signed.
 std::pair<int, bool> npy_type(std::string_view value, const Where& where) {
   const auto end = value.size() > 1 ? value.find(value[0], 1) : std::string_view::npos;
   const bool quoted = (value.starts_with('\'') || value.starts_with('"')) && end != std::string_view::npos;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Importers used by import_rollout. They read bytes in memory and throw InputError with source, field and index.
-// Importers of sequences append to an assembler.
+// Importers used by import_rollout. The importers read bytes in memory and throw InputError with source, field and
+// index. Importers of sequences append to an assembler.
 
 #include <string_view>
 

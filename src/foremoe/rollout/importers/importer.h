@@ -5,9 +5,9 @@
 //   Imported in = import_files(paths, {.num_experts = 128});
 //   if (const RoutingTrace* trace = in.trace()) …
 //
-// Several sources become several sequences in the given order (Megatron: one file per rank). Three errors are
-// undetectable from the formats: padding of 0, 1, …, k−1 looks like a route, padding of zeros looks like one at top-1,
-// and recomputed layers repeat records. The report contains counts that help to detect them.
+// Several sources become several sequences in the given order (Megatron: one file per rank). The formats do not reveal
+// three errors: padding with 0, 1, …, k−1 looks like a route, padding with zeros looks like a top-1 route, and
+// recomputed layers repeat records. The report contains counts that help to detect these errors.
 
 #include <array>
 #include <cstddef>
@@ -109,10 +109,10 @@ struct Imported {
   const LoadTable* load() const { return std::get_if<LoadTable>(&value); }
 };
 
-// Detects the format from the contents. Throws InputError if it is unknown, or if the file is one of ForeMoE's own.
+// Detects the format from the contents. Throws InputError if the format is unknown or one of ForeMoE's own.
 ImportFormat detect_format(const ImportSource& source, const ImportOptions& options = {});
 
-// Whether the file needs `Decode`. Throws InputError as detect_format, and if the path cannot be read.
+// Returns whether the file needs `Decode`. Throws InputError like detect_format, and also if the path cannot be read.
 bool needs_decoder(const std::string& path, const ImportOptions& options);
 
 // Reads all sources into one trace or load. Throws InputError with source, field and index, also if a source needs
@@ -123,7 +123,7 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
 // Imports files, which are memory-mapped during import. Throws InputError if a path cannot be read.
 Imported import_files(std::span<const std::string> paths, const ImportOptions& options = {}, const Decode& decode = {});
 
-// Assembles sequences into one trace. Throws InputError as import_rollout.
+// Assembles sequences into one trace. Throws InputError like import_rollout.
 RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, const ImportOptions& options);
 
 }  // namespace foremoe

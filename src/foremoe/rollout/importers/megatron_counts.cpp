@@ -4,9 +4,9 @@
 //
 // Megatron counts at the experts' first projection, after dispatch: rank N counts the tokens that its own experts
 // *received* (E/R numbers). Source ranks are not recorded. The importer assumes uniform sources, which makes loads per
-// rank exact but traffic approximate. Others log counts at the *source*, over all E experts, under the same keys.
-// num_experts distinguishes the two. Without it, the sums do: at the source, a rank's sum is equal in every layer of a
-// micro-step; if received, a rank's sums differ between layers, but the total over ranks does not.
+// rank exact but traffic approximate. Other tools log counts at the *source* under the same keys, over all E experts.
+// num_experts distinguishes the two. Without num_experts, the importer compares the layers of a micro-step. With source
+// counts, each rank's sum is equal in all layers. With received counts, only the total over ranks is.
 
 #include <fmt/format.h>
 
@@ -119,7 +119,7 @@ DenseLog densify(const Log& log, const MegatronRanks& ranks, const std::string& 
                                                              counts.size(), iteration, at->second));
     }
   }
-  // Check completeness before allocating the array, so that its size is that of the input.
+  // Check completeness before allocating the array, so that the array is no larger than the input.
   for (const auto& [iteration, batches] : micro_batches) {
     for (const MegatronRouter& router : routers) {
       for (std::int32_t rank = 0; rank < ranks.per_stage(); ++rank) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// Shared by the importers of Megatron-LM's two logs: one JSON object per line, routers identified by block and layer,
-// one file per rank. Numbers are local: layers count from the start of their pipeline stage, ranks from the start of
-// the world. Ascending ranks are split into `pipeline_stages` equal runs with consecutive layers.
+// Shared by the importers of Megatron-LM's two logs. Each rank writes one file with one JSON object per line. Block and
+// layer identify a router. Layers are numbered within their pipeline stage, ranks globally. Ascending ranks are split
+// into `pipeline_stages` equal runs with consecutive layers.
 
 #include <compare>
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace foremoe {
 
-// A router. Routers are ordered as a token passes them.
+// A router. Routers are ordered as tokens pass through them.
 struct MegatronRouter {
   bool mtp = false;  // multi-token prediction comes after the decoder
   std::int32_t stage = 0;
@@ -42,7 +42,7 @@ struct RankPlace {
 
 class MegatronRanks {
  public:
-  // `recorded`: all ranks found, not empty. Throws InputError for `file` if they cannot be split into equal stages.
+  // `recorded`: all ranks found, not empty. Throws InputError for `file` if these do not divide into equal stages.
   MegatronRanks(const std::set<std::int32_t>& recorded, int pipeline_stages, const std::string& file);
 
   RankPlace place_of(std::int32_t rank) const { return {(rank - first_) / per_stage_, (rank - first_) % per_stage_}; }

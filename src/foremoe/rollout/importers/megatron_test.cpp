@@ -147,7 +147,7 @@ TEST(MegatronCountsImport, IterationsAreConcatenated) {
 }
 
 TEST(MegatronCountsImport, ReceivedCountsBecomeLoadsWithEvenSources) {
-  // Two ranks of two experts each: totals are equal between layers, the sums of a rank are not.
+  // Two ranks with two experts each. Totals over ranks are equal in all layers; a rank's sums differ between layers.
   const std::vector<NamedText> files{{"rank0.jsonl", counts(0, "[[5, 1]]") + counts(1, "[[2, 0]]")},
                                      {"rank1.jsonl", counts(0, "[[2, 0]]") + counts(1, "[[3, 3]]")}};
   for (const ImportOptions& options :

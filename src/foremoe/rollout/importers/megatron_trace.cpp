@@ -1,9 +1,9 @@
 // Megatron-LM's router trace: each rank has a file of router calls,
 //   {"step", "stage": "pre_dispatch", "block", "layer", "rank", "num_tokens", "topk", "top_indices": [[…], …]}.
-// Records have no micro-batch number: the n-th call of a router on a rank is micro-step n, one sequence. Recorded steps
-// are concatenated. If a router has fewer calls than others of its rank, its last calls are missing. More missing than
-// recorded rows are an error, since they indicate files of another pipeline stage. Recomputation repeats a router call
-// with the same tokens: repeats are reported, and dropped on request.
+// Records have no micro-batch number: the n-th call of a router on a rank becomes one sequence of micro-step n.
+// Recorded steps are concatenated. If a router has fewer calls than others of its rank, its last calls are missing. If
+// more rows are missing than recorded, the import fails, since some files must belong to another pipeline stage.
+// Recomputation repeats a router call with the same tokens: repeats are reported, and dropped on request.
 
 #include <fmt/format.h>
 
@@ -88,7 +88,7 @@ CallsByRank read_calls(std::span<const ImportSource> sources, const ImportOption
   return calls;
 }
 
-// Keeps all calls but repeats, i.e. calls equal to an earlier call not repeated so far. Returns the number of repeats.
+// Removes repeats: calls that equal an earlier call not yet repeated. Returns the number of repeats.
 std::size_t split_recomputed(const Calls& calls, Calls& kept) {
   std::vector<std::size_t> unrepeated;  // indices into kept
   for (const Call& call : calls) {

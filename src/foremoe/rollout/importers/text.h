@@ -28,11 +28,11 @@ void for_each_line(std::string_view text, Visit&& visit) {
 // Parses one document, nested at most 64 deep. Throws InputError at `where` with the parser's position.
 nlohmann::json parse_json(std::string_view text, const Where& where);
 
-// Returns a required integer member in [low, high]. `where` names file and line; the key is added as its field.
+// Returns a required integer member in [low, high]. `where` names file and line; errors add the key as field.
 std::int64_t integer_member(const nlohmann::json& object, const char* key, std::int64_t low, std::int64_t high,
                             const Where& where);
 
-// Returns an id or count as a 64-bit integer. Throws InputError at `where` otherwise.
+// Returns an id or count as a 64-bit integer. Throws InputError at `where` if the value is neither.
 std::int64_t integer_entry(const nlohmann::json& value, const Where& where);
 
 Where with_field(Where where, std::string_view key);    // "line 3: key"

@@ -41,7 +41,7 @@ class TraceAssembler {
   // Adds the next row of the sequence, in [token][layer] order. `ids`: top_k entries.
   void add_row(std::span<const std::int64_t> ids);
   void add_skipped_row();
-  // Reports the token count of the completed sequence, if known; its last token may have no row.
+  // Passes the token count of the completed sequence, if known. The last token may have no row.
   void sequence_had_tokens(std::optional<std::int64_t> num_tokens);
 
   ImportReport& report() { return report_; }

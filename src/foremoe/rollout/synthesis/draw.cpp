@@ -149,7 +149,7 @@ void apportion(std::int64_t n, std::span<const double> shares, std::int64_t limi
     ++count;
     --left;
   }
-  // Negative shares are counted as 0, so too many may have been assigned. Remove from the smallest remainders.
+  // Negative shares count as 0, so the counts may exceed n. Remove the excess from the smallest remainders.
   for (std::size_t i = size - 1; left < 0; i = (i + size - 1) % size) {
     std::int64_t& count = counts[by_remainder[i].second];
     if (count == 0) continue;
@@ -210,7 +210,7 @@ void DistinctSampler::draw(std::span<std::int64_t> chosen) {
   const double u = random_.uniform();
   std::size_t at = 0;
   for (std::size_t i = 0; i < chosen.size(); ++i) {
-    // Leaves enough categories for the remaining choices; necessary only because of rounding, as steps are at most 1.
+    // Leaves enough categories for the remaining choices. Steps are at most 1, so only rounding errors need this.
     const std::size_t last = order_.size() - (chosen.size() - i);
     while (at < last && bound_[at] <= u + static_cast<double>(i)) ++at;
     chosen[i] = order_[at++];

@@ -42,8 +42,8 @@ double gamma(Random& random, double shape);
 // Number of successes in n trials, 0 ≤ p ≤ 1. Exact: inversion for small n·p, otherwise Hörmann's BTRS (1993).
 std::int64_t binomial(Random& random, std::int64_t n, double p);
 
-// Distributes n draws over p (sums to 1), no count above `limit`; draws beyond a category's limit go to the others.
-// Requires limit · p.size() ≥ n.
+// Distributes n draws over p (sums to 1), at most `limit` per category; other categories get the excess draws. Requires
+// limit · p.size() ≥ n.
 void multinomial(Random& random, std::int64_t n, std::span<const double> p, std::int64_t limit,
                  std::span<std::int64_t> counts);
 
@@ -54,8 +54,8 @@ void apportion(std::int64_t n, std::span<const double> shares, std::int64_t limi
 // proportion to their weights (evenly if these are 0). Requires limit · p.size() ≥ 1.
 void normalize(std::span<double> p, double limit = 1.0);
 
-// Draws k distinct categories, category e with probability exactly k·p[e] (p ≤ 1/k): systematic sampling (Madow 1949)
-// over a random order. Redraws the order every few rows, so that all pairs occur.
+// Draws k distinct categories by systematic sampling (Madow 1949) over a random order. Draws category e with
+// probability exactly k·p[e] (p ≤ 1/k). Redraws the order every few rows, so that all pairs occur.
 class DistinctSampler {
  public:
   DistinctSampler(std::span<const double> p, int k, Random& random);
@@ -73,8 +73,8 @@ class DistinctSampler {
 
 // Draws k distinct categories from at most groups.per_token groups, as a router with expert groups does (DeepSeek-V3,
 // arXiv 2412.19437, §2.1.2). The score of category e is ln p[e] plus Gumbel noise. Selects the groups with the largest
-// sums of their best ⌈k / per_token⌉ scores, then the k best categories of these groups. Likelier categories are chosen
-// more often, but not in proportion to p.
+// sums of their best ⌈k / per_token⌉ scores, then the k best categories of these groups. More probable categories are
+// chosen more often, but not in proportion to p.
 class GroupedSampler {
  public:
   GroupedSampler(std::span<const double> p, int k, const ExpertGroups& groups, Random& random);

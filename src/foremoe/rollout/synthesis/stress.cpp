@@ -82,7 +82,7 @@ class StressRouter : public TokenRouter {
     for (const int e : hot) weight[static_cast<std::size_t>(e)] = p;
   }
 
-  // The hot rank's share of all tokens in w2. Below kRankHeat on few ranks, so that the others have work too.
+  // The hot rank's share of all tokens in w2. Below kRankHeat on few ranks, so that all ranks have work.
   double rank_heat() const { return std::min(kRankHeat, (ranks_ + 1) / 2.0) / ranks_; }
 
   int num_hot_experts() const { return std::max(1, ranks_ / 8); }
@@ -99,7 +99,7 @@ class StressRouter : public TokenRouter {
     return experts;
   }
 
-  // Returns as many experts as a rank has, one on each rank before any rank has two.
+  // Returns E/R experts. Every rank gets one before any rank gets two.
   std::vector<int> experts_spread() const {
     const int stride = std::max(1, ranks_ / homes_);
     std::vector<int> experts;

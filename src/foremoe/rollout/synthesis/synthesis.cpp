@@ -107,8 +107,8 @@ std::vector<SyntheticSequence> draw_sequences(const SynthesisOptions& options, c
   return sequences;
 }
 
-// Draws one sequence in one layer at a time; scratch memory is reused between draws. Sequences must be in the order of
-// the step.
+// Draws one sequence in one layer at a time and reuses scratch memory between draws. The caller must pass sequences in
+// the order of the step.
 class SequenceDraw {
  public:
   SequenceDraw(const SynthesisOptions& options, const TokenRouter& router)
@@ -177,7 +177,7 @@ class SequenceDraw {
     for (std::size_t e = 0; e < p_.size(); ++e) owed[e] = shares_[e] - static_cast<double>(counts_[e]);
   }
 
-  // Deals experts, ascending, to tokens 0, 1, …, 0, 1, …. Counts are at most the tokens, so no token repeats an expert.
+  // Deals experts, ascending, to tokens 0, 1, …, 0, 1, …. No count exceeds `tokens`, so no token repeats an expert.
   void deal(std::span<const std::int64_t> counts, std::size_t tokens) {
     std::size_t dealt = 0;
     for (std::size_t e = 0; e < counts.size(); ++e) {

@@ -4,11 +4,11 @@
 //
 //   LoadTable load = synthesize_load({.num_layers = 8, .num_ranks = 8, .seed = 1}, GrpoRouting{});
 //
-// The sequences of a step fill the tokens of every rank. A routing model gives each expert's share of the choices of a
-// sequence's tokens (at most 1/top_k, since a token chooses an expert at most once). A load draws counts, a trace draws
-// every token; their expectations are equal. If tokens are limited to some groups of experts, a load counts drawn
-// tokens as a trace does, and popularities become those of a router's scores (GroupedSampler in draw.h). The same
-// options produce the same bytes.
+// The sequences of a step fill the tokens of every rank. A routing model gives each expert's share of the expert
+// choices in a sequence (at most 1/top_k, since a token chooses an expert at most once). For a load, counts are drawn;
+// for a trace, every token is drawn. Both have equal expectations. If tokens are limited to some expert groups, loads
+// also count drawn tokens, and popularities become router scores (GroupedSampler in draw.h). The same options produce
+// the same bytes.
 
 #include <cstdint>
 #include <optional>
@@ -68,15 +68,15 @@ struct DirichletRouting {
 };
 
 // Popularity ∝ exp(step_spread·N per layer and expert + group_spread·N per group + 0.3·group_spread·N per sequence):
-// skewed and stable over the step, with strong variation between micro-steps if a group runs in one micro-step.
+// skewed over the step, and very different between micro-steps if each group runs in one micro-step.
 struct GrpoRouting {
   double step_spread = 0.7;
   double group_spread = 0.5;
 };
 
-// Eight stress workloads, each with a single difficulty, so that a planner's response to each can be measured
-// separately. Deterministic except where noted: counts are rounded shares. With R ranks and E experts at home in equal
-// runs, loads below are relative to the mean; p is an expert's share of the tokens.
+// Eight stress workloads. Each workload poses a single difficulty, so that the planner's response can be measured
+// separately. Counts are deterministic rounded shares except where noted. E experts are at home on R ranks in equal
+// runs. Loads below are relative to the mean; p is an expert's share of the tokens.
 enum class StressWorkload : std::uint8_t {
   kBalanced,       // w0: all experts equal; loads differ by at most one token
   kHotExperts,     // w1: max(1, R/8) experts at home eight ranks apart, each with p = 1.5/R: each exceeds a rank's

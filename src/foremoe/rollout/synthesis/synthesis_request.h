@@ -1,7 +1,7 @@
 #pragma once
 
-// A synthesis as specified by a user: a model's shape by name, numbers that override the shape, and a routing model by
-// name with its parameters.
+// A user's specification of a synthesis: the name of a model's shape, numbers that override the shape, and the name and
+// parameters of a routing model.
 
 #include <functional>
 #include <optional>
@@ -26,8 +26,8 @@ struct SynthesisRequest {
 
 std::vector<Option> options_of(SynthesisRequest& request);
 
-// Throw InputError, field `shape` or `routing`, for an unknown name. synthesis_options() also throws, field
-// `groups_per_token` or `expert_groups`, if only the other one is given.
+// Throw InputError, field `shape` or `routing`, for an unknown name. synthesis_options() also throws if only one of
+// `groups_per_token` and `expert_groups` is given; the field is the missing option.
 SynthesisOptions synthesis_options(const SynthesisRequest& request);
 RoutingModel routing_model(const SynthesisRequest& request);
 

@@ -32,8 +32,8 @@ Floats load(const float* from, int lanes) {
 
 void store(float* to, Floats v, int lanes) { std::memcpy(to, &v, static_cast<std::size_t>(lanes) * sizeof(float)); }
 
-// Computes eˣ for |x| ≤ 87, the range in which eˣ and e⁻ˣ are normal numbers; clamps larger |x| to 87. Takes out a
-// power of two, which leaves |r| ≤ ½ ln 2, then evaluates a polynomial of degree 7 (coefficients of Cephes' expf).
+// Computes eˣ for |x| ≤ 87, the range in which eˣ and e⁻ˣ are normal numbers; clamps larger |x| to 87. Factors out a
+// power of two, which leaves |r| ≤ ½ ln 2. Evaluates eʳ by a polynomial of degree 7 (Cephes' expf).
 Floats exponential(Floats x) {
   constexpr float kBound = 87.0F;
   x = x > kBound ? Floats{} + kBound : x;

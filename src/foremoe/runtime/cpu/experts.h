@@ -64,8 +64,8 @@ void experts_backward(std::span<const ExpertRows> experts, const BackwardMatrice
                       ExpertsWorkspace& workspace);
 
 // Activation between the two projections of an expert, h = silu(g) ∘ u, row by row. gate_up [rows][2·intermediate]
-// contains g, then u. Error bounds: kSwigluUnits float32 ULPs for h; for its slope, kSwigluSlopeUnits ULPs of the
-// slope's terms. Processes four lanes at a time. The bits of a row depend only on that row.
+// contains g, then u. The error of h is at most kSwigluUnits float32 ULPs. The error of its slope is at most
+// kSwigluSlopeUnits ULPs of the terms. Processes four lanes at a time. The bits of a row depend only on that row.
 inline constexpr int kSwigluUnits = 3;
 inline constexpr int kSwigluSlopeUnits = 5;
 void swiglu(const float* gate_up, std::int64_t rows, int intermediate, float* h);

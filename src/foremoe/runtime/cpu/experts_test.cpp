@@ -16,7 +16,7 @@ namespace {
 
 using namespace foremoe::test;
 
-// Consecutive blocks of rows and their experts. Tests run them and compare the results with float64.
+// Consecutive blocks of rows and their experts. Tests compare the experts' results with float64.
 struct ExpertsCase {
   ExpertShape shape;
   std::vector<std::int64_t> rows;  // [block]

@@ -2,7 +2,7 @@
 
 namespace foremoe::cpu {
 
-// multiply_eigen.inc defines these functions. Each set has its own source: multiply_baseline.cpp, …
+// multiply_eigen.inc defines these functions. Each instruction set has its own source: multiply_baseline.cpp, …
 namespace baseline {
 void multiply(const Product& product, const float* a, const float* b, float* c);
 void multiply(const Product& product, const double* a, const double* b, double* c);
@@ -19,8 +19,8 @@ void multiply(const Product& product, const double* a, const double* b, double* 
 std::vector<InstructionSet> supported_instruction_sets() {
   std::vector<InstructionSet> sets{{"baseline", baseline::multiply, baseline::multiply}};
 #ifdef __x86_64__
-  // These match the compiler flags in CMakeLists.txt. The builtin also checks that the operating system saves the wide
-  // registers.
+  // These features match the compiler flags in CMakeLists.txt. The builtin also checks that the operating system saves
+  // the wide registers.
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return sets;
   sets.push_back({"avx2", avx2::multiply, avx2::multiply});
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq")) return sets;

@@ -35,7 +35,7 @@ void multiply_by(const InstructionSet& set, const Product& p, const double* a, c
   set.multiply_doubles(p, a, b, c);
 }
 
-// Largest error of an element, relative to the rounding error that its sum permits. Correct results are ≤ 1.
+// Returns the largest error of an element, relative to its sum's rounding error bound: at most 1 for correct results.
 template <class T>
 double relative_error(const InstructionSet& set, const Product& p, Random& random) {
   const std::vector<T> a = random_values<T>(p.rows * p.depth, random),

@@ -20,7 +20,7 @@ std::vector<float> random_values(std::size_t n, Random& random) {
   return values;
 }
 
-// Whether a row produces the same bits at every position, whatever the other rows are.
+// Returns whether a row produces the same bits at every position and next to all tested rows.
 bool is_position_independent(int height, int columns, int depth) {
   Random random(1);
   const auto at = [](int row, int width) { return static_cast<std::ptrdiff_t>(row) * width; };

@@ -4,8 +4,8 @@
 // row differently at the edge of a matrix than inside, so the bits of a token change with its neighbours.
 //
 // Method. Multiply rows in tiles of a fixed height and pad the last tile with zeros, so that every call has the same
-//   shape. Rows may still differ within a tile. That depends on the kernel for the shape, so each process tests every
-//   shape once: a row must produce equal bits at every position of a tile, among equal and among other rows.
+//   shape. With some kernels, bits still depend on the position within a tile, so each process tests every shape once.
+//   A row must produce equal bits at every position of a tile, next to equal rows and to other rows.
 // Guarantee. Uses the largest of kTileHeights that passes the test; height 1 always passes.
 
 #include <cstdint>

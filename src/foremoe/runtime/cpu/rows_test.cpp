@@ -100,7 +100,7 @@ TEST_F(Arithmetic, CombineBackwardIsTheGradientOfCombine) {
     combine_backward({.rows = put(rows), .row = row, .k = c.k, .hidden = c.hidden}, put(weight), put(dy),
                      {.d_rows = d_rows, .d_weight = d_weight});
 
-    // ⟨y, dy⟩ is bilinear in rows and weights, so its slope in one of them is given by the values of the other.
+    // ⟨y, dy⟩ is bilinear in rows and weights, so the derivative with respect to one depends only on the other.
     std::vector<double> expected_rows(rows.size(), 3), expected_weight(weight.size(), 3);
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (row[i] < 0) continue;

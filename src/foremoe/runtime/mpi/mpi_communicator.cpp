@@ -60,7 +60,7 @@ MpiBallot::~MpiBallot() {
     } while (!sent_.empty() && patience.pause());
   } catch (const PeerFailed&) {  // the job has failed too
   }
-  // Leak memory that MPI may still read, because a peer has not received it. The job is about to end.
+  // Leak memory that MPI may still read because a peer has not received the data. The job is about to end.
   // NOLINTBEGIN(clang-analyzer-cplusplus.NewDeleteLeaks)
   if (!sent_.empty()) static_cast<void>(std::make_unique<std::deque<Sent>>(std::move(sent_)).release());
 }
@@ -156,7 +156,7 @@ void MpiCommunicator::share(std::span<const SharedRegion> regions) {
     mapped_[r].clear();
     sees[r] = RankId{r} == rank() || (can_map(RankId{r}) && map(RankId{r}, heard[r])) ? 1 : 0;
   }
-  // All ranks learn whose regions each rank has mapped. Afterwards no rank opens regions by name or reads earlier ones.
+  // All ranks learn which regions each rank mapped. Afterwards no rank opens regions by name or reads earlier regions.
   all_gather(std::as_bytes(std::span(sees)), std::as_writable_bytes(std::span(sees_)));
 }
 

@@ -2,8 +2,8 @@
 
 // Ranks as processes, over MPI. Blocks travel as messages (mpi_exchange.h).
 //
-// Threads. The rank's thread makes collective calls; the engine's thread uses ballots and the peer link. Each has its
-//   own MPI communicator.
+// Threads. The rank's thread makes collective calls; the engine's thread uses ballots and the peer link. Each thread
+//   has its own MPI communicator.
 // Remote memory. Ranks on the same topology node and the same host open each other's regions in named shared memory.
 //   Regions that cannot be opened are not mapped, and their contents are requested by message.
 
@@ -20,7 +20,7 @@
 namespace foremoe {
 
 // Votes among processes. Each rank sends its vote to every other rank, without acknowledgement, and counts the votes
-// that it receives. The number of votes in flight is at most the number that ranks have cast ahead of the slowest rank.
+// that it receives. The votes in flight are at most those cast ahead of the slowest rank.
 class MpiBallot final : public Ballot {
  public:
   // `number`: index of the ballot in this group, equal on all ranks.

@@ -1,10 +1,10 @@
 #pragma once
 
-// Exchange of blocks between all processes, on which every collective call is built.
+// Exchanges blocks between all processes. Every collective call is built on this exchange.
 //
-// Method. Posts receives, then sends. Blocks are split into pieces, the last of which is never full. An empty block is
-//   an empty message, so both sides learn each other's sizes and detect any mismatch. Tags separate calls. If all
-//   blocks are smaller than a piece, each rank sends ranks − 1 messages per call.
+// Method. Posts receives, then sends. A block is split into pieces; the last piece is never full. An empty block is an
+//   empty message, so both sides learn each other's sizes and detect any mismatch. Tags separate calls. If all blocks
+//   are smaller than a piece, each rank sends ranks − 1 messages per call.
 // Failure. Waits are bounded. On timeout, cancels receives, so that nothing is written later, and throws PeerFailed.
 
 #include <cstddef>

@@ -23,7 +23,7 @@ std::size_t max_answer_bytes(const ExpertLayout& layout) {
 
 PeerServer::~PeerServer() {
   for (Answer& answer : answers_) {
-    // Leak memory that MPI may still read, because a peer has not received it. The job is about to end.
+    // Leak memory that MPI may still read because a peer has not received the data. The job is about to end.
     if (answer.request != MPI_REQUEST_NULL) answer.memory.release();
   }
 }
@@ -108,7 +108,7 @@ MpiPeerLink::MpiPeerLink(Parts parts)
 }
 
 MpiPeerLink::~MpiPeerLink() {
-  // After a successful phase, nothing is in flight. After a failure, give messages in flight a moment to arrive.
+  // After a successful phase, no message is in flight. After a failure, wait briefly for messages in flight.
   try {
     BoundedWait patience(std::min(timeout_, std::chrono::milliseconds{1'000}));
     while (!idle() && patience.pause()) server_.progress();

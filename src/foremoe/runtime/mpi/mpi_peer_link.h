@@ -6,7 +6,7 @@
 // Method. Each rank has at most kMaxMessagesUnderWay outstanding requests; further requests queue in order. Answers
 //   arrive in memory of the link and are verified while being copied to their destination. Cancelling a copy thus needs
 //   no message to the owner: the answer is dropped on arrival.
-// Memory. At most 2 · kMaxMessagesUnderWay experts; none if the schedule has no unmapped copy.
+// Memory. Buffers for at most 2 · kMaxMessagesUnderWay experts; no buffers if the schedule has no unmapped copy.
 
 #include <array>
 #include <cstddef>
@@ -40,7 +40,7 @@ struct PeerRequest {
 // Header of an answer. The pieces follow contiguously.
 struct alignas(64) PeerAnswer {
   std::uint64_t number = 0;
-  // Bytes that follow; 0 if refused: the sender has another version, does not have the expert yet, or does not own it.
+  // Bytes that follow; 0 on refusal: the sender has another version, does not have the expert yet, or does not own it.
   std::uint64_t bytes = 0;
   std::array<std::uint64_t, kMaxPieces> checksums{};
 };

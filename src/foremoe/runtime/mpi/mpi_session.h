@@ -1,8 +1,8 @@
 #pragma once
 
-// MPI from MPI_Init_thread to MPI_Finalize, and the primitives that the layers above use: private communicators that
-// return errors by value, and waits that sleep and time out. After MPI has started, only the end of the session waits
-// for other processes without a limit.
+// Owns MPI from MPI_Init_thread to MPI_Finalize. Provides private communicators that return errors by value, and waits
+// that sleep and time out. After MPI_Init_thread, only the end of the session waits for other processes without a
+// timeout.
 
 #include <mpi.h>
 
@@ -30,7 +30,7 @@ class MpiSession {
   int num_ranks_ = 1;
 };
 
-// Wait loop with a timeout. Ranks may outnumber cores, so it yields a few times, then sleeps.
+// Wait loop with a timeout. Ranks may outnumber cores, so the loop yields a few times, then sleeps.
 class BoundedWait {
  public:
   explicit BoundedWait(std::chrono::milliseconds timeout);

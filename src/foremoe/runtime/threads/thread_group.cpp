@@ -39,7 +39,7 @@ ThreadGroup::ThreadGroup(const Topology& topology, std::chrono::milliseconds tim
 
 void ThreadGroup::open(RankId rank, const Post& post) {
   Lock lock(mutex_);
-  // Only this line replaces posts. No rank reads one now, since all have finished reading in the previous call.
+  // Only this line replaces posts. No rank reads a post now, since all ranks finished reading in the previous call.
   if (!failed_) posts_[rank.index()] = post;
   meet(lock, rank, true);
 }

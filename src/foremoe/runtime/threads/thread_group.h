@@ -25,8 +25,8 @@
 namespace foremoe {
 
 // Votes of ranks that are threads of one process. Each rank counts its votes. A refusal is recorded before it is
-// counted, so a reader of the counts also sees all refusals they include. Refusals are rare; without one, no lock is
-// taken.
+// counted, so a rank that reads the counts also sees all refusals in them. Refusals are rare; ranks lock only if there
+// is one.
 class BallotBox {
  public:
   explicit BallotBox(int num_ranks);

@@ -3,8 +3,8 @@
 // Ranks as threads of one process: the default. The receiver copies each block once, from the sender's memory into its
 // own; the sender returns when all its blocks have been read. All memory is mapped.
 //
-// An all-to-all needs two meetings of the ranks, a sum four. In a sum, rank r adds the r-th slice of all ranks' values
-// in rank order, and all ranks copy the result.
+// An all-to-all needs two meetings of the ranks; a sum needs four. In a sum, rank r adds the r-th slice of all ranks'
+// values in rank order, and all ranks copy the result.
 
 #include <chrono>
 #include <functional>
@@ -19,9 +19,9 @@ namespace foremoe {
 std::vector<std::unique_ptr<Communicator>> make_threads_communicators(const Topology& topology,
                                                                       std::chrono::milliseconds timeout);
 
-// Runs f(rank) on n new threads and returns when all have ended. Rethrows the lowest rank's exception that is not
-// PeerFailed, since that is the cause; if there is none, the lowest rank's PeerFailed. A failing `f` must end the waits
-// of other ranks (Communicator::give_up). Throws std::system_error, and runs no f, if not all threads can be started.
+// Runs f(rank) on n new threads and returns when all have ended. Rethrows the lowest rank's exception other than
+// PeerFailed, since that is the cause; otherwise, the lowest rank's PeerFailed. A failing `f` must end the waits of
+// other ranks (Communicator::give_up). Throws std::system_error, and runs no f, if not all threads can be started.
 void run_ranks(int n, const std::function<void(RankId)>& f);
 
 }  // namespace foremoe

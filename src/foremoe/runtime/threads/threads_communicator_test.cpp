@@ -89,7 +89,7 @@ TEST(ThreadsCommunicator, EndingSharingWaitsForAllRanksAndAllowsSharingAgain) {
       EXPECT_EQ(readers, 0) << "round " << round;
       communicator.barrier();
     }
-    // There is no barrier, so a rank shares again before others notice that all had ended.
+    // Without a barrier, a rank may share again before others notice that all ranks had stopped sharing.
     for (int round = 0; round < 200; ++round) {
       communicator.peers().share(std::span(&region, 1));
       communicator.peers().stop_sharing(false);

@@ -13,7 +13,7 @@ namespace foremoe::finemoe {
 
 namespace {
 
-// Whether expert a has more tokens per replica than b; ties go to the lower id.
+// Returns whether expert a has more tokens per replica than b. Ties go to the lower id.
 bool denser(std::span<const std::int64_t> load, std::span<const int> counts, int a, int b) {
   const auto of_a = static_cast<long double>(load[a]) * counts[b];  // exact: 64 bits of mantissa
   const auto of_b = static_cast<long double>(load[b]) * counts[a];

@@ -1,9 +1,9 @@
 #pragma once
 
-// FineMoE's asymmetric placement (§6.3): replicas placed by expected loads.
+// FineMoE's asymmetric placement (§6.3): places replicas by expected loads.
 //
-// Problem. From every expert's expected load, choose its number of replicas and their ranks so that the largest density
-// of an induced subgraph (eq. 3, the optimum of LP 1) is least.
+// Problem. From expected loads, choose each expert's number of replicas and their ranks. Minimise the largest density
+// of an induced subgraph (eq. 3, the optimum of LP 1).
 //
 // Method. Two steps, as published:
 //   1. counts: one replica each, then repeatedly one more for the expert with the most tokens per replica (a heap);
@@ -13,13 +13,12 @@
 // Inferred. An expert gets at most one replica per rank. Ties in step 1 go to the lowest id. Random placements follow
 // the rule of consistent indices (§B.3): all replicas of an expert have the same local index on their ranks. Each
 // expert, most replicas first, takes a random index with room for all of its replicas. If there is none, it takes the
-// index with the most room and loses the replicas that do not fit. Cells left at an index go to that index's expert
-// with the most tokens per replica. Then each index deals the ranks to its experts in random order. So no rank holds an
-// expert twice, and no repair is needed. The number of samples is ours. Sampling ends at a density of ⌈mean⌉, the lower
-// bound.
+// index with the most room and loses the replicas that do not fit. Any cells still free at an index go to the expert at
+// that index with the most tokens per replica. Then each index deals the ranks to its experts in random order. Thus no
+// rank holds an expert twice. We chose the number of samples. Sampling ends at a density of ⌈mean⌉, the lower bound.
 //
-// A plan of residency `free` numbers slots in its own way (an expert that stays keeps its slot), so the rule determines
-// which placements are possible, not slot numbers.
+// In a plan of residency `free`, an expert that stays keeps its slot. So the rule restricts placements, but not slot
+// numbers.
 //
 // Complexity. O(samples · (R · slots + an exact assignment)) per layer.
 
@@ -53,16 +52,16 @@ inline constexpr int kPlacementSamples = 500;
 Array<ExpertId, 2> asymmetric_placement(std::span<const std::int64_t> expert_load, const AsymmetricShape& shape,
                                         Random& random, int num_samples = kPlacementSamples);
 
-// FineMoE's adaptive replacement (§6.4): computes a new placement when the current one no longer fits expected loads.
+// FineMoE's adaptive replacement (§6.4): computes a new placement if the current one no longer balances expected loads.
 //
-// Rule. At every `interval`, predict the coming loads by a moving average of past loads, and evaluate the current
-// placement on the prediction by eq. 3. If the largest rank load that it permits is above `threshold` times the mean,
-// compute a new asymmetric placement for the prediction.
+// Rule. At every `interval`, predict the coming loads with a moving average of past loads, and evaluate the current
+// placement on the prediction with eq. 3. If its minimum largest rank load exceeds `threshold` times the mean, compute
+// a new asymmetric placement for the prediction.
 //
-// As a plan. The paper counts iterations of many micro-batches, but a plan covers one step. Here the interval and the
-// average count micro-steps, so a long step may replace its placement. Before the first micro-step, the caller provides
-// the prediction: the previous step's mean, or this step's, known from recorded routes. The paper gives no threshold,
-// and recommends an interval of 50 iterations.
+// As a plan. The paper counts iterations of many micro-batches, but a plan covers one step. Here, interval and window
+// count micro-steps, so a long step may replace its placement. Before the first micro-step, the caller provides the
+// prediction: the previous step's mean, or this step's, known from recorded routes. The paper gives no threshold, and
+// recommends an interval of 50 iterations.
 
 struct ReplacementOptions {
   double threshold = 1.005;  // largest rank load ÷ mean, by eq. 3
@@ -71,7 +70,7 @@ struct ReplacementOptions {
   int num_samples = kPlacementSamples;
 };
 
-// Whether the smallest maximum rank load that the placement permits is above ⌈threshold · mean⌉.
+// Returns whether the smallest maximum rank load that the placement permits is above ⌈threshold · mean⌉.
 bool needs_replacement(ArrayView<const ExpertId, 2> placement, std::span<const std::int64_t> predicted_load,
                        double threshold);
 

@@ -173,7 +173,7 @@ TEST_F(Replacing, PlacesWithoutAnInitialPlacement) {
 }
 
 TEST_F(Replacing, EvaluatesTheLastWindowEveryInterval) {
-  // Micro-step 2 sees the skew of micro-step 1. An average over all past micro-steps would not reach the threshold.
+  // Micro-step 2 uses the skew of micro-step 1. An average over all past micro-steps would not reach the threshold.
   const auto placements =
       replace({even, skewed, even, even}, even, true, {.threshold = 1.4, .interval = 2, .window = 1});
   EXPECT_TRUE(same(placements, 0, 1));

@@ -3,27 +3,27 @@
 // FineMoE's token scheduling as a linear program (§5.1, appendix A.1), solved by CLP's dual simplex
 // (clp/replica_load_lp.cpp).
 //
-// LP 1. Minimise the largest rank load. The variables are x (tokens of each replica) and comp; the replicas of an
-// expert serve exactly its load, and the replicas on a rank serve at most comp.
+// LP 1. Minimise the largest rank load. The variables are x (tokens of each replica) and comp. The replicas of an
+// expert serve exactly its load. The replicas on a rank serve at most comp.
 //
 // LP 4. Minimise comp + α·comm. Let local(e, g) ≤ min(x(e, g), input(e, g)) be the tokens of expert e that source g
 // serves itself. Then rank g sends Σ_e input(e, g) − Σ_e local(e, g) and receives Σ_e x(e, g) − Σ_e local(e, g); comm
-// is the largest of all of these. Minimising comm makes local equal the minimum wherever that matters. Nodes are
-// treated likewise: the tokens of an expert local to a node are at most those of the node's replicas and at most those
-// of its sources. Minimise comp + α1·comm + α2·comm_nodes, where comm_nodes is the most that a node sends to or
-// receives from others, divided by the ranks of a full node. The quotient has the unit of comm if every rank has its
-// share of the node's links.
+// is the largest of these sums over all ranks. Minimising comm makes local equal to its bound wherever it affects comm.
+// For nodes, an expert's tokens local to a node are at most those of the node's replicas and at most those of its
+// sources. Minimise comp + α1·comm + α2·comm_nodes, where comm_nodes is the most that a node sends to or receives from
+// others, divided by the ranks of a full node. This quotient is tokens per rank, like comm, if ranks share the node's
+// links equally.
 //
-// Inferred. (1) The paper's send sums over the experts that g holds. Tokens of other experts leave g as well, so we sum
-// over all. (2) "Split the communication time into intra-node and inter-node": x does not determine which rank's tokens
-// leave the node, so comm counts everything that leaves a rank, and comm_nodes everything that leaves a node. With one
-// node this is LP 4 with α = α1. The paper's levels (figure 17) count neither (α1 = α2 = 0), ranks (α1 = 0.1), or both
-// (α2 = 1).
+// Inferred. (1) The paper sums the tokens that g sends over the experts that g holds. We sum over all experts, since
+// tokens of other experts also leave g. (2) "Split the communication time into intra-node and inter-node": x does not
+// determine which rank's tokens leave the node, so comm counts everything that leaves a rank, and comm_nodes everything
+// that leaves a node. With one node this is LP 4 with α = α1. The paper's levels (figure 17) count neither (α1 = α2 =
+// 0), ranks (α1 = 0.1), or both (α2 = 1).
 //
 // Warm start, as in the paper: only bounds change between micro-steps, so the basis stays dual feasible. The paper uses
 // HiGHS.
 //
-// Size. LP 1: one variable per replica, one row per expert and per rank. LP 4: about three times that.
+// Size. LP 1: one variable per replica, one row per expert and per rank. LP 4 has about three times as many.
 
 #include <memory>
 #include <optional>
@@ -44,7 +44,7 @@ class ReplicaLoadLp {
  public:
   static bool is_available();  // false in a build without CLP; then nothing else may be called
 
-  // Builds LP 1 without weights, LP 4 with weights, for one placement. Keeps no reference to the graph.
+  // Builds LP 1 without weights or LP 4 with weights, for one placement. Keeps no reference to the graph.
   ReplicaLoadLp(const planner::ReplicaGraph& graph, const Topology& topology,
                 std::optional<CommunicationWeights> weights);
   ~ReplicaLoadLp();

@@ -81,8 +81,8 @@ constexpr int kCandidates = 400;
 constexpr double kSame = 1e-9;  // smaller differences of eigenvalues are ties, which the first candidate wins
 
 // Returns the second-largest eigenvalue of the graph that connects the ranks of every translate. May return any value ≥
-// `enough` if the eigenvalue is at least `enough`. Characters are the eigenvectors. Each eigenvalue is the sum over
-// blocks and ordered pairs x ≠ y of the real part of χ(x)·χ(y)⁻¹. `cosine` is [order]: cos(2π·i ÷ order).
+// `enough` if the eigenvalue is at least `enough`. Characters are the eigenvectors. The eigenvalue of character χ is
+// the sum over blocks and ordered pairs x ≠ y of Re χ(x)·χ(y)⁻¹. `cosine` is [order]: cos(2π·i ÷ order).
 double second_eigenvalue(const AbelianGroup& group, const std::vector<Block>& blocks, std::span<const double> cosine,
                          double enough) {
   const int order = group.order();
@@ -162,7 +162,7 @@ class SymmetricPlacement {
     }
   }
 
-  // Places the best of the tori and of random blocks in every group shape.
+  // Places the torus, or the random blocks on groups of any shape, with the smallest second eigenvalue.
   void place_best(int num_homes) {
     const std::vector<AbelianGroup> groups = abelian_groups(num_ranks_);
     const AbelianGroup* best_group = nullptr;
@@ -197,7 +197,7 @@ class SymmetricPlacement {
   }
 
   // Places the edges (a, a + R/2) and (0, 1), (2, 3), …. They form cycles that alternate between both kinds. Each rank
-  // is home of the edge by which the traversal leaves it.
+  // is home of the edge along which the traversal leaves the rank.
   void place_opposites_and_neighbours() {
     std::vector<bool> left(num_ranks_);
     for (int start = 0; start < num_ranks_; ++start) {
@@ -284,7 +284,7 @@ class Shuffle {
  private:
   int rank(std::size_t slot) const { return static_cast<int>(slot) / slots_per_rank_; }
 
-  // Whether the slot's rank holds the expert neither at home nor in another slot.
+  // Returns whether the slot's rank has no other replica of the expert.
   bool fits(std::size_t slot, int expert) const {
     if (expert / homes_ == rank(slot)) return false;
     const std::size_t first = static_cast<std::size_t>(rank(slot)) * slots_per_rank_;

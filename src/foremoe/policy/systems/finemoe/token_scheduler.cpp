@@ -11,7 +11,7 @@ namespace foremoe::finemoe {
 
 namespace {
 
-// Smaller fractions of a token are LP tolerance and count as 0.
+// Smaller fractions of a token are within the LP's tolerance and count as 0.
 constexpr double kNoToken = 1e-5;
 
 std::vector<std::int64_t> expert_loads(ArrayView<const std::int64_t, 2> input) {

@@ -8,16 +8,16 @@
 //   exact        LP 1 by our assignment (planner/token_assignment.h): the same largest rank load, in integers
 // If CLP ends without an optimum, the exact assignment serves that micro-step.
 //
-// Whole tokens. The paper does not specify how x becomes integral. Inferred: round down, give an expert's remaining
-// tokens to the replicas with the largest fractions, then move tokens above ⌈largest rank load of the LP⌉ along paths
-// of experts. An integral solution at that level exists (quotas are a flow with integral capacities), so LP 1 ends at
-// ⌈optimum⌉.
+// Whole tokens. The paper does not specify how x becomes integral. Inferred: round down and assign an expert's
+// remaining tokens to the replicas with the largest fractions. Then move tokens above ⌈largest rank load of the LP⌉ to
+// other ranks along shared experts. An integral solution at that level exists (quotas are a flow with integral
+// capacities), so LP 1 reaches ⌈optimum⌉.
 //
-// Pipelining (A.2). Of every source's tokens of an expert, the first (1 − scheduled_fraction), rounded down, are not
-// scheduled: all-to-all sends them while the rest is scheduled. Inferred from "This EP is somehow different from
-// typical EP and more like FlexMoE": they go in equal parts to the expert's replicas, the remainder to the lowest
-// ranks. The rest is scheduled on top: a rank's unscheduled tokens are the load of an additional expert that only this
-// rank holds. A plan has no field for the time that pipelining hides; the quotas show its cost in balance.
+// Pipelining (A.2). The first (1 − scheduled_fraction) of a source's tokens of an expert, rounded down, are not
+// scheduled: all-to-all sends them while the rest is scheduled. They are divided equally among the expert's replicas,
+// with the remainder on the lowest ranks (inferred from "This EP is somehow different from typical EP and more like
+// FlexMoE"). To schedule the rest, a rank's unscheduled tokens count as an additional expert that only this rank holds.
+// A plan does not record the time that pipelining hides. Its quotas include the loss of balance.
 
 #include <optional>
 #include <vector>
@@ -69,8 +69,8 @@ class TokenScheduler {
 //   rank   before that, every source fills the replica on its own rank (lines 4–9)
 //   node   between these two, every source fills the replicas on its node (appendix A.1, topology-aware)
 //
-// A plan routes by route_tokens (plan/route_tokens.h), which makes the same shipments as `node`; the other two are
-// ablations of locality. Complexity: O(experts · (sources + replicas)) shipments.
+// A plan routes by route_tokens (plan/route_tokens.h), which makes the same shipments as `node`. The other two are
+// ablations. Complexity: O(experts · (sources + replicas)) shipments.
 
 enum class Locality : std::uint8_t { kNone, kRank, kNode };
 

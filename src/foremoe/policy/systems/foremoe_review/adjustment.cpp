@@ -89,8 +89,8 @@ class Adjuster {
     return part == parts_[expert].end() ? nullptr : &*part;
   }
 
-  // Of the base placement's experts on `from` with at most `most` tokens there, returns the one with the most tokens
-  // that `to` neither holds nor has received, or −1 if there is none.
+  // Considers the base placement's experts on `from` with at most `most` tokens there that `to` neither holds nor has
+  // received. Returns the one with the most tokens, or −1 if there is none.
   int largest_for(int from, int to, double most) {
     int largest = -1;
     std::int64_t tokens = 0;

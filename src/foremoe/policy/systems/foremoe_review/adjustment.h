@@ -1,20 +1,20 @@
 #pragma once
 
-// ForeMoE's planning of one micro-step as described in its review (§3.3): which experts are served on other ranks.
+// ForeMoE's planning of one micro-step as described in its review (§3.3): moves experts to other ranks.
 //
 // MDA, the deviation adjuster (algorithm 2). It visits pairs of a rank above (1 + ε)·ideal and a rank below
-// (1 − ε)·ideal, largest difference first. The expert with the most tokens on the overloaded rank moves to the other,
-// if that rank has room and the tokens are at most 1.5 times the excess over ideal ("would not over-correct").
+// (1 − ε)·ideal, largest difference first. The overloaded rank's expert with the most tokens moves to the other rank if
+// that has room and the tokens are at most 1.5 times the excess over ideal ("would not over-correct").
 // Token validator. It checks that every token is served where its expert is, and that no rank exceeds its slots.
 // Load verifier. It repeats the adjustment while a rank is above (1 + ε)·ideal. A round that does not lower the largest
 // load is undone, so in the worst case the base placement remains (the fallback).
 //
-// Our reading. A move holds for one micro-step: the next one starts from the base placement, and the adjustment lists
-// no move back, so weights stay at the source and only the destination needs a copy. Each pair has one turn, in the
-// order before the first move. A pair is skipped if its first rank is no longer above the band or its second is no
-// longer below (the review says "break" for the first, and nothing for the second). The candidate is the largest expert
-// that the second rank does not hold. If it is too large, nothing moves, as in the review; `try_smaller` takes the
-// largest that is not too large. If an expert has a replica, the part on the first rank moves. The verifier's target is
+// Our reading. A move applies to one micro-step; the next micro-step starts from the base placement. Weights stay at
+// the source, so only the destination needs a copy, and nothing moves back. Each pair is visited once, in the order
+// before the first move. A pair is skipped if its first rank is no longer above the band or its second is no longer
+// below (the review says "break" for the first, and nothing for the second). The candidate is the largest expert that
+// the second rank does not hold. If it is too large, no expert moves, as in the review; `try_smaller` then moves the
+// largest expert that is not. If an expert has a replica, the part on the first rank moves. The verifier's target is
 // MDA's band; "can attempt additional adjustments" means up to kMaxRounds of MDA.
 //
 // Complexity. O(R² log R + moves · E) per round.
@@ -50,7 +50,7 @@ struct AdjustOptions {
   int rounds = kMaxRounds;   // of MDA, including the first
 };
 
-// Returns one or two parts per expert, [expert]: host and replica serve half each, the odd token is on the lower rank.
+// Returns one or two parts per expert, [expert]: host and replica serve half each, the lower rank the odd token.
 std::vector<std::vector<Part>> base_parts(const BasePlacement& base, std::span<const std::int64_t> load);
 
 // Returns the parts after the moves, which may be in any order.
@@ -61,8 +61,8 @@ std::vector<std::vector<Part>> adjusted_parts(const BasePlacement& base, std::sp
 std::vector<Move> adjust(const BasePlacement& base, std::span<const std::int64_t> load, const BaseShape& shape,
                          const AdjustOptions& options);
 
-// The validator. Returns whether the moves take experts from ranks that hold them in the base placement to ranks that
-// do not, at most once per source and destination, and no rank exceeds its slots.
+// The validator. Returns whether the moves are from ranks that hold the expert in the base placement to ranks that do
+// not, at most once per source and destination, and no rank exceeds its slots.
 bool is_consistent(const BasePlacement& base, std::span<const Move> moves, const BaseShape& shape);
 
 }  // namespace foremoe::review

@@ -32,9 +32,9 @@ std::vector<std::int64_t> rank_loads(const std::vector<std::vector<Part>>& parts
 const BasePlacement kPairs = hosted({0, 0, 1, 1, 2, 2});
 constexpr BaseShape kThreeRanks{.num_ranks = 3, .slots_per_rank = 3};
 
-// 9 + 3 | 3 + 2 | 1 + 0, ideal 6, band 5.4 to 6.6. Pairs are (0, 2), then (0, 1). First round: expert 0 moves to rank
-// 2, as 9 ≤ 1.5 · (12 − 6): 3 | 5 | 10. Rank 0 is no longer above the band. Second round: rank 2 is. Its own expert 4
-// moves to rank 0, as 1 ≤ 1.5 · 4: 4 | 5 | 9. Third round: no candidate is left.
+// 9 + 3 | 3 + 2 | 1 + 0, ideal 6, band 5.4 to 6.6. Pairs are (0, 2), then (0, 1). In round 1, expert 0 moves to rank 2,
+// as 9 ≤ 1.5 · (12 − 6). Loads 3 | 5 | 10: rank 0 is no longer above the band. In round 2, rank 2's own expert 4 moves
+// to rank 0, as 1 ≤ 1.5 · 4. Loads 4 | 5 | 9. Round 3 has no candidate.
 TEST(Adjust, MovesTheLargestExpertBetweenTheWidestPairWhileItHelps) {
   const Loads load = {9, 3, 3, 2, 1, 0};
   EXPECT_THAT(adjust(kPairs, load, kThreeRanks, {.rounds = 1}), ElementsAre(Move{0, 0, 2}));
@@ -52,11 +52,11 @@ TEST(Adjust, TriesSmallerExpertsOnlyOnRequestIfTheLargestWouldOvercorrect) {
   const Loads load = {9, 3, 3, 2, 1, 0};  // 9 > 1.4 · 6; expert 1 with 3 tokens would qualify
   EXPECT_THAT(adjust(kPairs, load, kThreeRanks, {.overshoot = 1.4}), IsEmpty());
   EXPECT_THAT(adjust(kPairs, Loads{10, 2, 3, 2, 1, 0}, kThreeRanks, {}), IsEmpty());  // 10 > 1.5 · 6
-  // Then 9 | 5 | 4, and rank 0 has only expert 0 left, with 9 > 1.4 · 3.
+  // Loads are then 9 | 5 | 4. Rank 0 has only expert 0 left, and 9 > 1.4 · 3.
   EXPECT_THAT(adjust(kPairs, load, kThreeRanks, {.overshoot = 1.4, .try_smaller = true}), ElementsAre(Move{1, 0, 2}));
 }
 
-// 9 + 3 | 4 | 4 | 4, ideal 6. Expert 0 may move, as 9 ≤ 1.5 · 6, but 4 + 9 is worse than 12.
+// 9 + 3 | 4 | 4 | 4, ideal 6. Expert 0 may move, as 9 ≤ 1.5 · 6, but 4 + 9 exceeds the largest load, 12.
 TEST(Adjust, FallsBackToTheBasePlacementIfMovesDoNotHelp) {
   const BasePlacement base = hosted({0, 0, 1, 1, 2, 2, 3, 3});
   EXPECT_THAT(adjust(base, Loads{9, 3, 4, 0, 4, 0, 4, 0}, {.num_ranks = 4, .slots_per_rank = 3}, {}), IsEmpty());
@@ -66,8 +66,8 @@ TEST(Adjust, MovesNoExpertToAFullRank) {
   EXPECT_THAT(adjust(kPairs, Loads{9, 3, 3, 2, 1, 0}, {.num_ranks = 3, .slots_per_rank = 2}, {}), IsEmpty());
 }
 
-// Expert 0's replica on rank 1 serves 4 of its 9 tokens: 5 + 7 | 4 | 2, ideal 6. Rank 0's largest part is expert 1's.
-// It moves to rank 2, as 7 ≤ 1.5 · 6: 5 | 4 | 9. Then rank 2's own expert 2 moves to rank 1: 5 | 6 | 7.
+// Expert 0's replica on rank 1 serves 4 of its 9 tokens: 5 + 7 | 4 | 2, ideal 6. Expert 1 has the largest part on rank
+// 0. It moves to rank 2, as 7 ≤ 1.5 · 6: 5 | 4 | 9. Then rank 2's own expert 2 moves to rank 1: 5 | 6 | 7.
 TEST(Adjust, SplitsAReplicatedExpertInHalves) {
   const BasePlacement base{.host = {0, 0, 2}, .replica = {1, -1, -1}};
   const Loads load = {9, 7, 2};

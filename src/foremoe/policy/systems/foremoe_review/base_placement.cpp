@@ -9,7 +9,7 @@ namespace foremoe::review {
 
 namespace {
 
-// The state that relocation and replication change. Loads are doubled, so that half loads are integers.
+// State changed by relocation and replication. Loads are doubled, so that half loads are integers.
 class Base {
  public:
   Base(std::span<const std::int64_t> load, std::vector<int> host, const BaseShape& shape)

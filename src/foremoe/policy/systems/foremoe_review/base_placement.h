@@ -1,17 +1,17 @@
 #pragma once
 
-// BPO, the base placement optimizer of ForeMoE as described in its review (§3.3, algorithm 1): once per step, from mean
-// loads, chooses the rank that hosts each expert and the experts that get a replica besides the host.
+// BPO, the base placement optimizer of ForeMoE as described in its review (§3.3, algorithm 1): once per step, chooses
+// from mean loads the rank that hosts each expert, and the experts that get a second replica.
 //
-// Relocation. Experts are visited by the distance of their host's load from ideal, farthest first. Each moves to the
-// least loaded other rank with room if that rank's new load is below the host's old load.
-// Replication. Ranks above (1 + ε)·ideal, most loaded first: the expert with the most tokens gets one replica on a rank
-// with room below (1 − ε)·ideal, which serves half of its tokens.
+// Relocation. Experts are visited by the distance of their host's load from ideal, farthest first. An expert moves to
+// the least loaded other rank with room if that rank's new load is below the host's old load.
+// Replication. Visits ranks above (1 + ε)·ideal, most loaded first. The expert with the most tokens gets one replica on
+// a rank with room below (1 − ε)·ideal. The replica serves half of the tokens.
 //
-// Our reading. A rank's load is the sum over its experts (the review divides by R, which is right only for the ideal).
-// The order of experts is fixed before the first relocation, the order of ranks before the first replica, as in the
-// review. Among the ranks that may take a replica, the least loaded does (the review gives no order). Hosts and
-// replicas share E/R + G slots. No line of the review uses its budget ΔC. As in the review, each overloaded rank
+// Our reading. A rank's load is the sum over its experts (the review divides by R, which is correct only for the
+// ideal). The order of experts is fixed before the first relocation, the order of ranks before the first replica, as in
+// the review. Among the ranks that may receive a replica, we choose the least loaded (the review gives no order). Hosts
+// and replicas share E/R + G slots. The review never uses its budget ΔC. As in the review, each overloaded rank
 // replicates one expert once, even if it stays overloaded, so no expert gets a second replica.
 //
 // Complexity. O(E·(log E + R) + R²).
@@ -41,8 +41,8 @@ struct BasePlacement {
 BasePlacement place_base(std::span<const std::int64_t> load, std::vector<int> host, const BaseShape& shape,
                          double epsilon);
 
-// Warm start: the hosts of a previous step's plan. A plan does not distinguish hosts from replicas, so the host is the
-// rank that holds the expert at the most events; ties go to the home, then to the lowest rank. Full ranks are skipped.
+// Returns the hosts of a previous plan, for a warm start. A plan does not distinguish hosts from replicas, so the host
+// is the rank with the expert at the most events; ties go to the home, then to the lowest rank. Full ranks are skipped.
 std::vector<int> hosts_of(const StepPlan& former, LayerId layer);
 
 }  // namespace foremoe::review

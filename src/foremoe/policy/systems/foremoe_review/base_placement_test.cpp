@@ -14,7 +14,7 @@ BasePlacement placed(const std::vector<std::int64_t>& load, std::vector<int> hos
   return place_base(load, std::move(host), shape, epsilon);
 }
 
-// 10 + 6 | 2 + 2, ideal 10, three slots each. All hosts are 6 from ideal, so experts are visited by id.
+// 10 + 6 | 2 + 2, ideal 10, three slots each. All hosts' loads differ from ideal by 6, so experts are visited by id.
 //   0: 4 + 10 < 16, moves: 6 | 14      1: rank 1 is full
 //   2: 6 + 2 < 14, moves:  8 | 12      3: 8 + 2 < 12, moves: 10 | 10
 TEST(BasePlacement, RelocatesIfTheNewHostStaysBelowTheOldLoad) {

@@ -28,8 +28,8 @@ std::vector<int> on_rank(const Array<ExpertId, 2>& layout, int rank) {
 }
 
 // One node of 4 ranks with 2 slots; 160, 80, 48, 32 tokens. The heap adds replicas of e0 (160), e0 (80, tied with e1,
-// lower id), e1 (80), e0 (160/3 > 48): 4, 2, 1, 1 replicas with 40, 40, 48, 32 tokens. By load, e2 goes to rank 0; e0
-// to ranks 1, 2, 3, and 1 again (40 < 48); e1 to ranks 2 and 3; e3 to rank 0. All have 80.
+// lower id), e1 (80), e0 (160/3 > 48): 4, 2, 1, 1 replicas with 40, 40, 48, 32 tokens. In order of load, e2 goes to
+// rank 0; e0 to ranks 1, 2, 3, and 1 again (40 < 48); e1 to ranks 2 and 3; e3 to rank 0. All ranks have 80 tokens.
 TEST(LaerLayout, ReplicatesByTheHeapAndPlacesAsWorkedByHand) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 4}, .slots_per_rank = 2};
   const std::vector<std::int64_t> load = {160, 80, 48, 32};
@@ -41,8 +41,8 @@ TEST(LaerLayout, ReplicatesByTheHeapAndPlacesAsWorkedByHand) {
   EXPECT_THAT(on_rank(layout, 2), ElementsAre(0, 1));
   EXPECT_THAT(on_rank(layout, 3), ElementsAre(0, 1));
 
-  // Each source sends 40 tokens to e0, in parts of 20, 10, 10, and 80 in total. It serves 20 of them itself (rank 0: 12
-  // + 8; rank 1: 20; ranks 2 and 3: 10 + 10), so 4 · 60 tokens go to another rank.
+  // Each source has 80 tokens and sends 40 of them to e0, in parts of 20, 10 and 10. It serves 20 of its tokens itself
+  // (rank 0: 12 + 8; rank 1: 20; ranks 2 and 3: 10 + 10), so 4 · 60 tokens go to another rank.
   const InsideFirstRoutes routed = route_inside_first(from_four_sources(load), layout, shape.topology);
   EXPECT_THAT(routed.served.row(1), ElementsAre(80, 0, 0, 0));
   EXPECT_THAT(routed.served.row(2), ElementsAre(40, 40, 0, 0));
@@ -74,7 +74,7 @@ TEST(LaerLayout, AddsAReplicaPerNodeOnceAnExpertIsOnAllNodes) {
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 20, 10}, shape), ElementsAre(4, 2, 2));
   // One replica per node would need ten slots, so each expert starts with one. e0 (90) gains one, then e0 (45) two.
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 20, 10, 5, 5}, shape), ElementsAre(4, 1, 1, 1, 1));
-  // e0 (90) and e1 (80) gain one. The last slot cannot hold two of e0 (45) or e1 (40), but one of e2 (10).
+  // e0 (90) and e1 (80) gain one. e0 (45) or e1 (40) would need two slots; one is left, so e2 (10) gains it.
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{90, 80, 10, 5, 5}, shape), ElementsAre(2, 2, 2, 1, 1));
   const Shape uneven{.topology = {.num_ranks = 3, .ranks_per_node = 2}, .slots_per_rank = 3};
   EXPECT_THAT(heap_replicas(std::vector<std::int64_t>{9, 1, 1, 1}, uneven), ElementsAre(2, 2, 2, 2));  // of 9 slots
@@ -148,7 +148,7 @@ TEST(LaerLayout, PlacesAllReplicasThatTheHeapCounts) {
   }
 }
 
-// Two nodes. Counts 4 and 2 are multiples of 2, so two replicas move between those experts. All other moves take one.
+// Two nodes. Counts 4 and 2 are multiples of 2, so two replicas move between them. Other moves are of one replica.
 TEST(LaerLayout, PerturbationsKeepTheSumAndOneReplicaPerExpert) {
   const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 3};
   const std::vector<int> replicas = {4, 2, 3, 1};
@@ -157,7 +157,7 @@ TEST(LaerLayout, PerturbationsKeepTheSumAndOneReplicaPerExpert) {
   EXPECT_TRUE(perturbed_replicas(replicas, 0, shape).empty());
   std::set<std::vector<int>> different(perturbed.begin(), perturbed.end());
   EXPECT_EQ(different.size(), perturbed.size());
-  // e0 can give two to e1, but not vice versa. e0 and e1 give one to e2 and e3; e2 one to any other; e3 has none.
+  // e0 can give two to e1, but not vice versa. e0 and e1 can give one to e2 or e3, e2 one to any other, and e3 none.
   EXPECT_EQ(different, (std::set<std::vector<int>>{{2, 4, 3, 1},
                                                    {3, 2, 4, 1},
                                                    {3, 2, 3, 2},

@@ -13,7 +13,7 @@ namespace foremoe::relibra {
 
 namespace {
 
-// The maximum over nodes of each part of the cost, in one micro-step.
+// Maximum over nodes of each term of the cost, in one micro-step.
 struct Slowest {
   double compute = 0;
   double link = 0;

@@ -3,19 +3,19 @@
 // ReLibra between batches: chooses the node that owns each expert of a layer, so that nodes are evenly loaded and
 // exchange few tokens.
 //
-// Problem. Every node owns as many experts as before. Minimise, summed over the micro-steps of the batch,
+// Problem. Each node's number of experts is fixed. Minimise, summed over the micro-steps of the batch,
 //   max over nodes of  tokens of its experts ÷ its ranks
 //   + communication_weight · max over nodes of  max(tokens sent to, received from other nodes) ÷ its ranks.
-// The first term is the slowest node's compute once replication has levelled its ranks, the second the busiest link.
+// The first term is the slowest node's compute if replication balances its ranks. The second is the busiest link.
 //
 // Method. Simulated annealing. A trial exchanges two experts of different nodes. It is accepted if the cost does not
 // rise, otherwise with probability exp(−rise / temperature). The temperature falls by a constant factor per trial. The
 // result is the best assignment found, so it is never worse than the initial one.
 //
 // Inferred. We know only "swap-based simulated annealing on compute and communication" for "batch-level cross-node
-// balancing". The cost, its sum over micro-steps (`batch_totals` sums the loads first, the other possible reading), the
-// weight (sending a token costs as much as serving it) and the schedule are ours. Rows are not deduplicated per node,
-// since loads do not record which of them belong to one token.
+// balancing". We chose the cost, its sum over micro-steps (in the other reading, `batch_totals`, loads are summed
+// first), the weight (sending a token costs as much as serving it) and the schedule. Rows are not deduplicated per
+// node, because loads do not record which rows belong to the same token.
 //
 // Complexity. O(trials · micro-steps · nodes); trials are evaluated incrementally.
 

@@ -27,7 +27,7 @@ LoadTable two_nodes() {
 }
 
 // Node 0 has experts 0 and 1: it serves 14, receives 4 and sends 6; node 1 serves 10. Cost 14 + 6 = 20.
-// With experts 0 and 2 it serves 18, receives 4, sends 2: 18 + 4. With 2 and 1, node 1 serves 16, receives 8: 16 + 8.
+// With experts 0 and 2 it serves 18, receives 4 and sends 2: 18 + 4. With 2 and 1, node 1 serves 16 and receives 8.
 TEST(ExpertReordering, AddsTheSlowestNodesLoadAndTheBusiestLinksTraffic) {
   const ReorderingCost cost(two_nodes(), LayerId{0}, {0, 0, 1, 1}, {});
   EXPECT_DOUBLE_EQ(cost.cost(), 20);

@@ -1,4 +1,4 @@
-// Tests ReLibra's greedy by hand and against the MILP that it approximates, solved by enumerating all placements.
+// Tests ReLibra's greedy search against hand-computed results and against all placements of the MILP that it solves.
 
 #include "foremoe/policy/systems/relibra/node_replication.h"
 
@@ -37,9 +37,9 @@ TEST(NodeReplication, AddsTheReplicaThatMovesTheMostTokensFirst) {
   for (const int e : {1, 2, 3, 4, 5}) EXPECT_EQ(replicas.graph.num_holders(e), 1);
 }
 
-// 90, 60 and 0 tokens, with mean 50. Rank 0 moves 40 to rank 2, which fills its only slot: 50, 60, 40. No pair reaches
-// the mean. A replica on rank 0 levels rank 1 with it by moving 5 tokens: 55, 55, 40. With these replicas the exact
-// split is 50, 50, 50.
+// Ranks have 90, 60 and 0 tokens, with mean 50. Rank 0 moves 40 to rank 2, which fills its only slot: 50, 60, 40. No
+// pair remains. Rank 1 moves 5 tokens to a replica on rank 0: 55, 55, 40. With these replicas the exact split is 50,
+// 50, 50.
 TEST(NodeReplication, LevelsTwoRanksIfTheMeanIsOutOfReach) {
   const NodeReplicas replicas = replicated({.num_ranks = 3, .guest_slots = 1, .home = {0, 1, 2}, .load = {90, 60, 0}});
   EXPECT_THAT(replicas.assignment.rank_load, ElementsAre(50, 50, 50));
@@ -62,7 +62,7 @@ TEST(NodeReplication, SplitsTokensOptimallyOverItsReplicas) {
   }
 }
 
-// The MILP's optimum: over all placements of guests, the smallest of the maximum loads given by FineMoE's equation 3.
+// Returns the MILP's optimum: the minimum over all placements of guests of the maximum load by FineMoE's equation 3.
 class AllPlacements {
  public:
   explicit AllPlacements(const NodeLoad& node) : node_(node), holders_(node.home.size()) {
@@ -119,8 +119,8 @@ Gap gap_of(int guest_slots, double skew) {
   return gap;
 }
 
-// 100 nodes of 3 ranks and 6 experts each; an expert has 1000·u^skew tokens. Measured with one guest slot: 92 and 97 of
-// them are optimal, the excess is 0.28 % and 0.09 % on average, at most 9.3 % and 4.0 %. With two slots, all are.
+// 100 nodes of 3 ranks and 6 experts each; an expert has 1000·u^skew tokens. With one guest slot, 92 and 97 of them are
+// optimal; the mean excess is 0.28 % and 0.09 %, the maximum 9.3 % and 4.0 %. With two slots, all are optimal.
 TEST(NodeReplication, IsNearTheOptimumOfTheMilp) {
   for (const double skew : {1.0, 4.0}) {
     const Gap one = gap_of(1, skew);
