@@ -192,6 +192,36 @@ void assigned_rows(const Subject& subject, EventId t, LayerId l, const RoutedLay
 
 }  // namespace
 
+// Reduces rows of the sources [first, last) to their shares of `quota`, by divide_fairly()'s definition
+// (plan/route_tokens.h). due: [rank], shares due and not received so far, in 2⁻³² rows.
+static void limit_to_shares(std::int64_t quota, int first, int last, std::vector<std::int64_t>& due,
+                            std::vector<std::int64_t>& rows) {
+  std::int64_t total = 0;
+  for (int s = first; s < last; ++s) total += rows[s];
+  if (total <= quota) return;
+  std::vector<char> may_round_up(static_cast<std::size_t>(last));
+  std::int64_t rest = quota;
+  for (int s = first; s < last; ++s) {
+    // All digits of quota · rows ÷ total by long division: first the whole rows, then 32 binary digits.
+    __extension__ using Wide = unsigned __int128;
+    const Wide product = static_cast<Wide>(quota) * static_cast<Wide>(rows[s]);
+    const Wide remainder = product % static_cast<Wide>(total);
+    rows[s] = static_cast<std::int64_t>(product / static_cast<Wide>(total));
+    rest -= rows[s];
+    may_round_up[s] = remainder > 0;
+    due[s] += static_cast<std::int64_t>((remainder << 32) / static_cast<Wide>(total));
+  }
+  for (; rest > 0; --rest) {
+    int most = -1;
+    for (int s = first; s < last; ++s) {
+      if (may_round_up[s] && (most < 0 || due[s] > due[most])) most = s;
+    }
+    ++rows[most];
+    due[most] -= std::int64_t{1} << 32;
+    may_round_up[most] = 0;
+  }
+}
+
 std::vector<std::vector<Delivery>> deliveries(const Subject& subject, EventId t, LayerId l) {
   const StepPlan& plan = subject.plan;
   const MicroStepId m = plan.event_micro_step[t.index()];
@@ -217,16 +247,27 @@ std::vector<std::vector<Delivery>> deliveries(const Subject& subject, EventId t,
   };
 
   std::vector<std::vector<Delivery>> result(plan.num_experts());
+  std::vector<std::int64_t> due(plan.num_ranks());
   for (int e = 0; e < plan.num_experts(); ++e) {
     std::vector<std::int64_t> rows_left(plan.num_ranks());
     for (int s = 0; s < plan.num_ranks(); ++s) rows_left[s] = subject.load.load(m, l, s, e).value;
     for (const Sweep sweep : {kOwnRank, kOwnNode, kAnywhere}) {
+      std::vector<std::int64_t> may_send = rows_left;
+      if (sweep == kOwnNode) {
+        for (int n = 0; n * plan.ranks_per_node < plan.num_ranks(); ++n) {
+          std::int64_t quota = 0;
+          for (const Replica& replica : replicas[e]) quota += node_of(replica.rank) == n ? replica.left : 0;
+          limit_to_shares(quota, n * plan.ranks_per_node, std::min((n + 1) * plan.ranks_per_node, plan.num_ranks()),
+                          due, may_send);
+        }
+      }
       for (int s = 0; s < plan.num_ranks(); ++s) {
         for (Replica& replica : replicas[e]) {
           if (!in_reach(sweep, RankId{s}, replica.rank)) continue;
-          const std::int64_t rows = std::min(rows_left[s], replica.left);
+          const std::int64_t rows = std::min(may_send[s], replica.left);
           if (rows == 0) continue;
           result[e].push_back({RankId{s}, replica.rank, rows});
+          may_send[s] -= rows;
           rows_left[s] -= rows;
           replica.left -= rows;
         }

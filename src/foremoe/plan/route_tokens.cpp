@@ -37,6 +37,8 @@ void collect_replicas(const LayerQuotas& quotas, std::size_t num_experts, RouteW
   }
 }
 
+constexpr std::int64_t kCarryUnit = std::int64_t{1} << 32;  // of RouteWorkspace::carry: one row
+
 __extension__ using Wide = __int128;
 
 struct Divided {
@@ -46,6 +48,7 @@ struct Divided {
 
 // a · b ÷ c, exactly.
 Divided divided(std::int64_t a, std::int64_t b, std::int64_t c) {
+  if (std::int64_t product = 0; !__builtin_mul_overflow(a, b, &product)) return {product / c, product % c};
   const Wide product = Wide{a} * b;
   return {static_cast<std::int64_t>(product / c), static_cast<std::int64_t>(product % c)};
 }
@@ -63,14 +66,15 @@ struct Sweeper {
     replica.left -= rows;
   }
 
-  // Sends rows of the sources [first, last) to these replicas, both in ascending order.
-  void sweep(int first, int last, std::span<Replica> replicas) const {
+  // Sends share[s] rows of each source in [first, last) to these replicas, both in ascending order.
+  void fill(int first, int last, std::span<const std::int64_t> share, std::span<Replica> replicas) const {
     auto replica = replicas.begin();
     for (int s = first; s < last; ++s) {
-      while (rows_left[s] > 0) {
-        while (replica != replicas.end() && replica->left == 0) ++replica;
-        if (replica == replicas.end()) return;
-        send(s, *replica, std::min(rows_left[s], replica->left));
+      for (std::int64_t left = share[s]; left > 0;) {
+        while (replica->left == 0) ++replica;
+        const std::int64_t rows = std::min(left, replica->left);
+        send(s, *replica, rows);
+        left -= rows;
       }
     }
   }
@@ -105,65 +109,33 @@ struct Sweeper {
   }
 };
 
-// Divides `quota`, which is less than the sum of `rows`, among the sources in proportion to `rows`. Rounds each share
-// down, then gives the remaining rows, one each, to the sources with the largest carries. Updates the carries.
-void divide(std::int64_t quota, std::span<const std::int64_t> rows, std::span<std::int64_t> carry,
-            std::span<std::int64_t> share) {
-  const std::int64_t total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
-  std::vector<std::pair<std::int64_t, std::size_t>> candidates;
-  for (std::size_t s = 0; s < rows.size(); ++s) {
-    const auto [whole, remainder] = divided(quota, rows[s], total);
-    share[s] = whole;
-    if (remainder == 0) continue;
-    carry[s] += divided(remainder, std::int64_t{1} << 32, total).whole;
-    candidates.emplace_back(-carry[s], s);
-  }
-  std::int64_t rest = quota - std::accumulate(share.begin(), share.end(), std::int64_t{0});
-  std::ranges::sort(candidates);
-  for (const auto& [_, s] : candidates) {
-    if (rest-- == 0) break;
-    ++share[s];
-    carry[s] -= std::int64_t{1} << 32;
-  }
-}
-
-// The sweeps of Rows::kToken.
-void route_expert_by_token(const Sweeper& sweeper, std::span<Replica> replicas, const Topology& topology,
-                           RouteWorkspace& ws) {
-  for (Replica& own : replicas) sweeper.sweep(own.rank.value, own.rank.value + 1, {&own, 1});
-  for (auto first = replicas.begin(); first != replicas.end();) {
-    const NodeId node = topology.node_of(first->rank);
-    const auto last =
-        std::find_if(first, replicas.end(), [&](const Replica& r) { return topology.node_of(r.rank) != node; });
-    const RankRange sources = topology.ranks_of(node);
-    const std::span left = sweeper.rows_left.subspan(sources.first, sources.size());
-    const std::span share = std::span(ws.share).subspan(sources.first, sources.size());
-    const std::int64_t quota = Sweeper::quota_of({first, last});
-    if (std::accumulate(left.begin(), left.end(), std::int64_t{0}) <= quota) {
-      std::ranges::copy(left, share.begin());
+// The sweeps of one expert.
+void route_expert(const Sweeper& sweeper, std::span<Replica> replicas, const RoutingProblem& problem,
+                  RouteWorkspace& ws) {
+  const auto send = [&](int first, int last, std::span<Replica> to) {
+    if (problem.rows == Rows::kToken) {
+      sweeper.deal(first, last, ws.share, to);
     } else {
-      divide(quota, left, std::span(ws.carry).subspan(sources.first, sources.size()), share);
+      sweeper.fill(first, last, ws.share, to);
     }
-    sweeper.deal(sources.first, sources.last, ws.share, {first, last});
-    first = last;
+  };
+  const std::span<std::int64_t> rows_left = sweeper.rows_left;
+  for (Replica& own : replicas) {
+    const int source = own.rank.value;
+    sweeper.send(source, own, std::min(rows_left[source], own.left));
   }
-  std::ranges::copy(sweeper.rows_left, ws.share.begin());
-  sweeper.deal(0, topology.num_ranks, ws.share, replicas);
-}
-
-void route_expert(const Sweeper& sweeper, std::span<Replica> replicas, const Topology& topology) {
-  for (Replica& own : replicas) sweeper.sweep(own.rank.value, own.rank.value + 1, {&own, 1});
-
   for (auto first = replicas.begin(); first != replicas.end();) {
-    const NodeId node = topology.node_of(first->rank);
+    const NodeId node = problem.topology.node_of(first->rank);
     const auto last =
-        std::find_if(first, replicas.end(), [&](const Replica& r) { return topology.node_of(r.rank) != node; });
-    const RankRange sources = topology.ranks_of(node);
-    sweeper.sweep(sources.first, sources.last, {first, last});
+        std::find_if(first, replicas.end(), [&](const Replica& r) { return problem.topology.node_of(r.rank) != node; });
+    const RankRange sources = problem.topology.ranks_of(node);
+    const auto of_sources = [&](std::span<std::int64_t> all) { return all.subspan(sources.first, sources.size()); };
+    divide_fairly(Sweeper::quota_of({first, last}), of_sources(rows_left), of_sources(ws.carry), of_sources(ws.share));
+    send(sources.first, sources.last, {first, last});
     first = last;
   }
-
-  sweeper.sweep(0, topology.num_ranks, replicas);  // sources with rows left have no quota left on their node
+  std::ranges::copy(rows_left, ws.share.begin());
+  send(0, problem.topology.num_ranks, replicas);  // sources with rows left have no quota left on their node
 }
 
 // Appends the shipments that the rank sends or receives.
@@ -195,6 +167,31 @@ void sort_by_source(std::span<const Shipment> shipments, std::size_t num_ranks, 
 
 }  // namespace
 
+void divide_fairly(std::int64_t quota, std::span<const std::int64_t> rows, std::span<std::int64_t> carry,
+                   std::span<std::int64_t> share) {
+  const std::int64_t total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  if (total <= quota) {
+    std::ranges::copy(rows, share.begin());
+    return;
+  }
+  std::vector<std::pair<std::int64_t, std::size_t>> candidates;
+  std::int64_t rest = quota;
+  for (std::size_t s = 0; s < rows.size(); ++s) {
+    const auto [whole, remainder] = divided(quota, rows[s], total);
+    share[s] = whole;
+    rest -= whole;
+    if (remainder == 0) continue;
+    carry[s] += divided(remainder, kCarryUnit, total).whole;
+    candidates.emplace_back(-carry[s], s);
+  }
+  std::ranges::sort(candidates);
+  for (std::int64_t i = 0; i < rest; ++i) {
+    const std::size_t s = candidates[static_cast<std::size_t>(i)].second;
+    ++share[s];
+    carry[s] -= kCarryUnit;
+  }
+}
+
 LayerQuotas layer_quotas(const StepPlan& plan, EventId event, LayerId layer) {
   return {plan.slot_expert[event][layer], plan.slot_tokens[event][layer]};
 }
@@ -215,11 +212,7 @@ void route_tokens(const RoutingProblem& problem, RouteWorkspace& ws, RoutedLayer
         std::span(ws.replicas).subspan(ws.first_replica[e], ws.first_replica[e + 1] - ws.first_replica[e]);
     expect_quotas(replicas, ExpertId{e}, std::accumulate(ws.rows_left.begin(), ws.rows_left.end(), std::int64_t{0}));
     const Sweeper sweeper{ExpertId{e}, ws.rows_left, ws.by_expert};
-    if (problem.rows == Rows::kToken) {
-      route_expert_by_token(sweeper, replicas, problem.topology, ws);
-    } else {
-      route_expert(sweeper, replicas, problem.topology);
-    }
+    route_expert(sweeper, replicas, problem, ws);
     assert(std::ranges::all_of(ws.rows_left, [](std::int64_t left) { return left == 0; }));
     assert(std::ranges::all_of(replicas, [](const Replica& r) { return r.left == 0; }));
   }
@@ -238,25 +231,22 @@ void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace&
   routed.sent.clear();
   routed.received.clear();
   ws.rows_left.resize(num_ranks);
+  ws.share.resize(num_ranks);
+  ws.carry.assign(num_ranks, 0);
   for (std::size_t e = 0; e < num_experts; ++e) {
     const std::span replicas =
         std::span(ws.replicas).subspan(ws.first_replica[e], ws.first_replica[e + 1] - ws.first_replica[e]);
     expect_quotas(replicas, ExpertId{e}, ws.total[e]);
-    const bool served_here = std::ranges::find(replicas, rank, &Replica::rank) != replicas.end();
-    if (!served_here && problem.load(rank, e) == Tokens{0}) continue;
-    if (replicas.size() == 1 && !served_here) {
+    if (replicas.size() == 1 && replicas.front().rank != rank) {
       const Replica& only = replicas.front();
+      if (problem.load(rank, e) == Tokens{0}) continue;
       routed.sent.push_back({ExpertId{e}, rank, only.rank, problem.load(rank, e), only.slot});
       continue;
     }
     for (std::size_t s = 0; s < num_ranks; ++s) ws.rows_left[s] = problem.load(s, e).value;
     ws.by_expert.clear();
     const Sweeper sweeper{ExpertId{e}, ws.rows_left, ws.by_expert};
-    if (replicas.size() == 1) {
-      sweeper.sweep(0, problem.topology.num_ranks, replicas);  // with one replica the order of sweeps does not matter
-    } else {
-      route_expert(sweeper, replicas, problem.topology);
-    }
+    route_expert(sweeper, replicas, problem, ws);
     keep_own(ws.by_expert, rank, routed);
   }
 }

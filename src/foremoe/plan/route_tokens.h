@@ -5,19 +5,19 @@
 // Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. An expert's rows and
 //   quotas have the same sum. Assign rows to replicas such that all ranks compute the same assignment without
 //   communication.
-// Method. Each expert has three sweeps: to the replica on the source's rank, to those on its node, to all others.
-//   Rows::kOrder   Sources send in ascending order. A source fills the replicas' quotas one by one, in ascending rank
-//                  order.
-//   Rows::kToken   If the sources of a node have more rows left than its replicas have quota, the sources share the
-//                  quota in proportion to their rows. A source divides the rows of a sweep among the replicas in
-//                  proportion to their remaining quotas, so that it can choose which tokens go to which replica
-//                  (row_choice.h). Remainders of the shares are carried from expert to expert, in ascending order.
+// Method. Each expert has three sweeps: to the replica on the source's rank, to those on its node, to all others. If the
+//   sources of a node have more rows left than its replicas have quota, the sources share the quota in proportion to
+//   their rows (divide_fairly()). Remainders of the shares are carried from expert to expert, in ascending order. In the
+//   last sweep, sources send in ascending order.
+//   Rows::kOrder   A source fills the replicas' quotas one by one, in ascending rank order.
+//   Rows::kToken   A source divides the rows of a sweep among the replicas in proportion to their remaining quotas, so
+//                  that it can choose which tokens go to which replica (row_choice.h).
 // Invariant. After a sweep, if a source has rows left, no replica in the sweep's scope (own rank, own node, all ranks)
 //   has quota left for it.
 // Guarantee. All rows are placed and all quotas are met. For these quotas, the largest possible numbers of rows stay on
-//   their rank and on their node. With Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per expert. With
-//   Rows::kToken a source keeps the floor or the ceiling of its share of each expert on its node.
-// Complexity. O(ranks · experts + slots + shipments).
+//   their rank and on their node. A source keeps the floor or the ceiling of its share of each expert on its node. With
+//   Rows::kOrder a sweep forms at most sources + replicas − 1 pairs per expert.
+// Complexity. O(ranks · experts + slots + shipments), and O(n log n) per expert for a node's n sources that share.
 //
 // Ranks compute two results without exchanging counts. assign_shipments computes the replica that serves each row; no
 // other function divides an expert's rows among its replicas. dispatch_table and token_dispatch return the rows between
@@ -86,12 +86,19 @@ struct RouteWorkspace {
   std::vector<std::size_t> first_replica;  // [experts + 1]
   std::vector<std::int64_t> rows_left;     // [rank], of the current expert; [expert] in assign_shipments()
   std::vector<std::int64_t> total;         // [expert], rows of all sources
-  std::vector<std::int64_t> carry;  // [rank], share of the experts so far not yet kept on the node, in 2⁻³² rows
-  std::vector<std::int64_t> share;  // [rank], rows to send in the current sweep
+  std::vector<std::int64_t> carry;         // [rank], of divide_fairly()
+  std::vector<std::int64_t> share;         // [rank], rows to send in the current sweep
   std::vector<Shipment> by_expert;
   std::vector<std::size_t> cursor;
   std::vector<std::int32_t> shipment;  // [row]
 };
+
+// Divides a node's quota of one expert among its sources, in proportion to the rows that each has left. If the quota
+// suffices for all, share = rows. Otherwise a share is rounded down, and the rows that remain go, one each, to the
+// sources with the largest carries. carry: [source], the sum over the experts so far of share due − share, in 2⁻³²
+// rows; updated.
+void divide_fairly(std::int64_t quota, std::span<const std::int64_t> rows, std::span<std::int64_t> carry,
+                   std::span<std::int64_t> share);
 
 // How rows are assigned: in the order of ranks and rows, or such that few nodes serve each token.
 enum class Rows : std::uint8_t { kOrder, kToken };
@@ -109,7 +116,7 @@ struct RoutingProblem {
 void route_tokens(const RoutingProblem& problem, RouteWorkspace& workspace, RoutedLayer& routed);
 RoutedLayer route_tokens(const RoutingProblem& problem);
 
-// Computes the same shipments for one rank only. An expert with a single replica does not need three sweeps.
+// Computes the same shipments for one rank only. An expert with a single replica elsewhere needs no sweeps.
 void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace& workspace, RoutedRank& routed);
 
 // Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 if routes[row] is negative.

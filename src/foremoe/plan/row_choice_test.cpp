@@ -187,12 +187,14 @@ TEST(RowsByToken, MeetQuotasAndCrossNodesNoMoreThanRowOrder) {
   }
 }
 
-TEST(RowsByToken, GiveEachSourceItsShareOfTheNodesQuota) {
+class SharesOfSources : public testing::TestWithParam<Rows> {};
+
+TEST_P(SharesOfSources, AreInProportionToTheirRows) {
   double largest = 0;
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     const Layer layer(seed);
     const Topology topology = layer.load.topology();
-    const RoutedLayer routed = route_tokens(layer.problem(Rows::kToken));
+    const RoutedLayer routed = route_tokens(layer.problem(GetParam()));
     std::vector<double> deviation(10);
     for (int e = 0; e < 20; ++e) {
       Array<std::int64_t, 2> rows({10, 10});  // [source][replica]
@@ -224,6 +226,9 @@ TEST(RowsByToken, GiveEachSourceItsShareOfTheNodesQuota) {
   }
   EXPECT_LT(largest, 1.5);
 }
+
+INSTANTIATE_TEST_SUITE_P(Rows, SharesOfSources, testing::Values(Rows::kOrder, Rows::kToken),
+                         [](const auto& rows) { return std::string(to_string(rows.param)); });
 
 TEST(RowsByToken, OfATraceHaveFewerRowsBetweenNodes) {
   const test::CountedTrace batched = test::random_trace(1, 400);

@@ -57,6 +57,7 @@ class Counter {
     if (ws_.node_load.shape() != shape) ws_.node_load = Array<std::int64_t, 2>(shape);
     std::ranges::fill(ws_.node_load.flat(), 0);
     ws_.kept.assign(rows_.ranks.size(), 0);
+    ws_.carry.assign(rows_.ranks.size(), 0);
     for (int s = 0; s < topology.num_ranks; ++s) {
       const std::span<const Tokens> load = problem_.load.row(s);
       const std::span<std::int64_t> node = ws_.node_load.row(topology.node_of(RankId{s}));
@@ -81,7 +82,7 @@ class Counter {
     sweep_the_rest(e, replicas);
   }
 
-  // Gives each replica rows of its own rank, then the remaining rows of the node's ranks; all in ascending order.
+  // Gives each replica rows of its own rank, then each source's share of the rest; all in ascending order.
   void sweep_node(ExpertId e, NodeId node, std::span<Replica> replicas) {
     const RankRange ranks = problem_.topology.ranks_of(node);
     ws_.rows_left.clear();
@@ -98,14 +99,19 @@ class Counter {
       replica.left -= rows;
       keep(own, rows);
     }
+    std::int64_t quota = 0;
+    for (const Replica& replica : replicas) quota += replica.left;
+    ws_.share.resize(ws_.rows_left.size());
+    divide_fairly(quota, ws_.rows_left, std::span(ws_.carry).subspan(ranks.first, ranks.size()), ws_.share);
     auto replica = replicas.begin();
     for (int s = ranks.first; s < ranks.last; ++s) {
-      std::int64_t& left = ws_.rows_left[static_cast<std::size_t>(s - ranks.first)];
-      while (left > 0 && replica != replicas.end()) {
+      std::int64_t left = ws_.share[static_cast<std::size_t>(s - ranks.first)];
+      keep(s, left);
+      rows_.ranks[static_cast<std::size_t>(s)].sent_to_peers += left;
+      while (left > 0) {
         const std::int64_t rows = std::min(replica->left, left);
         replica->left -= rows;
-        keep(s, rows);
-        rows_.ranks[static_cast<std::size_t>(s)].sent_to_peers += rows;
+        left -= rows;
         rows_.ranks[replica->rank.index()].received_from_peers += rows;
         if (replica->left == 0) ++replica;
       }

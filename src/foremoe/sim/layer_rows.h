@@ -36,6 +36,8 @@ struct RowWorkspace {
   Array<std::int64_t, 2> node_load;            // [node][expert]
   std::vector<std::int64_t> kept;              // [source rank], rows that stay on their node
   std::vector<std::int64_t> rows_left;         // [rank of a node]
+  std::vector<std::int64_t> share;             // [rank of a node]
+  std::vector<std::int64_t> carry;             // [rank], of divide_fairly()
 };
 
 // Throws InputError (field "slot_tokens", index [expert]) if an expert's quotas do not sum to its load.
