@@ -21,6 +21,13 @@ constexpr std::int64_t kRowsThatHide = 8192;  // rows per rank and micro-step
 
 }  // namespace
 
+bool held_on(const LayerProblem& p, const ReplicaGraph& graph, int expert, NodeId node) {
+  for (int s = graph.first_holder(expert); s >= 0; s = graph.next_holder(s)) {
+    if (p.topology.node_of(RankId{graph.rank_of(s)}) == node) return true;
+  }
+  return false;
+}
+
 bool copies_hide(const LayerProblem& problem) {
   if (problem.guest_slots < 2 || problem.num_ranks() <= kSmallGroup) return false;
   std::int64_t rows = 0;
@@ -31,14 +38,33 @@ bool copies_hide(const LayerProblem& problem) {
   return rows >= kRowsThatHide * problem.num_ranks() * problem.num_micro_steps;
 }
 
-BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal)
+BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal, Prefer prefer)
     : problem_(problem),
       goal_(goal),
       per_guest_(goal == BaseGoal::kFinal ? 0.0F : 1.0F / kCopyWorth),
       now_(problem.num_micro_steps),
       without_(problem.num_micro_steps),
       least_level_(problem.num_micro_steps),
-      trial_cost_(problem.num_micro_steps) {}
+      trial_cost_(problem.num_micro_steps) {
+  const int num_nodes = problem.topology.num_nodes();
+  if (prefer != Prefer::kLinks || num_nodes == 1) return;
+  local_tokens_ = Array<float, 2>({static_cast<std::size_t>(problem.num_experts), static_cast<std::size_t>(num_nodes)});
+  for (int m = 0; m < problem.num_micro_steps; ++m) {
+    for (int e = 0; e < problem.num_experts; ++e) {
+      for (int n = 0; n < num_nodes; ++n) {
+        local_tokens_(e, n) += static_cast<float>(problem.node_load(m, e, n)) * problem.per_mean[m];
+      }
+    }
+  }
+}
+
+// Cost of a new guest, less the worth of the tokens that no longer leave their node.
+float BaseGuests::guest_cost(const ReplicaGraph& graph, int expert, int rank) const {
+  if (local_tokens_.size() == 0 || goal_ == BaseGoal::kFinal) return per_guest_;
+  const NodeId node = problem_.topology.node_of(RankId{rank});
+  if (held_on(problem_, graph, expert, node)) return per_guest_;
+  return per_guest_ - local_tokens_(expert, node.index());
+}
 
 // Largest rank load of m that counts as perfect. The search does not try to lower it.
 std::int64_t BaseGuests::perfect_level(int m) const {
@@ -251,20 +277,24 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
       }
     }
   }
+  if (local_tokens_.size() > 0) {
+    for (int e = 0; e < problem_.num_experts; ++e) score_[e] += per_guest_ - guest_cost(graph, e, rank);
+  }
   order_.resize(problem_.num_experts);
   std::iota(order_.begin(), order_.end(), 0);
   const int trials = std::min(kTrials, problem_.num_experts);
   std::partial_sort(order_.begin(), order_.begin() + trials, order_.end(),
                     [&](int x, int y) { return score_[x] > score_[y] || (score_[x] == score_[y] && x < y); });
   least_.assign(micro_steps, -1.0F);
-  const float cost_to_beat = cost_now + (old >= 0 ? per_guest_ : 0.0F);
+  const float cost_to_beat = cost_now + (old >= 0 ? guest_cost(graph, old, rank) : 0.0F);
   float best_cost = std::min(cost_without, cost_to_beat);
   int best = -1;
   for (int i = 0; i < trials; ++i) {
     const int e = order_[i];
     if (score_[e] <= 0 || e == old || graph.find(e, rank) >= 0) continue;
     helped_.clear();
-    float bound = cost_without + per_guest_;
+    const float of_guest = guest_cost(graph, e, rank);
+    float bound = cost_without + of_guest;
     for (int m = 0; m < micro_steps; ++m) {
       const MicroStep& s = state(m);
       if (s.tight.empty() || s.in_tight[rank] || !s.in_tight[problem_.home[e]]) continue;
@@ -284,7 +314,7 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
     }
     graph.drop(slot);
     if (bound >= best_cost) continue;
-    float cost = cost_without + per_guest_;
+    float cost = cost_without + of_guest;
     for (const int m : helped_) cost += trial_cost_[m] - state(m).cost;
     if (cost >= best_cost - kLeastGain) continue;
     best_cost = cost;
@@ -305,10 +335,37 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
   return true;
 }
 
+// Fills each node's free slots with the experts that have the most local tokens there. Slots on ranks with the lowest
+// load at homes are filled first.
+void BaseGuests::add_local_guests(ReplicaGraph& graph) const {
+  if (local_tokens_.size() == 0) return;
+  std::vector<float> load(problem_.num_ranks(), 0.0F);  // at homes, in mean rank loads
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    for (int e = 0; e < problem_.num_experts; ++e) {
+      load[problem_.home[e]] += static_cast<float>(problem_.load(m)[e]) * problem_.per_mean[m];
+    }
+  }
+  for (int n = 0; n < problem_.topology.num_nodes(); ++n) {
+    const RankRange ranks = problem_.topology.ranks_of(NodeId{n});
+    std::vector<int> slots;
+    for (int s = graph.first_slot(ranks.first); s < graph.first_slot(ranks.last); ++s) {
+      if (graph.expert_in(s) < 0) slots.push_back(s);
+    }
+    std::ranges::stable_sort(slots, {}, [&](int s) { return load[graph.rank_of(s)]; });
+    std::vector<int> experts;
+    for (int e = 0; e < problem_.num_experts; ++e) {
+      if (local_tokens_(e, n) > per_guest_ && !held_on(problem_, graph, e, NodeId{n})) experts.push_back(e);
+    }
+    std::ranges::stable_sort(experts, {}, [&](int e) { return -local_tokens_(e, n); });
+    for (std::size_t i = 0; i < std::min(slots.size(), experts.size()); ++i) graph.put(slots[i], experts[i]);
+  }
+}
+
 void BaseGuests::grow_all(ReplicaGraph& graph) {
   num_sweeps_ = 0;
   may_change_ = problem_.guest_slots > 0 && problem_.num_micro_steps > 0;
   if (!may_change_) return;
+  if (goal_ == BaseGoal::kReplaceable) add_local_guests(graph);
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     serve_at_homes(problem_, m, now_[m].assignment);
     solve(graph, m, goal_ == BaseGoal::kFinal ? problem_.lower_bound[m] : 0, now_[m]);
@@ -332,58 +389,11 @@ void BaseGuests::sweep(ReplicaGraph& graph) {
 void BaseGuests::choose(ReplicaGraph& graph, bool sweeps) {
   grow_all(graph);
   while (sweeps && may_change_) sweep(graph);
+  if (goal_ == BaseGoal::kFinal) add_local_guests(graph);
 }
 
 // A local guest is replaced only if the new one makes at least this many more tokens local, in mean rank loads.
 constexpr float kWorthACopy = 0.1F;
-
-static bool held_on(const LayerProblem& p, const ReplicaGraph& graph, int expert, NodeId node) {
-  for (int s = graph.first_holder(expert); s >= 0; s = graph.next_holder(s)) {
-    if (p.topology.node_of(RankId{graph.rank_of(s)}) == node) return true;
-  }
-  return false;
-}
-
-// [expert], tokens of the node's ranks over all micro-steps, in mean rank loads; 0 if the node has a replica.
-static std::vector<float> missing_on_node(const LayerProblem& p, const ReplicaGraph& graph, NodeId node) {
-  std::vector<float> missing(p.num_experts, 0.0F);
-  for (int e = 0; e < p.num_experts; ++e) {
-    for (int m = 0; m < p.num_micro_steps && !held_on(p, graph, e, node); ++m) {
-      missing[e] += static_cast<float>(p.node_load(m, e, node)) * p.per_mean[m];
-    }
-  }
-  return missing;
-}
-
-// [rank], load of the rank's home experts over all micro-steps, in mean rank loads.
-static std::vector<float> home_loads(const LayerProblem& p) {
-  std::vector<float> load(p.num_ranks(), 0.0F);
-  for (int m = 0; m < p.num_micro_steps; ++m) {
-    for (int e = 0; e < p.num_experts; ++e) load[p.home[e]] += static_cast<float>(p.load(m)[e]) * p.per_mean[m];
-  }
-  return load;
-}
-
-void add_local_guests(const LayerProblem& p, ReplicaGraph& graph) {
-  if (p.topology.num_nodes() == 1) return;
-  const auto load = home_loads(p);
-  for (int n = 0; n < p.topology.num_nodes(); ++n) {
-    std::vector<int> free_slots;
-    const RankRange ranks = p.topology.ranks_of(NodeId{n});
-    for (int s = graph.first_slot(ranks.first); s < graph.first_slot(ranks.last); ++s) {
-      if (graph.expert_in(s) < 0) free_slots.push_back(s);
-    }
-    std::stable_sort(free_slots.begin(), free_slots.end(),
-                     [&](int x, int y) { return load[graph.rank_of(x)] < load[graph.rank_of(y)]; });
-    const auto missing = missing_on_node(p, graph, NodeId{n});
-    std::vector<int> experts(p.num_experts);
-    std::iota(experts.begin(), experts.end(), 0);
-    std::stable_sort(experts.begin(), experts.end(), [&](int x, int y) { return missing[x] > missing[y]; });
-    for (std::size_t i = 0; i < std::min(free_slots.size(), experts.size()) && missing[experts[i]] > 0; ++i) {
-      graph.put(free_slots[i], experts[i]);
-    }
-  }
-}
 
 void renew_local_guests(const LayerProblem& p, int m, const Assignment& a, ReplicaGraph& graph) {
   if (p.topology.num_nodes() == 1) return;

@@ -12,6 +12,11 @@
 // over the micro-steps. In groups of 128 ranks or more, it adds several guests per scoring. Each sweep then empties
 // every guest slot in turn and fills it with the best expert or none, until a sweep changes nothing.
 //
+// Locality. With Prefer::kLinks and several nodes, a guest whose node has no other replica of its expert is local. It
+// keeps the node's tokens for this expert on the node. If guests are final, local guests fill the slots that are not
+// needed for balance. If they may be replaced, these tokens lower the cost, in mean rank loads: local guests fill all
+// free slots first, and sweeps give a slot to balance where that lowers the cost more.
+//
 // Growth ends when the slots are full or no gain is expected. A revision is kept only if it lowers the cost. The number
 // of sweeps is bounded. Cost per slot and sweep: one `relieve` per affected micro-step and per trial.
 
@@ -37,7 +42,7 @@ bool copies_hide(const LayerProblem& problem);
 
 class BaseGuests {
  public:
-  BaseGuests(const LayerProblem& problem, BaseGoal goal);
+  BaseGuests(const LayerProblem& problem, BaseGoal goal, Prefer prefer = Prefer::kBalance);
 
   // Fills the guest slots of `graph`, starting from the guests already there. Without `sweeps`, only adds guests.
   void choose(ReplicaGraph& graph, bool sweeps = true);
@@ -70,12 +75,15 @@ class BaseGuests {
   float exact_cost(const ReplicaGraph& graph, int m, const MicroStep& state);
   float least_cost(const ReplicaGraph& graph, int m, int rank, const MicroStep& state);
   float promise(const MicroStep& state, int m, const ReplicaGraph& graph, int slot) const;
+  float guest_cost(const ReplicaGraph& graph, int expert, int rank) const;
+  void add_local_guests(ReplicaGraph& graph) const;
   bool grow(ReplicaGraph& graph);
   bool revise(ReplicaGraph& graph, int slot);
 
   const LayerProblem& problem_;
   BaseGoal goal_;
-  float per_guest_;  // cost of one guest
+  float per_guest_;               // cost of one guest
+  Array<float, 2> local_tokens_;  // [expert][node], of all micro-steps, in mean rank loads; empty if they do not count
   bool may_change_ = false;
   int num_sweeps_ = 0;
   AssignmentSearch search_;
@@ -95,16 +103,11 @@ class BaseGuests {
   std::vector<int> queue_;     // ranks
 };
 
-// Prefer::kLinks: guest slots not needed for balance hold local guests, which avoid traffic between nodes. If a node
-// has no replica of an expert, a local guest there serves the tokens that the node's ranks send to it. Token assignment
-// treats these replicas like any other.
+// Returns whether a rank of the node has a replica of the expert.
+bool held_on(const LayerProblem& problem, const ReplicaGraph& graph, int expert, NodeId node);
 
-// Fills the empty guest slots of `graph` with the experts that have the most local tokens on the slot's node over all
-// micro-steps. Slots on ranks with the lowest load at homes are filled first.
-void add_local_guests(const LayerProblem& problem, ReplicaGraph& graph);
-
-// For micro-step m: among guests without tokens in `assignment`, replaces those with few local tokens in m by the
-// experts with the most local tokens.
+// With Prefer::kLinks, for micro-step m: among guests without tokens in `assignment`, replaces those with few local
+// tokens in m by the experts with the most local tokens.
 void renew_local_guests(const LayerProblem& problem, int m, const Assignment& assignment, ReplicaGraph& graph);
 
 }  // namespace foremoe::planner

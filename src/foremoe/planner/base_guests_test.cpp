@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "foremoe/core/random.h"
 #include "foremoe/testing/planner_steps.h"
 
@@ -106,6 +108,68 @@ TEST(BaseGuests, AreEmptyWithoutLoadOrSlots) {
 }
 
 // Expert 0 is hot in all micro-steps but one, expert 2 in that one. Rank 1 has one slot, so it must copy expert 0.
+// Ranks are nodes. All ranks have equal loads. Rank 0 sends most tokens to expert 3, rank 1 to expert 0.
+TEST(BaseGuests, KeepTheMostTokensOnTheirNodeIfLinksArePreferred) {
+  LoadTable table = test::load_of(2, {{100, 100, 100, 100}}, 1);
+  const std::array<std::array<int, 4>, 2> sent{{{5, 50, 60, 85}, {95, 50, 40, 15}}};
+  for (std::size_t r = 0; r < 2; ++r) {
+    for (std::size_t e = 0; e < 4; ++e) table.load(0, 0, r, e) = Tokens{sent[r][e]};
+  }
+  const LayerProblem p = test::problem_of(table, {.guest_slots = 1});
+  for (const BaseGoal goal : kGoals) {
+    ReplicaGraph graph = homes_only(p);
+    BaseGuests(p, goal, Prefer::kLinks).choose(graph);
+    EXPECT_EQ(num_guests(p, graph), 2);
+    EXPECT_GE(graph.find(3, 0), 0);
+    EXPECT_GE(graph.find(0, 1), 0);
+    EXPECT_EQ(num_guests(p, chosen(p, goal)), 0);
+  }
+}
+
+// Tokens of pairs of an expert and a node that holds it, in mean rank loads.
+double local_tokens(const LayerProblem& p, const ReplicaGraph& graph) {
+  double local = 0;
+  for (int m = 0; m < p.num_micro_steps; ++m) {
+    for (int e = 0; e < p.num_experts; ++e) {
+      for (int n = 0; n < p.topology.num_nodes(); ++n) {
+        const RankRange ranks = p.topology.ranks_of(NodeId{n});
+        bool held = false;
+        for (int r = ranks.first; r < ranks.last; ++r) held = held || graph.find(e, r) >= 0;
+        if (held) local += static_cast<double>(p.node_load(m, e, n)) * p.per_mean[m];
+      }
+    }
+  }
+  return local;
+}
+
+TEST(BaseGuests, AreMoreLocalAndNoLessBalancedThanLocalGuestsAloneIfLinksArePreferred) {
+  double balanced = 0;
+  double linked = 0;
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    const LayerProblem p = test::problem_of(test::bursty_load({.ranks = 8, .experts = 32}, seed), {.guest_slots = 2});
+    ReplicaGraph graph = homes_only(p);
+    BaseGuests guests(p, BaseGoal::kReplaceable, Prefer::kLinks);
+    guests.grow_all(graph);
+    const double alone = rho_on(p, graph);
+    guests.sweep(graph);
+    expect_homes_in_place(p, graph);
+    EXPECT_LE(rho_on(p, graph), alone) << "seed " << seed;
+    linked += local_tokens(p, graph);
+    balanced += local_tokens(p, chosen(p, BaseGoal::kReplaceable));
+  }
+  EXPECT_GT(linked, balanced);
+}
+
+TEST(BaseGuests, AreAsBalancedWithLinksAsWithoutIfFinal) {
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    const LayerProblem p = test::problem_of(test::bursty_load({.ranks = 8, .experts = 32}, seed), {.guest_slots = 2});
+    ReplicaGraph graph = homes_only(p);
+    BaseGuests(p, BaseGoal::kFinal, Prefer::kLinks).choose(graph);
+    expect_homes_in_place(p, graph);
+    EXPECT_LE(rho_on(p, graph), rho_on(p, chosen(p, BaseGoal::kFinal))) << "seed " << seed;
+  }
+}
+
 TEST(BaseGuests, ServeTheWholeStepRatherThanOneMicroStep) {
   test::ExpertLoads loads(8, {300, 0, 50, 50});
   loads[3] = {0, 0, 300, 100};

@@ -73,7 +73,7 @@ void LayerPlanner::place_homes(StepPlan& plan) {
 }
 
 // Returns whether `resident` spends planning time on saving copies, by sweeps of B and by comparison with static
-// guests. Always true with Prefer::kLinks, which fills slots that B leaves empty with local guests.
+// guests. Always true with Prefer::kLinks, where the sweeps also choose local guests.
 bool LayerPlanner::saves_copies() const {
   return options_.stages.sweeps || options_.prefer == Prefer::kLinks || !copies_hide(problem_);
 }
@@ -84,9 +84,8 @@ ReplicaGraph LayerPlanner::place_base(bool warm) {
   if (uses_base_guests(options_)) {
     if (warm) start_from_previous(graph);
     const bool is_final = options_.residency == Residency::kStatic;
-    BaseGuests(problem_, is_final ? BaseGoal::kFinal : BaseGoal::kReplaceable)
+    BaseGuests(problem_, is_final ? BaseGoal::kFinal : BaseGoal::kReplaceable, options_.prefer)
         .choose(graph, is_final || saves_copies());
-    if (options_.prefer == Prefer::kLinks) add_local_guests(problem_, graph);
   }
   base_cpu_seconds_ += thread_cpu_seconds() - begin;
   return graph;
