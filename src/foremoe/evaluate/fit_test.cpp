@@ -123,6 +123,12 @@ TEST_F(FitTest, TheLimitIsExceededFirstWhereMemoryPassesIt) {
   EXPECT_EQ(peak.exceeds->phase, Phase::kRecompute);
   EXPECT_EQ(peak.exceeds->micro_step, MicroStepId{0});
   EXPECT_EQ(peak.largest_micro_batch, Tokens{0});
+  // All ranks have equally many tokens, so the rank with the most rows of the event needs the most memory.
+  std::int64_t rows = 0;
+  for (int l = 0; l < 2; ++l) {
+    for (int r = 0; r < 8; ++r) rows = std::max(rows, rows_of(peak.evaluation.plan, 0, l, r));
+  }
+  EXPECT_EQ(peak.exceeds->rows, Tokens{rows});
 
   const Bytes most = peak.most_memory.memory;
   EXPECT_FALSE(at(most + Bytes{1'000'000}).exceeds);
