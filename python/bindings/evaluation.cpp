@@ -117,9 +117,14 @@ SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTabl
   options.depth = e.options.depth;
   options.online = e.policy->online();
   options.plans_ahead = e.policy->plans_ahead(e.input->for_policy(e.options.planner));
-  return simulate_phase(
-      {.load = load, .plan = plan, .cost = *e.cost, .tokens = e.input->tokens_of_load(), .rows = e.options.rows},
-      options);
+  const Array<double, 2> squared_lengths = e.input->squared_lengths();
+  return simulate_phase({.load = load,
+                         .plan = plan,
+                         .cost = *e.cost,
+                         .tokens = e.input->tokens_of_load(),
+                         .rows = e.options.rows,
+                         .squared_lengths = squared_lengths},
+                        options);
 }
 
 }  // namespace
@@ -142,6 +147,7 @@ void fill(Evaluated& e, const nb::dict& keywords, int threads,
       e.figures["dispatch"] = to_string(alone.dispatch);
       e.figures["dispatch_estimated"] = alone.dispatch_estimated;
       e.figures["rows"] = to_string(alone.rows);
+      e.figures["attention"] = to_string(alone.attention);
       e.figures["phases"] = nlohmann::ordered_json::array({to_json(alone)});
     }
   });
@@ -199,7 +205,7 @@ nb::object cost_facts(const Evaluated& e) {
   d["cluster"] = cost.cluster().name;
   d["model"] = cost.model().name;
   d["moe_layers"] = cost.model().moe_layers;
-  d["sequence_tokens"] = cost.options().sequence_tokens;
+  d["sequence_tokens"] = cost.sequence_tokens();
   d["optimizer_shards"] = cost.options().optimizer_shards;
   d["dispatch"] = std::string(to_string(cost.options().dispatch));
   d["keep_activations"] = !cost.options().recompute_activations;

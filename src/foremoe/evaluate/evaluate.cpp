@@ -89,11 +89,13 @@ void check(const Case& c, Evaluation& e, const PlanFigures* reported) {
 void simulate(const Case& c, Evaluation& e) {
   if (c.context.cost == nullptr) return;
   c.progress("simulating");
+  const Array<double, 2> squared_lengths = c.workload.squared_lengths();
   e.step = simulate_step({.load = c.workload.load,
                           .plan = e.plan,
                           .cost = *c.context.cost,
                           .tokens = c.workload.tokens_of_load(),
-                          .rows = c.options.rows},
+                          .rows = c.options.rows,
+                          .squared_lengths = squared_lengths},
                          e.recompute_plan ? &*e.recompute_plan : nullptr,
                          {.phase = {.path = c.options.path,
                                     .depth = c.options.depth,

@@ -27,6 +27,7 @@ void add_step(const Evaluation& e, Json& json) {
   json["dispatch"] = to_string(step.policy_update.dispatch);
   json["dispatch_estimated"] = step.policy_update.dispatch_estimated;
   json["rows"] = to_string(step.policy_update.rows);
+  json["attention"] = to_string(step.policy_update.attention);
   json["step_seconds"] = step.step_seconds;
   json["speedup_over_vanilla"] = e.speedup_over_vanilla;
   if (e.homes_speedup) json["homes_speedup"] = *e.homes_speedup;

@@ -57,6 +57,11 @@ struct SimulationOptions {
   double timeline_begins = 0;    // seconds
 };
 
+// Lengths that determine the scores of attention: each sequence's own, or CostModel::sequence_tokens() for all.
+enum class Attention : std::uint8_t { kSequences, kMean };
+
+std::string_view to_string(Attention attention);
+
 struct SimulationInput {
   const LoadTable& load;
   const StepPlan& plan;  // accepted by check_plan for this load
@@ -64,6 +69,9 @@ struct SimulationInput {
   // The tokens behind the load. If null, dispatch by token uses expected counts (plan/expected_dispatch.h).
   const BatchedTrace* tokens = nullptr;
   Rows rows = Rows::kOrder;  // kToken needs known tokens and dispatch by token
+  // [micro_step][rank]: Σ length² over the sequences of the batch, tokens², for at least the load's micro-steps. Empty:
+  // unknown. CostOptions::sequence_tokens overrides it.
+  ArrayView<const double, 2> squared_lengths = {};
   bool repeat_load = false;  // the plan has more micro-steps than the load, which repeats
 };
 
@@ -115,6 +123,7 @@ struct SimulatedPhase {
   Dispatch dispatch = Dispatch::kToken;
   bool dispatch_estimated = false;  // true if the tokens behind the load are unknown
   Rows rows = Rows::kOrder;
+  Attention attention = Attention::kMean;
   Phase phase = Phase::kRecompute;
   PathChoice path = PathChoice::kAuto;  // of its schedule; with this choice the engine runs the same schedule
   double seconds = 0;
