@@ -256,16 +256,19 @@ CostModel::HiddenCopies CostModel::hidden_copies(Tokens tokens_per_rank) const {
   // One replica computes all rows. No placement takes less time, so these copies are always hidden.
   const Tokens assignments{tokens_per_rank.value * model_.top_k};
   const double window = dense(tokens_per_rank, Pass::kForward) + experts({&assignments, 1}, Pass::kForward);
-  const auto copies = [&](const LinkSpeed& link, double bytes_per_second) {
-    const double bytes = (window - link.latency_seconds) * bytes_per_second;
+  const auto copies = [&](const LinkSpeed& link) {
+    const double bytes = (window - link.latency_seconds) * link.bytes_per_second;
     constexpr double kMost = 1 << 20;  // far more than the number of experts
     return static_cast<int>(std::clamp(bytes / as_double(expert_weights().value), 0.0, kMost));
   };
-  const double host =
-      std::min({cluster_.host.bytes_per_second, cluster_.switch_bytes_per_second / cluster_.ranks_per_switch,
-                cluster_.host_memory_bytes_per_second / cluster_.ranks_per_node});
-  return {.from_host = copies(cluster_.host, host),
-          .from_peers = copies(cluster_.peers, cluster_.peers.bytes_per_second)};
+  return {.from_host = copies(shared_host()), .from_peers = copies(cluster_.peers)};
+}
+
+LinkSpeed CostModel::shared_host() const {
+  LinkSpeed link = cluster_.host;
+  link.bytes_per_second = std::min({link.bytes_per_second, cluster_.switch_bytes_per_second / cluster_.ranks_per_switch,
+                                    cluster_.host_memory_bytes_per_second / cluster_.ranks_per_node});
+  return link;
 }
 
 }  // namespace foremoe

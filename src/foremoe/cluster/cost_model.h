@@ -110,6 +110,8 @@ class CostModel {
     int from_peers = 0;
   };
   HiddenCopies hidden_copies(Tokens tokens_per_rank) const;
+  // The host link of one rank while all ranks of its node copy over theirs.
+  LinkSpeed shared_host() const;
 
  private:
   // One GEMM, or several that run together.

@@ -18,13 +18,6 @@
 namespace foremoe {
 namespace {
 
-// Mean tokens of a rank in one micro-step. A token counts once, not once per chosen expert.
-Tokens mean_tokens_per_rank(const LoadTable& load) {
-  const std::int64_t batches =
-      std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks() * load.top_k;
-  return Tokens{batches == 0 ? 0 : num_assignments(load) / batches};
-}
-
 // The arguments of evaluate(), with hidden_copies resolved to a number.
 struct Case {
   const Policy& policy;

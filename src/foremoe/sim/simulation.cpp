@@ -75,7 +75,8 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
         (replay.computing_seconds * problem.layer_scale + ranks * phase.parts.optimizer) / (ranks * phase.seconds);
   }
   for (const LayerProfile& layer : profile.layers) phase.peak_tokens = std::max(phase.peak_tokens, layer.most_tokens);
-  phase.memory = rank_memory(problem);
+  phase.activations = activations(problem);
+  phase.memory = rank_memory(problem, phase.activations);
   const TrafficProblem traffic{.phase = problem, .replay = replay, .arena = arena, .seconds = phase.seconds};
   phase.traffic = link_traffic(traffic);
   phase.between_nodes = bytes_between_nodes(traffic);

@@ -105,8 +105,15 @@ struct RankMemory {
   Bytes state;  // weights, gradients and optimizer state of its own experts and layers
   Bytes guest_weights;
   Bytes guest_gradients;
-  Bytes activations;  // kept and working memory at the peak
+  Bytes activations;  // kept and working memory at the peak of the rank with the most
   Bytes sum() const { return state + guest_weights + guest_gradients + activations; }
+};
+
+// Activations of one rank at one event.
+struct Activations {
+  Bytes kept;     // from forward to backward, of all micro-steps in flight
+  Bytes working;  // of the running layer; of the layer in which the rank computes the most rows
+  Bytes sum() const { return kept + working; }
 };
 
 // Bytes over each kind of link in the phase, summed over ranks, and for the busiest link.
@@ -134,6 +141,7 @@ struct SimulatedPhase {
   double utilisation = 0;             // Σ over ranks of computing time ÷ (ranks · seconds)
   Tokens peak_tokens;                 // the most assignments that any rank computes in any turn
   RankMemory memory;
+  Array<Activations, 2> activations;  // [event][rank]
   std::vector<LinkTraffic> traffic;
   Array<Bytes, 2> between_nodes;  // [from][to], rows and copies
   std::int64_t copies = 0;        // of the plan's layers
