@@ -1,6 +1,7 @@
 """Wrong input causes exit code 2 and one line on stderr with file, field and index. No file is written."""
 
 import os
+import re
 import subprocess
 import unittest
 
@@ -20,8 +21,35 @@ class WrongUsage(CommandTest):
         self.refuse("plan", "--guest-slot", 2, "x", saying=["'--guest-slot' is not an option; did you mean --guest-slots?"])
         self.refuse("plan", "x", "--polcy=vanilla", saying=["'--polcy' is not an option; did you mean --policy?"])
         self.refuse("simulat", "x", saying=["'simulat' is not a subcommand; did you mean simulate?"])
+        self.refuse("plna", saying=["'plna' is not a subcommand; did you mean plan?"])
+        self.refuse("--versoin", saying=["'--versoin' is not an option that can precede a subcommand; did you mean --version?"])
+        self.refuse("--threads", 2, "plan", "x", saying=["'--threads' is not an option that can precede a subcommand"])
         self.refuse("verify", "a", "b", "c", saying=["unexpected argument 'c'"])
         self.assertNotIn("mean", self.foremoe("plan", "x", "--frobnicate").stderr)
+
+    def test_every_subcommand_suggests_its_own_options(self):
+        for command in SUBCOMMANDS:
+            with self.subTest(command):
+                options = re.findall(r"^  (?:-\w,)?(--[a-z-]+)", self.succeed(command, "--help-all"), re.MULTILINE)
+                longest = max(options, key=len)
+                self.refuse(command, longest[:-1], saying=[f"'{longest[:-1]}' is not an option; did you mean {longest}?"])
+
+    def test_a_misspelt_value_is_named_with_the_nearest_one(self):
+        step = self.synthesise()
+        for option, value, near in (
+            ("--prefer", "lnks", "--prefer: 'lnks', expected balance or links; did you mean links?"),
+            ("--residency", "sahred", "did you mean shared?"),
+            ("--rehome", "fre", "nor free; did you mean free?"),
+            ("--policy", "relbra", "did you mean relibra?"),
+            ("--cluster", "h10", "did you mean h100?"),
+            ("--model", "qwen3-30b", "did you mean Qwen3-30B-A3B?"),
+            ("--policy-option", "perod=3", "did you mean period?"),
+        ):
+            with self.subTest(option=option):
+                policy = ["--policy", "eplb-ema"] if option == "--policy-option" else []
+                self.refuse("plan", step, option, value, *policy, saying=[near])
+        self.refuse("synth", "--shape", "qwen3-30b", "--out", "y", saying=["did you mean Qwen3-30B-A3B?"])
+        self.assertNotIn("mean", self.foremoe("plan", step, "--prefer", "speed").stderr)
 
     def test_missing_arguments(self):
         for arguments, missing in (

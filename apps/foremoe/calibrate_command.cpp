@@ -12,6 +12,7 @@
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
+#include "progress.h"
 
 namespace foremoe::cli {
 namespace {

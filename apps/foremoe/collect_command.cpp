@@ -17,6 +17,7 @@
 #include "foremoe/rollout/load_statistics.h"
 #include "foremoe/rollout/rollout_follower.h"
 #include "foremoe/rollout/trace_file.h"
+#include "progress.h"
 
 namespace foremoe::cli {
 namespace {

@@ -7,15 +7,14 @@
 #include <array>
 #include <cstdio>
 #include <new>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <sstream>
 #include <system_error>
-#include <utility>
 
 #include "command.h"
 #include "console.h"
+#include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/launch.h"
 
@@ -182,40 +181,31 @@ std::optional<Command> named_command(std::string_view name) {
   return entry == command_entries().end() ? std::nullopt : std::optional(entry->make());
 }
 
-// Returns the Levenshtein distance.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> distance(b.size() + 1);
-  std::iota(distance.begin(), distance.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = std::exchange(distance[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = distance[j + 1];
-      distance[j + 1] = std::min({replaced, diagonal + 1, distance[j] + 1});
-    }
-  }
-  return distance.back();
-}
-
-// Returns "; did you mean --guest-slots?" if one of the names is similar to the word; empty otherwise.
-std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
-  const auto distance = [&](const std::string& name) { return edit_distance(word, name); };
-  const auto nearest = std::ranges::min_element(names, {}, distance);
-  if (nearest == names.end() || distance(*nearest) > std::max<std::size_t>(1, word.size() / 4)) return "";
-  return fmt::format("; did you mean {}?", *nearest);
-}
+bool is_option(const std::string& argument) { return argument.size() > 1 && argument.front() == '-'; }
 
 // Describes the first unknown option, or the first unexpected argument if all options are known.
 std::string describe_unexpected(const Command& command, const std::vector<std::string>& arguments) {
-  const auto is_option = [](const std::string& argument) { return argument.size() > 1 && argument.front() == '-'; };
   const auto unknown = std::ranges::find_if(arguments, is_option);
   if (unknown == arguments.end()) return fmt::format("unexpected argument '{}'", arguments.front());
   const std::string option = unknown->substr(0, unknown->find('='));
-  std::vector<std::string> names{"--help", "--help-all"};
+  std::vector<std::string> names;
   for (const Option& known : command.options) {
     if (!known.positional) names.push_back(command_line_name(known.name));
   }
-  return fmt::format("'{}' is not an option{}", option, suggestion(option, names));
+  names.insert(names.end(), {"--help", "--help-all"});
+  return fmt::format("'{}' is not an option{}", option, did_you_mean(option, names));
+}
+
+// Describes a first argument that is neither a subcommand nor an option of foremoe itself.
+std::string describe_unknown(const std::string& argument) {
+  if (!argument.starts_with('-')) {
+    std::vector<std::string> names;
+    for (const CommandEntry& entry : command_entries()) names.emplace_back(entry.name);
+    return fmt::format("'{}' is not a subcommand{}", argument, did_you_mean(argument, names));
+  }
+  const std::string option = argument.substr(0, argument.find('='));
+  const std::vector<std::string> names{"--help", "--version"};
+  return fmt::format("'{}' is not an option that can precede a subcommand{}", option, did_you_mean(option, names));
 }
 
 int fail(const std::string& command, const std::string& message, bool usage, int code = kBadInput) {
@@ -309,14 +299,14 @@ int run_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (called() != nullptr) {
       const std::vector<std::string> unexpected = parser->remaining();
-      const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !unexpected.empty();
+      // An unknown option may be the reason why a required one is missing.
+      const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr
+                                ? !unexpected.empty()
+                                : std::ranges::any_of(unexpected, is_option);
       return fail("foremoe " + called()->name, is_extra ? describe_unexpected(*called(), unexpected) : error.what(),
                   usage);
     }
-    if (argc < 2 || *argv[1] == '-') return fail(name, error.what(), usage);
-    std::vector<std::string> names;
-    for (const CommandEntry& entry : command_entries()) names.emplace_back(entry.name);
-    return fail(name, fmt::format("'{}' is not a subcommand{}", argv[1], suggestion(argv[1], names)), usage);
+    return fail(name, argc < 2 ? error.what() : describe_unknown(argv[1]), usage);
   } catch (const InputError& error) {
     if (called() == nullptr) return fail(name, error.what(), usage);
     return fail("foremoe " + called()->name, message_for_user(*called(), error), usage);

@@ -6,8 +6,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluation_json.h"
 #include "planning_arguments.h"
+#include "plot.h"
 
 namespace foremoe::cli {
 namespace {
@@ -73,12 +75,21 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
   }
 }
 
-int run(PlanningArguments arguments, const Given& given) {
-  PlanningSession session(arguments, given, {.policies = arguments.policies});
-  arguments.evaluate.simulate = false;
+struct CompareArguments : PlanningArguments {
+  std::string plot;
+};
+
+int run(CompareArguments arguments, const Given& given) {
+  const bool plots = !arguments.plot.empty();
+  if (plots && arguments.cost.cluster.empty()) throw InputError({.field = "plot"}, "needs `cluster`");
+  expect_plot(arguments.plot, files_of(arguments));
+  PlanningSession session(arguments, given, {.policies = arguments.policies, .simulates = plots});
+  arguments.evaluate.simulate = plots;
   std::vector<Evaluation> evaluations;
-  for (const Policy* policy : session.policies) {
-    evaluations.push_back(evaluate(*policy, session.input, arguments.evaluate, session.context()));
+  if (plots) evaluations = evaluate_all(session.policies, session.input, arguments.evaluate, session.context());
+  for (std::size_t i = evaluations.size(); i < session.policies.size(); ++i) {
+    const EvaluationContext context = one_of(session.context(), i, session.policies.size());
+    evaluations.push_back(evaluate(*session.policies[i], session.input, arguments.evaluate, context));
   }
   session.progress.end();
   expect_residency(evaluations.front(), session.residency);
@@ -90,20 +101,28 @@ int run(PlanningArguments arguments, const Given& given) {
     print(evaluations, session.input.load, arguments.evaluate);
   }
   const bool ok = std::ranges::all_of(evaluations, [](const Evaluation& e) { return e.check.ok(); });
-  return ok ? kOk : kFoundWrong;
+  const int code = ok ? kOk : kFoundWrong;
+  if (plots) {
+    draw_plot({arguments.plot, Panels::kStep, session.input.load, *session.cost, arguments.evaluate}, evaluations,
+              code);
+  }
+  return code;
 }
 
 }  // namespace
 
 Command compare_command() {
-  auto a = std::make_shared<PlanningArguments>();
+  auto a = std::make_shared<CompareArguments>();
   return {.name = "compare",
           .summary = "Plan with several policies, check each plan, and compare their figures",
           .examples = std::string(kCompareExamples),
           .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies_and_their_options(), columns_text("")),
-          .options = joined({planning_options(*a, /*residency_auto=*/false),
-                             {policies_option(a->policies),
-                              json_option(a->json, "Print an array of objects with the keys of plan --json")}}),
+          .options =
+              joined({planning_options(*a, /*residency_auto=*/false),
+                      {policies_option(a->policies), plot_option(a->plot),
+                       json_option(a->json,
+                                   "Print an array of objects with the keys of plan --json; with --plot, also those of "
+                                   "simulate --json")}}),
           .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 

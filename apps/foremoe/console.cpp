@@ -5,11 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
-#include <mutex>
 
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
@@ -71,28 +68,7 @@ void note_all(const std::vector<std::string>& texts) {
 }
 
 void be_quiet() { quiet = true; }
-
-Activity::Activity(std::string what) {
-  if (quiet || !is_terminal(stderr)) return;
-  line_ = std::jthread([what = std::move(what)](const std::stop_token& stop) {
-    std::mutex mutex;
-    std::condition_variable_any stopped;
-    std::unique_lock lock(mutex);
-    for (int seconds = 1;; ++seconds) {
-      stopped.wait_for(lock, stop, std::chrono::seconds(1), [] { return false; });
-      if (stop.stop_requested()) {
-        if (seconds > 1) fmt::print(stderr, "\r\x1b[K");
-        return;
-      }
-      fmt::print(stderr, "\r{} … {} s\x1b[K", printable(what), seconds);
-    }
-  });
-}
-
-void Progress::operator()(const std::string& what) {
-  activity_.reset();
-  activity_.emplace(what);
-}
+bool is_quiet() { return quiet; }
 
 bool is_terminal(std::FILE* stream) { return ::isatty(::fileno(stream)) == 1; }
 

@@ -6,10 +6,8 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -42,26 +40,7 @@ void note_all(const std::vector<std::string>& texts);
 
 // Turns notes and progress off. If several processes do the same work, all but one of them call be_quiet().
 void be_quiet();
-
-// If stderr is a terminal, shows a line there with the activity and the elapsed time. The line appears after one
-// second, and the destructor removes it.
-class Activity {
- public:
-  explicit Activity(std::string what);
-
- private:
-  std::jthread line_;
-};
-
-// A progress callback. Each call ends the previous activity and starts the next. The destructor ends the last activity.
-class Progress {
- public:
-  void operator()(const std::string& what);
-  void end() { activity_.reset(); }
-
- private:
-  std::optional<Activity> activity_;
-};
+bool is_quiet();
 
 bool is_terminal(std::FILE* stream);
 int terminal_columns();  // of stdout; 100 if it is not a terminal

@@ -15,6 +15,7 @@
 #include "foremoe/homes/choose_homes.h"
 #include "foremoe/homes/homes_json.h"
 #include "foremoe/rollout/trace_file.h"
+#include "progress.h"
 
 namespace foremoe::cli {
 namespace {
@@ -104,7 +105,7 @@ int run(const HomesArguments& arguments) {
   std::optional<BatchedTrace> other;
   if (!fraction && !arguments.holdout.empty()) other = read_batched(arguments.holdout, arguments.input);
   ThreadPool pool(static_cast<std::size_t>(arguments.threads));
-  std::optional<Activity> activity("choosing homes");
+  std::optional<Activity> activity(std::in_place, "choosing homes", &pool.parts());
   const ChosenHomes chosen = choose_homes(
       traces, {.fraction = fraction.value_or(0), .trace = other ? &*other : nullptr}, arguments.options, pool);
   activity.reset();

@@ -13,6 +13,7 @@
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/packing.h"
 #include "foremoe/rollout/trace_file.h"
+#include "progress.h"
 
 namespace foremoe::cli {
 namespace {

@@ -9,15 +9,6 @@
 #include "foremoe/policy/own_options.h"
 
 namespace foremoe::cli {
-namespace {
-
-std::vector<std::string> files_of(const PlanningArguments& a) {
-  std::vector<std::string> files = cli::files_of(a.input);
-  files.insert(files.end(), {a.cost.cluster, a.cost.model});
-  return files;
-}
-
-}  // namespace
 
 std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) {
   std::vector<Option> planning = planning_options_of(a.evaluate);
@@ -37,6 +28,12 @@ std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) 
 
 std::vector<std::string> files_of(const InputOptions& input) {
   return {input.path, input.homes, input.previous, input.previous_load};
+}
+
+std::vector<std::string> files_of(const PlanningArguments& a) {
+  std::vector<std::string> files = files_of(a.input);
+  files.insert(files.end(), {a.cost.cluster, a.cost.model});
+  return files;
 }
 
 PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given, const SessionRequest& request)

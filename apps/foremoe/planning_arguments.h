@@ -11,6 +11,7 @@
 #include "console.h"
 #include "foremoe/evaluate/cost_request.h"
 #include "foremoe/evaluate/evaluate.h"
+#include "progress.h"
 
 namespace foremoe::cli {
 
@@ -29,6 +30,7 @@ std::vector<Option> planning_options(PlanningArguments& arguments, bool residenc
 
 // Returns all input files that the arguments name, for expect_output().
 std::vector<std::string> files_of(const InputOptions& input);
+std::vector<std::string> files_of(const PlanningArguments& arguments);
 
 // A command's requirements on the shared arguments.
 struct SessionRequest {
@@ -48,7 +50,7 @@ struct PlanningSession {
   }
 
   ThreadPool pool;
-  Progress progress;
+  Progress progress{&pool.parts()};
   std::vector<std::shared_ptr<const Policy>> owned;
   std::vector<const Policy*> policies;  // with the options set by the arguments
   Workload input;

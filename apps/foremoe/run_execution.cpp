@@ -17,6 +17,7 @@
 #include "foremoe/runtime/run_memory.h"
 #include "foremoe/transfer/copy_link.h"
 #include "planning_arguments.h"
+#include "progress.h"
 #include "run_facts.h"
 
 namespace foremoe::cli {
@@ -251,8 +252,9 @@ void Execution::run_policy(const Policy& policy) {
 }
 
 void Execution::execute(const std::string& policy, Phase phase, RunningPlan& running) {
-  const Activity activity(fmt::format("running {}, {}", policy, to_string(phase)));
   RunRow& row = rows_.emplace_back(RunRow{.policy = policy, .phase = phase});
+  PartCount turns;
+  std::optional<Activity> activity(std::in_place, fmt::format("planning with {}", policy), &pool_.parts());
   if (const auto reason = running.wait_to_begin()) {
     row.skipped = *reason;
     return;
@@ -260,6 +262,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   const StepPlan& plan = running.plan();
   // The schedule is built for all micro-steps at once, so the slots of every micro-step must be known.
   if (plan.residency == Residency::kShared) running.wait_for(MicroStepId{plan.num_micro_steps() - 1});
+  activity.emplace(fmt::format("running {}, {}", policy, to_string(phase)), &turns);
   row.residency = plan.residency;
   row.in_flight = plan.in_flight;
   row.mismatched = input_->mismatched;
@@ -304,12 +307,15 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
                      .bitwise = arguments_.bitwise,
                      .gather = !arguments_.no_reference};
   const std::int64_t begin = Timeline::now_ns();
+  const int runs = (arguments_.bitwise ? 2 : 1) * arguments_.repeats + (backward() ? arguments_.steps - 1 : 0);
+  turns.begin(std::ssize(schedule->order.turns) * runs);
   group_.run([&](Communicator& communicator) {
     PhaseRun mine = run;
     const RankId rank = communicator.rank();
     mine.work = [&, rank](const Turn& turn) {
       if (turn.pass == Pass::kForward && turn.layer == LayerId{0}) running.wait_for(turn.micro_step);
       work_(rank);
+      if (rank == RankId{0}) turns.add();
     };
     PhaseOutcome outcome = run_phase(mine, communicator);
     if (rank == RankId{0}) row.outcome = std::move(outcome);

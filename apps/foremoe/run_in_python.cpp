@@ -1,7 +1,11 @@
 #include "run_in_python.h"
 
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -11,6 +15,12 @@
 #include "foremoe/core/error.h"
 
 namespace foremoe::cli {
+
+// Returns null if the Python package did not start this process.
+static const char* python_of_package() {
+  const char* const python = std::getenv("FOREMOE_PYTHON");  // NOLINT(concurrency-mt-unsafe): never set here
+  return python == nullptr || *python == '\0' ? nullptr : python;
+}
 
 nlohmann::json texts_of(const std::vector<Option>& options, const Given& given) {
   nlohmann::json texts = nlohmann::json::object();
@@ -27,9 +37,27 @@ nlohmann::json texts_of(const std::vector<Option>& options, const Given& given) 
   return texts;
 }
 
+void expect_in_python(const char* option, const char* package) {
+  const std::string extra = fmt::format("pip install '.[{}]'", option);
+  const char* const python = python_of_package();
+  if (python == nullptr) throw InputError({.field = option}, "requires the Python package: " + extra);
+  std::string code =
+      fmt::format("import importlib.util; raise SystemExit(not importlib.util.find_spec('{}'))", package);
+  const std::array<char*, 4> words{const_cast<char*>(python), const_cast<char*>("-c"), code.data(), nullptr};
+  pid_t child = 0;
+  const int error = ::posix_spawn(&child, python, nullptr, nullptr, words.data(), environ);
+  if (error != 0) throw std::system_error(error, std::generic_category(), python);
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (status != 0) {
+    throw InputError({.field = option}, fmt::format("requires {}, which is not installed: {}", package, extra));
+  }
+}
+
 void run_in_python(const char* command, const std::string& request, const std::vector<std::string>& files) {
-  const char* const python = std::getenv("FOREMOE_PYTHON");  // NOLINT(concurrency-mt-unsafe): never set here
-  if (python == nullptr || *python == '\0') return;
+  const char* const python = python_of_package();
+  if (python == nullptr) return;
   std::vector<std::string> words{python, "-m", "foremoe", command, request};
   words.insert(words.end(), files.begin(), files.end());
   std::vector<char*> arguments;

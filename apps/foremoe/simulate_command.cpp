@@ -11,6 +11,7 @@
 #include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/memory_remarks.h"
 #include "planning_arguments.h"
+#include "plot.h"
 
 namespace foremoe::cli {
 namespace {
@@ -50,6 +51,7 @@ constexpr std::string_view kOfBudget =
 
 struct SimulateArguments : PlanningArguments {
   std::string timeline;
+  std::string plot;
 };
 
 std::string residencies(const Evaluation& e) {
@@ -149,6 +151,7 @@ void print(const std::vector<Evaluation>& evaluations, const Workload& input, co
 }
 
 int run(const SimulateArguments& arguments, const Given& given) {
+  expect_plot(arguments.plot, files_of(arguments));
   PlanningSession session(
       arguments, given,
       {.policies = arguments.policies, .simulates = true, .output = arguments.timeline, .output_option = "timeline"});
@@ -175,7 +178,10 @@ int run(const SimulateArguments& arguments, const Given& given) {
     print(evaluations, session.input, arguments.evaluate, *session.cost);
   }
   const bool ok = std::ranges::all_of(evaluations, [](const Evaluation& e) { return e.check.ok(); });
-  return ok ? kOk : kFoundWrong;
+  const int code = ok ? kOk : kFoundWrong;
+  draw_plot({arguments.plot, Panels::kPhases, session.input.load, *session.cost, arguments.evaluate}, evaluations,
+            code);
+  return code;
 }
 
 }  // namespace
@@ -198,7 +204,7 @@ Command simulate_command() {
                                                    "policy that has a plan, with the input's layers",
                                            .group = "Simulation"},
                                           a->timeline),
-                              policies_option(a->policies),
+                              policies_option(a->policies), plot_option(a->plot),
                               json_option(a->json,
                                           "Print an array of objects with the keys of compare --json and of the "
                                           "simulation")}}),

@@ -11,6 +11,7 @@
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
 #include "foremoe/rollout/trace_file.h"
+#include "progress.h"
 
 namespace foremoe::cli {
 namespace {

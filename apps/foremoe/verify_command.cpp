@@ -11,6 +11,7 @@
 #include "foremoe/evaluate/evaluate.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/plan_json.h"
+#include "progress.h"
 
 namespace foremoe::cli {
 namespace {

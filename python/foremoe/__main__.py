@@ -9,7 +9,7 @@ import pathlib
 import signal
 import sys
 
-COMMANDS = {"_report": "foremoe.report.command", "_import": "foremoe._importing"}
+COMMANDS = {"_report": "foremoe.report.command", "_import": "foremoe._importing", "_plot": "foremoe._plot"}
 """Commands that the program runs in this Python after it has parsed the command line."""
 
 

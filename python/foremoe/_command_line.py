@@ -64,8 +64,13 @@ def printable(text: str) -> str:
 
 
 @contextlib.contextmanager
-def activity() -> Iterator[Callable[[str], None]]:
-    """Yields a function that sets the current activity. On a terminal, stderr shows it and the elapsed time."""
+def activity(parts: int = 0) -> Iterator[Callable[[str], None]]:
+    """Yields a function that announces the current activity. On a terminal, stderr shows it after a second.
+
+    Args:
+        parts: Number of announcements. The line also shows the time left, as if all activities took equally long. 0:
+            unknown.
+    """
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda what: None
         return
@@ -75,7 +80,9 @@ def activity() -> Iterator[Callable[[str], None]]:
     def show() -> None:
         while not done.wait(1):
             what, since = told[-1]
-            print(f"\r{printable(what)} … {time.monotonic() - since:.0f} s\x1b[K", end="", file=sys.stderr, flush=True)
+            now = time.monotonic()
+            state = progress_text(len(told) - 2, parts, now - told[0][1]) or f"{now - since:.0f} s"
+            print(f"\r{printable(what)} … {state}\x1b[K", end="", file=sys.stderr, flush=True)
 
     line = threading.Thread(target=show, daemon=True)
     line.start()
@@ -85,6 +92,15 @@ def activity() -> Iterator[Callable[[str], None]]:
         done.set()
         line.join()
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def progress_text(done: int, parts: int, seconds: float) -> str:
+    """Returns "3 of 12 done, about 40 s left"; an empty text as long as nothing is done or the number is unknown."""
+    if done <= 0 or parts <= 0:
+        return ""
+    left = seconds * max(0, parts - done) / done
+    duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min" if left < 6000 else f"{left / 3600:.1f} h"
+    return f"{done} of {parts} done, about {duration} left"
 
 
 def message_of(error: InputError, spelling: Mapping[str, str]) -> str:

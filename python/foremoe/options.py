@@ -168,8 +168,9 @@ def expect_options(kind: type, function: str, given: Mapping[str, Any]) -> None:
     """Raises TypeError, with the nearest name, for an option that is not declared in the TypedDict `kind`."""
     for name in given:
         if name not in kind.__annotations__:
-            near = difflib.get_close_matches(name, kind.__annotations__, 1, 0)
-            raise TypeError(f"{function}() has no option '{name}'. Did you mean '{near[0]}'?")
+            near = difflib.get_close_matches(name, kind.__annotations__, 1)
+            hint = f". Did you mean '{near[0]}'?" if near else f"; help(foremoe.{function}) lists its options"
+            raise TypeError(f"{function}() has no option '{name}'{hint}")
 
 
 def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

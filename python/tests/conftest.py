@@ -23,6 +23,7 @@ NEEDS = {
     "test_verl_routes": ["torch.nn"],
     "test_trl": ["torch.nn", "transformers", "trl"],
     "test_native": ["torch.nn", "transformers>=5.23"],
+    "test_plot": ["matplotlib"],
     "test_kept_weights": ["torch.nn"],
     "test_exchange": ["torch.nn"],
     "test_parallel": ["torch.nn"],

@@ -46,7 +46,7 @@ def _run(given: dict[str, Any], input_names: Sequence[str]) -> int:
         load = _core._read_input(given["input"], reading, threads)
     for remark in load.remarks:
         print(f"foremoe: {printable(remark)}", file=sys.stderr)
-    with activity() as progress:
+    with activity(request.num_evaluations) as progress:
         report = gather_report(load, request, progress)
     write_text(given["out"], to_html(report))
     print(printable(f"{given['out']}: {conclusion(report)}"))

@@ -44,6 +44,17 @@ class Request:
     options: Mapping[str, Any]
     measured: bool = True
 
+    @property
+    def num_evaluations(self) -> int:
+        """The number of evaluations for the page."""
+        policies = {BASELINE, *_core._policies_named(list(self.policies))}
+        return len(policies) + len(ABLATED) + len(RESIDENCIES) * len(self.guests)
+
+    @property
+    def guests(self) -> list[int]:
+        """The numbers of guest slots above 0."""
+        return [slots for slots in map(int, self.guest_slots) if slots > 0]
+
     def __post_init__(self) -> None:
         _core._policies_named(list(self.policies))
         if not self.options.get("cluster"):
@@ -146,7 +157,7 @@ class _Gatherer:
             if isinstance(result, PolicyResult):
                 report.ablation[stages] = result
         for residency in RESIDENCIES:
-            for slots in filter(None, map(int, self.request.guest_slots)):
+            for slots in self.request.guests:
                 _, result = self.evaluated(OURS, residency=residency, guest_slots=slots)
                 if isinstance(result, PolicyResult):
                     report.memory.append(MemoryPoint(residency, slots, result))

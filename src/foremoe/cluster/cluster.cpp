@@ -12,6 +12,7 @@
 #include <span>
 #include <type_traits>
 
+#include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/mapped_file.h"
 
@@ -207,7 +208,8 @@ Cluster find_cluster(std::string_view name_or_path) {
   std::error_code error;
   if (!path.empty() && std::filesystem::exists(path, error)) return read_cluster(path);
   throw InputError({.file = path},
-                   fmt::format("is neither a cluster file nor one of {}", fmt::join(cluster_names(), ", ")));
+                   fmt::format("is neither a cluster file nor one of {}{}", fmt::join(cluster_names(), ", "),
+                               did_you_mean(name_or_path, cluster_names())));
 }
 
 }  // namespace foremoe

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <filesystem>
 
+#include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 
 namespace foremoe {
@@ -202,7 +203,8 @@ ModelShape model_named(const std::string& name_or_path) {
   std::error_code error;
   if (std::filesystem::exists(name_or_path, error)) return read_model_config(name_or_path);
   throw InputError({.field = "model"},
-                   fmt::format("'{}' is neither a file nor one of {}", name_or_path, fmt::join(model_names(), ", ")));
+                   fmt::format("'{}' is neither a file nor one of {}{}", name_or_path, fmt::join(model_names(), ", "),
+                               did_you_mean(name_or_path, model_names())));
 }
 
 }  // namespace foremoe

@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 
 namespace foremoe {
@@ -166,7 +167,8 @@ Option integer_or_word_option(Option option, IntegerRange range, std::vector<std
   option.set = [range, name = option.name, words = option.words, set = std::move(set)](const std::string& text) {
     if (std::ranges::find(words, text) != words.end()) return set(std::nullopt, text);
     if (!is_whole_number(text)) {
-      reject(name, fmt::format("'{}' is not a whole number in {}, nor {}", text, range_text(range), list_of(words)));
+      reject(name, fmt::format("'{}' is not a whole number in {}, nor {}{}", text, range_text(range), list_of(words),
+                               did_you_mean(text, words)));
     }
     set(parse_integer(name, text, range), {});
   };
@@ -178,7 +180,8 @@ Option word_option(Option option, std::vector<std::string> words, std::function<
   option.words = std::move(words);
   option.set = [name = option.name, words = option.words, set = std::move(set)](const std::string& text) {
     const auto at = std::ranges::find(words, text);
-    if (at == words.end()) reject(name, fmt::format("'{}', expected {}", text, list_of(words)));
+    if (at == words.end())
+      reject(name, fmt::format("'{}', expected {}{}", text, list_of(words), did_you_mean(text, words)));
     set(static_cast<std::size_t>(at - words.begin()));
   };
   return option;

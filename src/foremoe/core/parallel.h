@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -19,6 +20,30 @@ struct Cancelled : std::exception {
   const char* what() const noexcept override { return "cancelled"; }
 };
 
+// The finished and expected parts of a long computation, for a display of progress. Results never depend on them. All
+// functions may be called from any thread.
+class PartCount {
+ public:
+  struct Parts {
+    std::int64_t done = 0;
+    std::int64_t total = 0;  // 0: unknown
+  };
+  void begin(std::int64_t total) {
+    total_ = 0;
+    done_ = 0;
+    total_ = total;
+  }
+  void add(std::int64_t parts = 1) { done_.fetch_add(parts, std::memory_order_relaxed); }
+  Parts read() const {
+    const std::int64_t total = total_;  // before done_: parts of an earlier count never belong to a later total
+    return {.done = done_, .total = total};
+  }
+
+ private:
+  std::atomic<std::int64_t> done_ = 0;
+  std::atomic<std::int64_t> total_ = 0;
+};
+
 class ThreadPool {
  public:
   // If `num_threads` is 0, the pool has one thread per processor. If it is 1, the caller runs all tasks. Throws
@@ -29,6 +54,7 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   std::size_t num_threads() const { return workers_.size() + 1; }
+  PartCount& parts() { return parts_; }  // of the computation that uses the pool; not all computations count
 
   // Calls task(i, worker) for each i in [0, n) and returns when all are done; worker < num_threads() identifies the
   // scratch memory to use. Not reentrant: one call at a time. If a task throws, other tasks may not run; the exception
@@ -54,6 +80,7 @@ class ThreadPool {
   std::size_t active_ = 0;      // guarded by mutex_; workers inside drain()
   bool stopping_ = false;       // guarded by mutex_
   std::atomic<bool> cancelled_ = false;
+  PartCount parts_;
   std::vector<std::jthread> workers_;
 };
 

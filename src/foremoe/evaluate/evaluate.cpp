@@ -256,6 +256,16 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
   return planner;
 }
 
+EvaluationContext one_of(const EvaluationContext& context, std::size_t index, std::size_t count) {
+  EvaluationContext one = context;
+  if (context.progress && count > 1) {
+    one.progress = [tell = context.progress, index, count](const std::string& what) {
+      tell(fmt::format("{} of {}, {}", index + 1, count, what));
+    };
+  }
+  return one;
+}
+
 Evaluation evaluate(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
                     const EvaluationContext& context) {
   if (options.choose_residency && context.cost == nullptr) {
@@ -316,8 +326,9 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
     homes_speedup = speedup(before.step->step_seconds, vanilla.step->step_seconds);
   }
   std::vector<Evaluation> evaluations;
-  for (const Policy* const policy : policies) {
-    evaluations.push_back(policy == baseline ? vanilla : evaluate(*policy, workload, options, quiet));
+  for (std::size_t i = 0; i < policies.size(); ++i) {
+    const EvaluationContext one = one_of(quiet, i, policies.size());
+    evaluations.push_back(policies[i] == baseline ? vanilla : evaluate(*policies[i], workload, options, one));
     compare_with(vanilla, evaluations.back());
     evaluations.back().homes_speedup = homes_speedup;
   }

@@ -65,6 +65,9 @@ struct EvaluationContext {
   std::function<void(const std::string& what)> progress = {};  // called before each long part: "planning with eplb"
 };
 
+// Returns the context for the evaluation at `index` of `count`: its progress begins with "3 of 19, ".
+EvaluationContext one_of(const EvaluationContext& context, std::size_t index, std::size_t count);
+
 struct Evaluation {
   std::string policy;
   std::string skipped;  // why the policy has no plan for this workload; empty: it has one, and the rest is valid

@@ -110,6 +110,30 @@ TEST_F(Evaluations, EndDuringTheCheckWhenThePoolIsCancelled) {
                Cancelled);
 }
 
+TEST_F(Evaluations, AnnounceTheirPlaceAmongAll) {
+  std::vector<std::string> said;
+  evaluate_all(policies_named({"static", "foremoe"}), input_, {},
+               {.pool = pool_, .cost = &cost_, .progress = [&](const std::string& what) { said.push_back(what); }});
+  EXPECT_EQ(said.front(), "planning with vanilla");  // the baseline
+  EXPECT_THAT(said, testing::Contains("1 of 2, planning with static"));
+  EXPECT_EQ(said.back(), "2 of 2, simulating foremoe");
+}
+
+TEST_F(Evaluations, CountTheirParts) {
+  const auto expect_complete = [&] {
+    EXPECT_GT(pool_.parts().read().total, 0);
+    EXPECT_EQ(pool_.parts().read().done, pool_.parts().read().total);
+  };
+  for (const Policy* policy : all_policies()) {
+    pool_.parts().begin(0);
+    const Evaluation planned = evaluate(*policy, input_, {.planner = {.guest_slots = 1}}, {.pool = pool_});
+    if (planned.planned()) expect_complete();
+  }
+  pool_.parts().begin(0);
+  evaluate(policy_named("vanilla"), input_, {}, {.pool = pool_, .cost = &cost_});
+  expect_complete();
+}
+
 TEST_F(Evaluations, OfASkippedPolicyGiveTheReason) {
   const Evaluation e = evaluate(Broken(/*skips=*/true), input_, {}, {.pool = pool_, .cost = &cost_});
   EXPECT_EQ(e.skipped, "not today");

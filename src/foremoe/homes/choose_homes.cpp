@@ -142,6 +142,7 @@ ChosenHomes choose_homes(std::span<const BatchedTrace> traces, const Holdout& ho
     int num_moved = 0;
   };
   std::vector<Layer> layers(num_layers);
+  pool.parts().begin(num_layers);
   pool.for_each_index(layers.size(), [&](std::size_t l, std::size_t) {
     const std::span<RankId> home = chosen.homes.home.row(l);
     const std::vector<RankId> contiguous(home.begin(), home.end());
@@ -156,6 +157,7 @@ ChosenHomes choose_homes(std::span<const BatchedTrace> traces, const Holdout& ho
     };
     judge(all, layers[l].fitted);
     if (!held_out.empty()) judge(tokens_of(held_out, LayerId{l}), layers[l].held_out);
+    pool.parts().add();
   });
   if (!held_out.empty()) chosen.held_out.emplace().num_sequences = count_sequences(held_out);
   for (const Layer& layer : layers) {

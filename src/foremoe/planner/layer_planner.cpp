@@ -15,16 +15,33 @@ static std::vector<RankId> homes_of_layer(const PlanRequest& request, LayerId la
   return {row.begin(), row.end()};
 }
 
-LayerPlanner::LayerPlanner(const PlanRequest& request, const ExecutionOrder& order, LayerId layer)
+LayerPlanner::LayerPlanner(const PlanRequest& request, const ExecutionOrder& order, LayerId layer, PartCount* parts)
     : request_(request),
       options_(request.options),
       order_(order),
       layer_(layer),
+      parts_(parts),
       problem_(make_layer_problem(request.load, layer, homes_of_layer(request, layer), request.options)),
       wanted_(problem_.num_micro_steps, WantedGuests(problem_.num_ranks())),
       rests_(problem_.num_micro_steps) {}
 
 LayerPlanner::~LayerPlanner() = default;
+
+constexpr std::int64_t kPlacingParts = 4;  // of choosing a micro-step's guests; its final token assignment is one part
+
+static bool takes_warm_start(const PlanRequest& request) {
+  return request.previous != nullptr && uses_base_guests(request.options);
+}
+
+std::int64_t LayerPlanner::parts_of_layer(const PlanRequest& request) {
+  const bool places = request.options.residency != Residency::kShared;
+  const std::int64_t placing = !places ? 0 : takes_warm_start(request) ? 2 * kPlacingParts : kPlacingParts;
+  return (placing + 1) * request.load.num_micro_steps();
+}
+
+void LayerPlanner::count(std::int64_t parts) const {
+  if (parts_ != nullptr) parts_->add(parts);
+}
 
 // Updates a rank's slots to its replicas in `graph`. Present replicas keep their slot; new replicas get the first free
 // slot.
@@ -101,7 +118,7 @@ void LayerPlanner::place(StepPlan& plan) {
     place_freely(base, plan);
   } else if (options_.residency != Residency::kShared) {
     GuestSlots guests = place_guests(place_base(false));
-    if (request_.previous != nullptr && uses_base_guests(options_)) take_warm_start(guests);
+    if (takes_warm_start(request_)) take_warm_start(guests);
     write_slots(guests, plan);
   }
   planning_cpu_seconds_ += thread_cpu_seconds() - begin - (base_cpu_seconds_ - base_before);
@@ -110,6 +127,7 @@ void LayerPlanner::place(StepPlan& plan) {
 GuestSlots LayerPlanner::place_guests(ReplicaGraph base) {
   switch (options_.residency) {
     case Residency::kStatic:
+      count(kPlacingParts * problem_.num_micro_steps);  // B has chosen them
       return place_static(base);
     default:
       return place_resident(std::move(base));
@@ -175,6 +193,7 @@ GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
     wanted_[m] = rival_ && busiest(assignment) > problem_.target[m]
                      ? search_alternatives(m, found, graph, assignment, replication)
                      : guests_in(graph, problem_, keep_local ? nullptr : &assignment);
+    count(kPlacingParts);
   }
   GuestSlots guests = retain_guests(problem_, options_, order_, wanted_);
   if (!rival_) return guests;
@@ -311,6 +330,7 @@ void LayerPlanner::place_freely(ReplicaGraph& graph, StepPlan& plan) {
       keep_slots(graph, r, row);
       std::copy(row.begin(), row.end(), plan.slot_expert.row(order_.forward[m], layer_, r).begin());
     }
+    count(kPlacingParts);
   }
 }
 
@@ -392,6 +412,7 @@ void LayerPlanner::finish(MicroStepId micro_step, StepPlan& plan) {
     }
   }
   planning_cpu_seconds_ += thread_cpu_seconds() - begin;
+  count(1);
 }
 
 }  // namespace foremoe::planner

@@ -29,13 +29,17 @@ bool uses_base_guests(const PlannerOptions& options);
 
 class LayerPlanner {
  public:
-  LayerPlanner(const PlanRequest& request, const ExecutionOrder& order, LayerId layer);
+  // parts: receives parts_of_layer() in total, while this object plans. May be null.
+  LayerPlanner(const PlanRequest& request, const ExecutionOrder& order, LayerId layer, PartCount* parts = nullptr);
 
   ~LayerPlanner();
 
   void place(StepPlan& plan);                  // writes home and, except under `shared`, slot_expert
   void lend(MicroStepId m, StepPlan& plan);    // under `shared`: writes slot_expert of (m, layer)
   void finish(MicroStepId m, StepPlan& plan);  // writes slot_tokens, max_load and lower_bound of (m, layer)
+
+  // The parts of one layer. Equal parts take roughly equal time.
+  static std::int64_t parts_of_layer(const PlanRequest& request);
 
   double base_cpu_seconds() const { return base_cpu_seconds_; }
   double planning_cpu_seconds() const { return planning_cpu_seconds_; }
@@ -59,6 +63,7 @@ class LayerPlanner {
   void place_freely(ReplicaGraph& graph, StepPlan& plan);
   void balance(int m, ReplicaGraph& graph, Assignment& assignment, Replication& replication);
 
+  void count(std::int64_t parts) const;
   void write_homes(EventId t, StepPlan& plan) const;
   void write_slots(const GuestSlots& guests, StepPlan& plan) const;
   ReplicaGraph replicas_of(int m, const StepPlan& plan) const;
@@ -68,6 +73,7 @@ class LayerPlanner {
   const PlannerOptions& options_;
   const ExecutionOrder& order_;
   LayerId layer_;
+  PartCount* parts_;
   LayerProblem problem_;
   std::vector<WantedGuests> wanted_;      // [micro_step]
   std::vector<std::vector<char>> rests_;  // [micro_step][expert], 1 if relocated (home is idle); empty: all 0

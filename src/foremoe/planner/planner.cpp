@@ -91,9 +91,10 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
   times.once_of_layer.resize(layers.size());
   times.first_of_layer.resize(layers.size());
   times.later_of_layer.resize(layers.size());
+  pool.parts().begin(request.load.num_layers() * planner::LayerPlanner::parts_of_layer(request));
   pool.for_each_index(layers.size(), [&](std::size_t l, std::size_t) {
     const double layer_begin = thread_cpu_seconds();
-    layers[l] = std::make_unique<planner::LayerPlanner>(request, order, LayerId{l});
+    layers[l] = std::make_unique<planner::LayerPlanner>(request, order, LayerId{l}, &pool.parts());
     layers[l]->place(step.plan);
     times.once_of_layer[l] = layers[l]->base_cpu_seconds();
     times.first_of_layer[l] = thread_cpu_seconds() - layer_begin - times.once_of_layer[l];

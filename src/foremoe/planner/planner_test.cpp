@@ -72,6 +72,26 @@ TEST_P(EachResidency, GivesValidPlansWithExactQuotas) {
   }
 }
 
+TEST_P(EachResidency, CountsAllPartsOfItsWork) {
+  const LoadTable load = bursty_load({.micro_steps = 5, .layers = 3, .ranks = 4, .experts = 16}, 7);
+  const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  ThreadPool pool(2);
+  PlanRequest request{.load = load, .home = home, .options = options(1)};
+  std::vector<std::int64_t> done;
+  request.on_micro_step = [&](const StepPlan&, MicroStepId) { done.push_back(pool.parts().read().done); };
+  const StepPlan first = plan_step(request, pool).plan;
+  const auto expect_complete = [&] {
+    EXPECT_GT(pool.parts().read().total, 0);
+    EXPECT_EQ(pool.parts().read().done, pool.parts().read().total);
+  };
+  expect_complete();
+  EXPECT_TRUE(std::ranges::is_sorted(done));
+  EXPECT_LT(done.front(), done.back());
+  request.previous = &first;
+  plan_step(request, pool);
+  expect_complete();
+}
+
 TEST_P(EachResidency, IsDefinedForEveryChoiceOfStages) {
   const LoadTable load = bursty_load({.micro_steps = 5, .layers = 1, .ranks = 4, .experts = 12}, 3);
   for (int bits = 0; bits < 16; ++bits) {

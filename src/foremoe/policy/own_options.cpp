@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 
 namespace foremoe {
@@ -28,10 +29,10 @@ std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policie
   for (const PolicyWithOptions& policy : policies) who.emplace_back(policy.policy->name());
   const std::string whose = fmt::format("{} {}", who.size() == 1 ? "policy" : "policies", fmt::join(who, ", "));
   const bool one = who.size() == 1;
-  throw InputError({.field = name},
-                   known.empty()
-                       ? fmt::format("{} {} no options of {} own", whose, one ? "has" : "have", one ? "its" : "their")
-                       : fmt::format("{} {} {}", whose, one ? "has" : "have", fmt::join(known, ", ")));
+  throw InputError({.field = name}, known.empty() ? fmt::format("{} {} no options of {} own", whose,
+                                                                one ? "has" : "have", one ? "its" : "their")
+                                                  : fmt::format("{} {} {}{}", whose, one ? "has" : "have",
+                                                                fmt::join(known, ", "), did_you_mean(name, known)));
 }
 
 namespace {

@@ -91,10 +91,12 @@ PlannedStep plan_layers(StepPlan plan, ThreadPool& pool,
   const auto begin = std::chrono::steady_clock::now();
   PlannedStep step{.plan = std::move(plan), .times = {}};
   std::vector<double> cpu_seconds(step.plan.num_layers());  // [layer]
+  pool.parts().begin(step.plan.num_layers());
   pool.for_each_index(cpu_seconds.size(), [&](std::size_t l, std::size_t) {
     const double layer_begin = thread_cpu_seconds();
     plan_layer(LayerId{l}, step.plan);
     cpu_seconds[l] = thread_cpu_seconds() - layer_begin;
+    pool.parts().add();
   });
   step.times.planning_cpu_seconds = std::accumulate(cpu_seconds.begin(), cpu_seconds.end(), 0.0);
   step.times.once_of_layer.assign(cpu_seconds.size(), 0);

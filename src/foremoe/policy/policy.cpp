@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 #include "foremoe/policy/systems/echo.h"
 #include "foremoe/policy/systems/ema.h"
@@ -98,9 +99,10 @@ const Policy* find_policy(std::string_view name) {
 const Policy& policy_named(const std::string& name) {
   const Policy* const policy = find_policy(name);
   if (policy != nullptr) return *policy;
-  std::string names;
-  for (const Policy* p : all_policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", p->name());
-  throw InputError({.field = "policy"}, fmt::format("'{}', expected one of {}", name, names));
+  std::vector<std::string> names;
+  for (const Policy* p : all_policies()) names.emplace_back(p->name());
+  throw InputError({.field = "policy"},
+                   fmt::format("'{}', expected one of {}{}", name, fmt::join(names, ", "), did_you_mean(name, names)));
 }
 
 std::vector<const Policy*> policies_named(const std::vector<std::string>& names) {

@@ -110,8 +110,12 @@ class Profiler {
     result_.most_rows = Array<Tokens, 2>({micro_steps, ranks});
     result_.total_rows = Array<Tokens, 2>({micro_steps, ranks});
     scratch_.resize(pool_.num_threads());
+    pool_.parts().begin(std::ssize(result_.layers));
     pool_.for_each_index(micro_steps, [&](std::size_t m, std::size_t worker) {
-      for (std::size_t l = 0; l < layers; ++l) profile(MicroStepId{m}, LayerId{l}, scratch_[worker]);
+      for (std::size_t l = 0; l < layers; ++l) {
+        profile(MicroStepId{m}, LayerId{l}, scratch_[worker]);
+        pool_.parts().add();
+      }
     });
     add_rows_between();
     add_squared_lengths();

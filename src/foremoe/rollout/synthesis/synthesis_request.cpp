@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 
 namespace foremoe {
@@ -79,7 +80,8 @@ SynthesisOptions synthesis_options(const SynthesisRequest& request) {
     const auto shape = find_model_shape(request.shape);
     if (!shape) {
       throw InputError({.field = "shape"},
-                       fmt::format("'{}', expected one of {}", request.shape, fmt::join(model_names(), ", ")));
+                       fmt::format("'{}', expected one of {}{}", request.shape, fmt::join(model_names(), ", "),
+                                   did_you_mean(request.shape, model_names())));
     }
     options = with_shape(options, *shape);
   }

@@ -1,0 +1,111 @@
+#include "plot.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "console.h"
+#include "foremoe/core/error.h"
+#include "planning_arguments.h"
+#include "run_in_python.h"
+
+namespace foremoe::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void add_parts(const PhaseSeconds& parts, Json& json) {
+  for (const PhasePart& part : phase_parts()) {
+    std::string name(part.name);
+    std::ranges::replace(name, '_', ' ');
+    json[name] = json.value(name, 0.0) + parts.*part.seconds;
+  }
+}
+
+Json parts_of_step(const SimulatedStep& step) {
+  Json parts = {{"homes moved", step.home_move_seconds}, {"placement, measured here", step.exposed_placement_seconds}};
+  add_parts(step.recompute.parts, parts);
+  add_parts(step.policy_update.parts, parts);
+  return parts;
+}
+
+Json parts_of_phases(const SimulatedStep& step) {
+  Json recompute = Json::object();
+  Json update = {{"homes moved", step.home_move_seconds}};
+  add_parts(step.recompute.parts, recompute);
+  add_parts(step.policy_update.parts, update);
+  return {std::move(recompute), std::move(update)};
+}
+
+// Lines below the title.
+std::vector<std::string> facts_of(const PlotRequest& plot) {
+  std::vector<std::string> facts{fmt::format("{}: {}", plot.load.name, describe(plot.load)), describe(plot.options)};
+  if (plot.load.num_layers() < plot.cost.model().moe_layers) {
+    facts.back() += fmt::format("; each layer of the input represents {:.4g} of the model's {}",
+                                static_cast<double>(plot.cost.model().moe_layers) / plot.load.num_layers(),
+                                plot.cost.model().moe_layers);
+  }
+  if (plot.panels == Panels::kPhases) facts.emplace_back("speedup: of the whole step over vanilla");
+  return facts;
+}
+
+}  // namespace
+
+Option plot_option(std::string& path) {
+  return text_option({.name = "plot",
+                      .value = "FILE",
+                      .help = "Draw the modelled seconds of each policy by part as a .png or .svg file. Needs "
+                              "--cluster, the Python package and matplotlib",
+                      .main = true},
+                     path);
+}
+
+void expect_plot(const std::string& path, const std::vector<std::string>& inputs) {
+  if (path.empty()) return;
+  if (!path.ends_with(".png") && !path.ends_with(".svg")) {
+    throw InputError({.field = "plot"}, fmt::format("'{}', expected a name that ends in .png or .svg", path));
+  }
+  expect_output(path, inputs, "plot");
+  expect_in_python("plot", "matplotlib");
+}
+
+void draw_plot(const PlotRequest& plot, std::span<const Evaluation> evaluations, int exit_code) {
+  if (plot.path.empty()) return;
+  const bool whole = plot.panels == Panels::kStep;
+  Json bars = Json::array();
+  Json left_out = Json::array();
+  const SimulatedStep* any = nullptr;
+  for (const Evaluation& e : evaluations) {
+    if (!e.step) {
+      left_out.push_back(e.planned() ? fmt::format("{}: WRONG plan: {}", e.policy, e.check.violations.front().message)
+                                     : fmt::format("{}: {}", e.policy, e.skipped));
+      continue;
+    }
+    any = &*e.step;
+    bars.push_back(whole ? Json{{"policy", e.policy},
+                                {"note", fmt::format("{:.3f}", e.figures.rho.mean)},
+                                {"parts", Json::array({parts_of_step(*e.step)})}}
+                         : Json{{"policy", e.policy},
+                                {"note", fmt::format("{:.3f}×", e.speedup_over_vanilla)},
+                                {"parts", parts_of_phases(*e.step)}});
+  }
+  if (any == nullptr) throw InputError({.field = "plot"}, "has nothing to show: no policy has a plan");
+  const Json shown = whole
+                         ? Json::array({Json{{"name", "step"}, {"ideal", any->ideal_step_seconds}}})
+                         : Json::array({Json{{"name", "recompute"}, {"ideal", any->recompute.ideal_seconds}},
+                                        Json{{"name", "policy update"}, {"ideal", any->policy_update.ideal_seconds}}});
+  const Json request = {
+      {"title", fmt::format("Modelled training step: {} on {}", plot.cost.model().name, plot.cost.cluster().name)},
+      {"facts", facts_of(plot)},
+      {"panels", shown},
+      {"note", whole ? "mean ρ" : "speedup"},
+      {"bars", std::move(bars)},
+      {"left_out", std::move(left_out)},
+      {"exit_code", exit_code}};
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return;
+  run_in_python("_plot", request.dump(-1, ' ', false, Json::error_handler_t::replace), {plot.path});
+}
+
+}  // namespace foremoe::cli

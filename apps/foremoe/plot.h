@@ -1,0 +1,38 @@
+#pragma once
+
+// The picture of compare and simulate: modelled seconds of each policy by part. The Python package draws it.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "foremoe/core/option.h"
+#include "foremoe/evaluate/evaluate.h"
+
+namespace foremoe::cli {
+
+Option plot_option(std::string& path);
+
+// Throws InputError, field `plot`, unless the path ends in .png or .svg, the file can be created and is not an
+// input, and the Python package and matplotlib are installed. Does nothing without a path.
+void expect_plot(const std::string& path, const std::vector<std::string>& inputs);
+
+enum class Panels : std::uint8_t {
+  kStep,    // one bar per policy: both phases, moves of homes, and placement that the rollout does not hide; mean ρ
+  kPhases,  // recompute and policy update side by side; speedup of the step over vanilla
+};
+
+struct PlotRequest {
+  std::string path;  // empty: none
+  Panels panels = Panels::kStep;
+  const LoadTable& load;
+  const CostModel& cost;
+  const EvaluateOptions& options;
+};
+
+// Replaces this process by Python, which draws the plot and exits with `exit_code`, or with 2 and a message. Returns if
+// there is no path, or if standard output cannot be written.
+void draw_plot(const PlotRequest& request, std::span<const Evaluation> evaluations, int exit_code);
+
+}  // namespace foremoe::cli

@@ -1,0 +1,135 @@
+"""The picture of `foremoe compare --plot` and `foremoe simulate --plot`: modelled seconds of each policy by part.
+
+The program passes the data as JSON:
+
+    {"title": "…", "facts": ["…"], "panels": [{"name": "step", "ideal": 1.5}], "note": "mean ρ",
+     "bars": [{"policy": "vanilla", "note": "1.439", "parts": [{"dense": 0.5, "experts": 1.2}]}],
+     "left_out": ["eplb: …"], "exit_code": 0}
+
+A policy has one entry of "parts" per panel, in seconds. "note" is the heading of a column of texts, one per policy.
+"ideal" is drawn as a line: every rank at the mean load, no copies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._command_line import reporting
+from ._errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The colours of the report's parts, in the order of drawing.
+COLOURS = {
+    "dense": "#8b95a3",
+    "dispatch": "#0068ad",
+    "experts": "#009071",
+    "combine": "#4aa3df",
+    "planning": "#b79f00",
+    "exposed copies": "#d55200",
+    "arena refresh": "#e39a1b",
+    "exposed gradients": "#c0619c",
+    "optimizer": "#5a4a96",
+    "homes moved": "#2b2f36",
+    "placement, measured here": "#e8d36a",
+}
+WIDTH = 9.0  # inches, as all sizes
+BAR = 0.34
+NOTE = 0.9  # the column of notes
+DPI = 160
+MOST_CHARACTERS = 130  # of a line of text
+IN_A_ROW = 8  # entries of the legend
+VISIBLE = 0.002  # share of the longest bar from which a part is in the legend
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draws the picture that the program requests: the data as JSON, and the path of a .png or .svg file."""
+    request, path = arguments
+    return reporting("foremoe", {"plot": "--plot"}, lambda: _draw(json.loads(request), path))
+
+
+def _draw(request: Mapping[str, Any], path: str) -> int:
+    figure = draw(request)
+    try:
+        figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.endswith(".svg") else None)
+    except OSError as error:
+        raise InputError(f"plot: {path}: {error.strerror or error}", field="plot") from error
+    return int(request["exit_code"])
+
+
+def draw(request: Mapping[str, Any]) -> Figure:
+    """Draws one panel of stacked horizontal bars per entry of "panels", side by side. Needs matplotlib."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "foremoe", "font.size": 9})
+    bars, panels = request["bars"], request["panels"]
+    most = max((sum(parts.values()) for bar in bars for parts in bar["parts"]), default=0.0)
+    used = [p for p in COLOURS if any(parts.get(p, 0.0) > VISIBLE * most for bar in bars for parts in bar["parts"])]
+    below = [_shortened(f"Left out: {text}") for text in request["left_out"]]
+    texts = [_shortened(text) for text in request["facts"]]
+    rows = -(-(len(used) + 1) // IN_A_ROW)  # of the legend
+    top, bottom = 0.58 + 0.19 * (len(texts) + rows), 0.55 + 0.19 * len(below)
+    height = top + BAR * (len(bars) + 0.6) + bottom
+    figure = Figure(figsize=(WIDTH, height))
+    names = 0.1 + 0.082 * max(len(bar["policy"]) for bar in bars)
+    room = (WIDTH - names - NOTE) / len(panels)
+    legend: dict[str, Any] = {}
+    for index, panel in enumerate(panels):
+        left, width = names + index * room, room - 0.2
+        axes = figure.add_axes((left / WIDTH, bottom / height, width / WIDTH, (height - top - bottom) / height))
+        totals = [sum(bar["parts"][index].values()) for bar in bars]
+        longest = max([*totals, panel["ideal"]]) or 1.0
+        for part, colour in COLOURS.items():
+            starts = [_before(bar["parts"][index], part) for bar in bars]
+            widths = [bar["parts"][index].get(part, 0.0) for bar in bars]
+            drawn = axes.barh(range(len(bars)), widths, 0.7, starts, color=colour, label=part)
+            if part in used:
+                legend[part] = drawn
+        ideal = axes.axvline(panel["ideal"], color="#1b1f24", linewidth=1, linestyle="--", label="ideal")
+        for row, total in enumerate(totals):
+            axes.text(total + 0.012 * longest, row, f"{_digits(total)} s", va="center", fontsize=8)
+        axes.set_xlim(0, longest / (1 - 0.5 / width))
+        axes.set_ylim(len(bars) - 0.5, -0.6)
+        axes.set_yticks(range(len(bars)), [bar["policy"] for bar in bars] if index == 0 else [""] * len(bars))
+        axes.tick_params(length=0)
+        axes.set_xlabel(f"{panel['name']}, modelled seconds")
+        axes.xaxis.grid(color="#e7eaee")
+        axes.set_axisbelow(True)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+    if bars:
+        across = axes.get_yaxis_transform()  # of the last panel
+        for row, note in enumerate([request["note"], *(bar["note"] for bar in bars)]):
+            axes.text(1 + 0.8 * NOTE / width, row - 1, note, ha="right", va="center", fontsize=8, transform=across)
+    figure.text(0.1 / WIDTH, 1 - 0.1 / height, request["title"], va="top", fontsize=11, fontweight="bold")
+    for line, text in enumerate(texts):
+        figure.text(0.1 / WIDTH, 1 - (0.34 + 0.19 * line) / height, text, va="top", fontsize=8, color="#545d69")
+    for line, text in enumerate(below):
+        figure.text(0.1 / WIDTH, (0.08 + 0.19 * line) / height, text, fontsize=8, color="#545d69")
+    entries = [*legend.items(), ("ideal: mean load, no copies", ideal)]
+    for row in range(rows):
+        shown = dict(entries[row * IN_A_ROW : (row + 1) * IN_A_ROW])
+        figure.legend(
+            list(shown.values()), list(shown), loc="upper left", ncols=len(shown), frameon=False, fontsize=8,
+            bbox_to_anchor=(0.02 / WIDTH, 1 - (top - 0.24 - 0.19 * (rows - 1 - row)) / height),
+            handlelength=1.1, columnspacing=1.1, handletextpad=0.4, borderpad=0.2,
+        )  # fmt: skip
+    return figure
+
+
+def _before(parts: Mapping[str, float], part: str) -> float:
+    """Returns the seconds of all parts that are drawn before `part`."""
+    order = list(COLOURS)
+    return sum(parts.get(name, 0.0) for name in order[: order.index(part)])
+
+
+def _digits(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 1000 else f"{seconds:#.3g}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"

@@ -1,0 +1,143 @@
+"""The pictures of `foremoe compare --plot` and `foremoe simulate --plot`, which need matplotlib."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import commands
+import pytest
+from reports import MODEL, shared_load
+
+import foremoe
+from foremoe import _plot
+
+ON = ("step.load.safetensors", "--cluster", "h100", "--model", MODEL, "--guest-slots", "1")
+POLICIES = ("--policy", "vanilla,static,foremoe,finemoe-random")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.chdir(tmp_path)
+    shared_load().save("step.load.safetensors")
+    return tmp_path
+
+
+def foremoe_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(foremoe.__file__).parents[1])}
+    command = [sys.executable, "-m", "foremoe", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def request_of(verb: str, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """Returns the printed table, and the request for the picture."""
+    echo = os.environ | {"FOREMOE_PYTHON": "/bin/echo"}
+    command = [commands.PROGRAM, verb, *arguments]
+    said = subprocess.run(command, capture_output=True, text=True, env=echo, check=True).stdout
+    checked, printed = said.split("\n", 1)  # the check whether matplotlib is installed
+    assert checked.startswith("-c import importlib.util") and "'matplotlib'" in checked
+    table, drawn = printed.split("-m foremoe _plot ")
+    return table, json.loads(drawn.rsplit(" ", 1)[0])
+
+
+def simulated(*policy: str) -> dict[str, dict[str, Any]]:
+    command = [commands.PROGRAM, "simulate", *ON, *policy, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {one["policy"]: one for one in json.loads(done)}
+
+
+def drawn_widths(axes: Any) -> list[dict[str, float]]:
+    """Returns the widths of the bars of each row by part, as drawn. Expects them to be adjacent."""
+    rows: list[dict[str, float]] = [{} for _ in axes.get_yticks()]
+    ends = [0.0] * len(rows)
+    for container in axes.containers:
+        for row, bar in enumerate(container):
+            rows[row][container.get_label()] = bar.get_width()
+            if bar.get_width() > 0:
+                assert bar.get_x() == pytest.approx(ends[row])
+                ends[row] = bar.get_x() + bar.get_width()
+    return rows
+
+
+def test_the_bars_of_simulate_are_the_parts_of_both_phases() -> None:
+    table, request = request_of("simulate", *ON, *POLICIES, "--plot", "out.svg")
+    expected = simulated(*POLICIES)
+    assert "finemoe-random  skipped" in table
+    assert [panel["name"] for panel in request["panels"]] == ["recompute", "policy update"]
+    assert [bar["policy"] for bar in request["bars"]] == ["vanilla", "static", "foremoe"]
+    assert request["left_out"] == [f"finemoe-random: {expected['finemoe-random']['skipped']}"]
+    figure = _plot.draw(request)
+    for index, axes in enumerate(figure.axes):
+        for row, (policy, widths) in enumerate(zip(["vanilla", "static", "foremoe"], drawn_widths(axes), strict=True)):
+            phase = expected[policy]["phases"][index]
+            for part, seconds in phase["parts"].items():
+                assert widths[part.replace("_", " ")] == pytest.approx(seconds), (policy, part)
+            assert sum(widths.values()) == pytest.approx(phase["seconds"])
+            assert request["bars"][row]["note"] == f"{expected[policy]['speedup_over_vanilla']:.3f}×"
+
+
+def test_the_bars_of_compare_are_the_whole_step_with_rho_beside() -> None:
+    _, request = request_of("compare", *ON, *POLICIES, "--plot", "out.svg")
+    expected = simulated(*POLICIES)
+    (axes,) = _plot.draw(request).axes
+    notes = [text.get_text() for text in axes.texts if re.fullmatch(r"[\d.]+", text.get_text())]
+    for row, policy in enumerate(("vanilla", "static", "foremoe")):
+        widths, one = drawn_widths(axes)[row], expected[policy]
+        placement = widths.pop("placement, measured here")  # differs from run to run
+        assert placement >= 0 and (placement == 0) == (policy == "vanilla")
+        assert sum(widths.values()) == pytest.approx(one["step_seconds"])
+        assert notes[row] == f"{one['rho']['mean']:.3f}"
+
+
+def test_the_picture_names_input_cluster_model_and_that_times_are_modelled() -> None:
+    done = foremoe_command("simulate", *ON, "--policy", "foremoe", "--plot", "out.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    text = pathlib.Path("out.svg").read_text()
+    for words in ("Modelled training step", "Qwen3-30B-A3B", "h100", "step.load.safetensors", "modelled seconds",
+                  "1 guest slot per rank and layer", "policy update", "foremoe", "ideal", "experts"):  # fmt: skip
+        assert words in text
+
+
+def test_a_png_is_written_and_the_exit_code_is_that_of_the_command() -> None:
+    done = foremoe_command("compare", *ON, "--policy", "vanilla", "--plot", "out.png")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert pathlib.Path("out.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert "ρ mean" in done.stdout
+    _, request = request_of("compare", *ON, "--policy", "vanilla", "--plot", "out.svg")
+    assert _plot.main([json.dumps({**request, "exit_code": 1}), "out.svg"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([*ON, "--plot", "out.pdf"], "--plot: 'out.pdf', expected a name that ends in .png or .svg"),
+        ([*ON, "--plot", "none/out.png"], "none/out.png: cannot be written"),
+        ([*ON, "--plot", ""], "--plot: is empty"),
+        ([ON[0], "--plot", "out.png"], "--plot: needs --cluster"),
+        ([*ON, "--policy", "finemoe-random", "--plot", "out.png"], "--plot: has nothing to show"),
+    ],
+)
+def test_compare_rejects_what_it_cannot_draw(arguments: list[str], problem: str) -> None:
+    done = foremoe_command("compare", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert problem in done.stderr
+    assert not pathlib.Path("out.png").exists()
+
+
+def test_missing_packages_are_named_before_planning() -> None:
+    def refused(python: str | None) -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "FOREMOE_PYTHON"}
+        if python is not None:
+            environment["FOREMOE_PYTHON"] = python
+        done = subprocess.run([commands.PROGRAM, "simulate", *ON, "--plot", "out.svg"], capture_output=True, text=True,
+                              env=environment, check=False)  # fmt: skip
+        assert (done.returncode, done.stdout) == (2, "")
+        return done.stderr
+
+    assert "--plot: requires the Python package: pip install '.[plot]'" in refused(None)
+    assert "--plot: requires matplotlib, which is not installed: pip install '.[plot]'" in refused("/bin/false")
