@@ -16,7 +16,7 @@ NAVIGATION = {
     "Laboratory": [f"lab/{page}" for page in (
         "README", "results", "performance", "measured/README", "policies", "hyperparameters", "seeds")],
     "API": [f"docs/api/{page}" for page in (
-        "foremoe", "options", "recorders", "report", "torch", "hf", "trl", "megatron", "slime", "verl")],
+        "foremoe", "options", "recorders", "report", "torch", "hf", "trl", "megatron", "slime", "verl", "supported")],
     "Project": ["CHANGELOG", "SECURITY", "data/README", "lab/measured/NOTICE"],
 }
 
