@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 NAVIGATION = {
     "Users": [f"docs/users/{page}" for page in (
         "python", "adopting", "recorders", "command_line", "simulation", "library", "formats", "glossary")],
-    "Developers": [f"docs/developers/{page}" for page in ("contributing", "architecture", "algorithms", "execution")],
+    "Developers": [f"docs/developers/{page}" for page in ("first_change", "contributing", "architecture", "algorithms", "execution")],
     "Laboratory": [f"lab/{page}" for page in (
         "README", "results", "performance", "measured/README", "policies", "hyperparameters", "seeds")],
     "API": [f"docs/api/{page}" for page in (
