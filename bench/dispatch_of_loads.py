@@ -42,6 +42,7 @@ def main():
 
     def seconds(path, model, dispatch, batched):
         found = json.loads(call("simulate", path, *batched, "--cluster", "h100", "--model", model, "--guest-slots", 2, "--dispatch", dispatch,
+                                "--sequence-tokens", 4096,  # a load does not record lengths
                                 "--policy", "vanilla,foremoe", "--json"))
         return {of["policy"]: of["step_seconds"] for of in found}
 

@@ -20,7 +20,7 @@ BUNDLED = ROOT / "data" / "rollout-math.safetensors"
 DATA = ROOT / "data"
 
 SUBCOMMANDS = ("synth", "import", "collect", "pack", "inspect", "homes", "plan", "verify", "compare", "run", "calibrate",
-               "simulate", "report", "options")
+               "simulate", "fit", "report", "options")
 
 
 def npy(shape, values):

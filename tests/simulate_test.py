@@ -46,7 +46,7 @@ class Simulate(CommandTest):
 
         def seconds(kind, dispatch):
             rows = self.json_of("simulate", f"two.{kind}.safetensors", "--cluster", "h100", "--model", "small.json", "--guest-slots", 1,
-                                "--ranks-per-node", 2, "--policy", "vanilla,foremoe", "--dispatch", dispatch)  # fmt: skip
+                                "--ranks-per-node", 2, "--policy", "vanilla,foremoe", "--dispatch", dispatch, "--sequence-tokens", 512)  # fmt: skip
             for row in rows:
                 self.assertEqual(row["dispatch"], dispatch)
                 self.assertEqual(row["dispatch_estimated"], (kind, dispatch) == ("load", "token"))
@@ -57,6 +57,30 @@ class Simulate(CommandTest):
         for counted, expected, by_row in zip(by_token, seconds("load", "token"), seconds("trace", "row")):
             self.assertLess(counted, by_row)
             self.assertAlmostEqual(expected / counted, 1, delta=0.03)
+
+    def test_attention_uses_the_lengths_in_a_trace_unless_a_length_is_given(self):
+        self.succeed("synth", "--kind", "trace", "--out", "two.trace.safetensors", "--layers", 2, "--experts", 16, "--top-k", 2, "--ranks", 4,
+                     "--micro-steps", 3, "--tokens-per-rank", 512, "--sequences-per-rank", 2)  # fmt: skip
+        self.succeed("collect", "two.trace.safetensors", "--out", "two.load.safetensors")
+        model = ("--cluster", "h100", "--model", "small.json", "--policy", "vanilla", "--dispatch", "row")
+
+        def vanilla(kind, *arguments):
+            (row,) = self.json_of("simulate", f"two.{kind}.safetensors", *model, *arguments)
+            return row["attention"], row["step_seconds"]
+
+        self.assertEqual(vanilla("trace", "--sequence-tokens", 4096), vanilla("load"))
+        self.assertEqual(vanilla("load")[0], "mean")
+        for part in ((), ("--micro-steps", 2), ("--layers", 1)):
+            of_trace, of_load = vanilla("trace", *part), vanilla("load", *part)
+            self.assertEqual(of_trace[0], "sequences")
+            self.assertLess(of_trace[1], of_load[1], "its sequences have fewer than 4096 tokens")
+        for arguments, words in (
+            (("two.trace.safetensors",), "attention sequences: each sequence by its length in the trace\n"),
+            (("two.trace.safetensors", "--sequence-tokens", 99),
+             "attention mean: all sequences have 99 tokens, as given, instead of their lengths in the trace\n"),
+            (("two.load.safetensors",), "attention mean: all sequences have 4096 tokens\n"),
+        ):  # fmt: skip
+            self.assertIn(words, self.succeed("simulate", *arguments, *model))
 
     def test_the_table_names_the_modelled_dispatch(self):
         self.assertIn("dispatch token: sends a token once to each node, and from there once to each rank; estimated", self.on_small()[0])

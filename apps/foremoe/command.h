@@ -54,6 +54,7 @@ Command collect_command();
 Command pack_command();
 Command inspect_command();
 Command plan_command();
+Command fit_command();
 Command verify_command();
 Command homes_command();
 Command compare_command();

@@ -34,7 +34,7 @@ void occupy_closed_streams() {
   }
 }
 
-constexpr std::array<CommandEntry, 14> kCommands{{
+constexpr std::array<CommandEntry, 15> kCommands{{
     {"synth", synth_command},
     {"import", import_command},
     {"collect", collect_command},
@@ -46,6 +46,7 @@ constexpr std::array<CommandEntry, 14> kCommands{{
     {"compare", compare_command},
     {"run", run_command},
     {"simulate", simulate_command},
+    {"fit", fit_command},
     {"calibrate", calibrate_command},
     {"report", report_command},
     {"options", options_command},

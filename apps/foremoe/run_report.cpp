@@ -100,6 +100,7 @@ nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings) {
   json["rho_computed"] = to_json(row.rho_computed);
   json["critical_path_seconds"] = row.critical_path();
   json["critical_path_spread"] = o.critical_path.spread;
+  json["most_rows"] = std::ranges::max(o.turns.rows.flat());
   json["critical_path_rows"] = critical_path_rows(o.turns);
   json["compute_seconds_total"] = compute_seconds_total(o.turns);
   json["copies"] = o.transfer.copies;

@@ -94,14 +94,23 @@ std::string describe_dispatch(const std::vector<Evaluation>& evaluations) {
   return fmt::format("dispatch token: sends a token once to each node, and from there once to each rank{}\n", note);
 }
 
-void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options,
+std::string describe_attention(const Workload& input, const CostModel& cost) {
+  const bool given = cost.options().sequence_tokens.has_value();
+  const bool known = !input.squared_lengths().empty();
+  if (known && !given) return "attention sequences: each sequence by its length in the trace\n";
+  return fmt::format("attention mean: all sequences have {} tokens{}\n", cost.sequence_tokens(),
+                     known ? ", as given, instead of their lengths in the trace" : "");
+}
+
+void print(const std::vector<Evaluation>& evaluations, const Workload& input, const EvaluateOptions& options,
            const CostModel& cost) {
+  const LoadTable& load = input.load;
   print_values("{}: {}\n{}; {}\n", load.name, describe(load), describe(cost), describe(options));
   if (load.num_layers() < cost.model().moe_layers) {
     fmt::print("each layer of the input represents {:.4g} of the model's {}\n",
                static_cast<double>(cost.model().moe_layers) / load.num_layers(), cost.model().moe_layers);
   }
-  fmt::print("{}", describe_dispatch(evaluations));
+  fmt::print("{}{}", describe_dispatch(evaluations), describe_attention(input, cost));
   const bool chooses = options.choose_residency;
   const bool rollout = options.rollout_seconds > 0;
   std::vector<std::string> head{"policy", "step s", "speedup", "of ideal", "exposed s", "peak", "GB"};
@@ -163,7 +172,7 @@ int run(const SimulateArguments& arguments, const Given& given) {
     fmt::print("{}\n", array.dump(2));
     note_all(remarks(evaluations, *session.cost, arguments.evaluate.memory_budget()));
   } else {
-    print(evaluations, session.input.load, arguments.evaluate, *session.cost);
+    print(evaluations, session.input, arguments.evaluate, *session.cost);
   }
   const bool ok = std::ranges::all_of(evaluations, [](const Evaluation& e) { return e.check.ok(); });
   return ok ? kOk : kFoundWrong;

@@ -36,11 +36,11 @@ inputs = [
     ),
     drawn(
         "Qwen3-30B-A3B, mixed, 8 micro-steps, trace", model="Qwen3-30B-A3B", trace=True, step_spread=0.6,
-        group_spread=1.0, **EVERY | dict(micro_steps=8),
+        group_spread=1.0, sequence_tokens=4096, **EVERY | dict(micro_steps=8),
     ),
     drawn(
         "Qwen3-30B-A3B, mixed, 8 micro-steps, load", model="Qwen3-30B-A3B", step_spread=0.6, group_spread=1.0,
-        **EVERY | dict(micro_steps=8),
+        sequence_tokens=4096, **EVERY | dict(micro_steps=8),
     ),
 ]
 systems = [

@@ -10,6 +10,7 @@
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluation_json.h"
+#include "foremoe/evaluate/fit.h"
 #include "foremoe/evaluate/memory_remarks.h"
 #include "foremoe/evaluate/pair_figures.h"
 
@@ -117,9 +118,14 @@ SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTabl
   options.depth = e.options.depth;
   options.online = e.policy->online();
   options.plans_ahead = e.policy->plans_ahead(e.input->for_policy(e.options.planner));
-  return simulate_phase(
-      {.load = load, .plan = plan, .cost = *e.cost, .tokens = e.input->tokens_of_load(), .rows = e.options.rows},
-      options);
+  const Array<double, 2> squared_lengths = e.input->squared_lengths();
+  return simulate_phase({.load = load,
+                         .plan = plan,
+                         .cost = *e.cost,
+                         .tokens = e.input->tokens_of_load(),
+                         .rows = e.options.rows,
+                         .squared_lengths = squared_lengths},
+                        options);
 }
 
 }  // namespace
@@ -142,6 +148,7 @@ void fill(Evaluated& e, const nb::dict& keywords, int threads,
       e.figures["dispatch"] = to_string(alone.dispatch);
       e.figures["dispatch_estimated"] = alone.dispatch_estimated;
       e.figures["rows"] = to_string(alone.rows);
+      e.figures["attention"] = to_string(alone.attention);
       e.figures["phases"] = nlohmann::ordered_json::array({to_json(alone)});
     }
   });
@@ -181,6 +188,25 @@ nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, 
   return to_python(figures);
 }
 
+nb::any fit_of(const Load& load, const std::string& name, const nb::dict& keywords, int most_guest_slots,
+               const nb::dict& own, const Former& former, int threads) {
+  if (most_guest_slots < 0) throw InputError({.field = "most_guest_slots"}, "is negative");
+  EvaluateOptions options;
+  CostRequest cost_request;
+  set_options(keywords, options, cost_request);
+  const std::shared_ptr<const Policy> policy = with_own_options({&policy_named(name)}, own).front();
+  const std::shared_ptr<const Workload> input = input_of(load, former);
+  nlohmann::ordered_json json;
+  ThreadPool pool(threads_of(threads));
+  run_interruptibly(pool, [&] {
+    const std::optional<CostModel> cost = cost_of(cost_request, input->load, /*simulates=*/true);
+    const Fit found = fit({.policy = *policy, .workload = *input, .most_guest_slots = most_guest_slots}, options,
+                          {.pool = pool, .cost = &*cost});
+    json = to_json(found, options.memory_budget());
+  });
+  return to_python(json);
+}
+
 Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const nb::dict& own,
                     const Former& former, int threads) {
   Evaluated e;
@@ -199,7 +225,7 @@ nb::object cost_facts(const Evaluated& e) {
   d["cluster"] = cost.cluster().name;
   d["model"] = cost.model().name;
   d["moe_layers"] = cost.model().moe_layers;
-  d["sequence_tokens"] = cost.options().sequence_tokens;
+  d["sequence_tokens"] = cost.sequence_tokens();
   d["optimizer_shards"] = cost.options().optimizer_shards;
   d["dispatch"] = std::string(to_string(cost.options().dispatch));
   d["keep_activations"] = !cost.options().recompute_activations;
@@ -342,6 +368,15 @@ void bind_evaluation(nb::module_& m) {
   };
   evaluates("_compare", false);
   evaluates("_simulate", true);
+  m.def(
+      "_fit",
+      [](const Load& load, const std::string& policy, const nb::dict& options, int most_guest_slots,
+         const nb::dict& own, const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
+        return fit_of(load, policy, options, most_guest_slots, own, {homes, previous, previous_load}, threads);
+      },
+      "load"_a, "policy"_a, "options"_a, "most_guest_slots"_a, "policy_options"_a = nb::dict(),
+      "homes"_a.none() = nb::none(), "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(),
+      "threads"_a = 0);
 
   m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
   m.def("_load_stability", &stability_of, "load"_a, "steps"_a);

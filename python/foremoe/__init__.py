@@ -32,7 +32,7 @@ from ._core import (
     policies,
 )
 from ._errors import InputError, PolicySkipped
-from ._evaluation import compare, evaluate, evaluate_plan, simulate
+from ._evaluation import compare, evaluate, evaluate_plan, fit, simulate
 from ._files import Violation, check, figures, read_load, read_plan, read_trace
 from ._homes import choose_homes, read_homes
 from ._loads import collect, import_files, pack, synthesize_load, synthesize_trace
@@ -64,6 +64,7 @@ __all__ = [
     "evaluate",
     "evaluate_plan",
     "figures",
+    "fit",
     "import_files",
     "models",
     "pack",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal, Unpack
 
 from . import _core
@@ -124,3 +125,44 @@ def simulate(
     names = policy_names(policies)
     result: list[dict[str, Any]] = _core._simulate(load, names, {"cluster": cluster, **asked}, **arguments)
     return result
+
+
+def fit(
+    load: Load,
+    policy: str = "foremoe",
+    *,
+    cluster: str,
+    most_guest_slots: int = 4,
+    **options: Unpack[SimulateOptions],
+) -> dict[str, Any]:
+    """Finds out before a step whether it fits into memory, and returns what `foremoe fit --json` prints.
+
+    `now` describes vanilla (contiguous homes, no guests), `planned` the policy's plan: the most rows and bytes by rank,
+    layer and micro-step, the terms of the memory, the first place that exceeds the limit (`exceeds`, None if none), the
+    largest micro-batch, and the smallest capacities of trainers without drops. Each capacity follows the trainer's own
+    rule, cited in src/foremoe/evaluate/capacity.h:
+
+    - Megatron-LM, moe_expert_capacity_factor: get_capacity in core/transformer/moe/moe_utils.py, megatron-core 0.19.2.
+    - Megatron-LM, moe_expert_rank_capacity_factor: core/transformer/moe/token_dispatcher.py, 0.19.2 and main (0.20).
+    - Megatron-LM, moe_paged_stash_buffer_size_factor_cuda: core/transformer/moe/paged_stash.py, 0.19.2 and main (0.20).
+    - torchtitan 0.2.2, non_blocking_capacity_factor: torchtitan/distributed/deepep/hybridep.py.
+
+    NeMo Automodel 0.5.0 computes no capacity from its option moe_expert_capacity_factor.
+
+    Args:
+        load: Load to plan.
+        policy: A key of foremoe.policies().
+        cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote.
+        most_guest_slots: If vanilla does not fit, up to this number of guest slots are tried.
+        **options: foremoe.options.SimulateOptions. The limit is memory_budget; without it, the memory of the device.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`, and if the policy has no plan.
+    """
+    expect(Load, load=load)
+    expect(str, policy=policy)
+    expect(Integral, most_guest_slots=most_guest_slots)
+    expect_options(SimulateOptions, "fit", options)
+    asked, arguments = split(options)
+    found: dict[str, Any] = _core._fit(load, policy, {"cluster": cluster, **asked}, int(most_guest_slots), **arguments)
+    return found

@@ -59,7 +59,7 @@ class ModelOptions(TypedDict, total=False):
     """Options of the cost model, apart from the cluster."""
 
     model: Annotated[str | Mapping[str, Any] | None, None]  # a name, a config.json, or a dict of its shape
-    sequence_tokens: Annotated[int, 4096]
+    sequence_tokens: Annotated[int | None, None]  # None: the lengths in the trace; 4096 for a load
     keep_activations: Annotated[bool, False]
     recompute_experts: Annotated[bool, False]
     bytes_per_parameter: Annotated[int, 2]

@@ -122,6 +122,42 @@ def test_a_model_can_be_given_as_a_dict(load):
     assert told.figures["step_seconds"] == named.figures["step_seconds"]
 
 
+def test_attention_uses_the_lengths_in_a_trace_unless_a_length_is_given():
+    trace = foremoe.synthesize_trace(
+        shape="Mixtral-8x7B", layers=2, micro_steps=2, ranks=4, tokens_per_rank=512, sequences_per_rank=4
+    )
+    load = foremoe.collect(trace)
+    counts = foremoe.Load.from_array(load.array, top_k=load.top_k, ranks_per_node=load.ranks_per_node)
+
+    def vanilla(of, **options):
+        (figures,) = foremoe.simulate(of, "vanilla", dispatch="row", **ON, **options)
+        assert (
+            foremoe.evaluate(of, "vanilla", dispatch="row", **ON, **options).figures["attention"]
+            == figures["attention"]
+        )
+        return figures["attention"], figures["step_seconds"]
+
+    by_sequence, mean = vanilla(load), vanilla(counts)
+    assert by_sequence[0] == "sequences" and mean[0] == "mean"
+    assert by_sequence[1] < mean[1], "its sequences have fewer than 4096 tokens"
+    assert vanilla(load, sequence_tokens=4096) == mean
+    plan = foremoe.plan(load, "vanilla")
+    alone = foremoe.evaluate_plan(plan, load, phase="recompute", dispatch="row", **ON).figures
+    whole = foremoe.evaluate(load, "vanilla", dispatch="row", **ON).figures
+    assert alone["attention"] == "sequences"
+    assert alone["phases"][0]["seconds"] == whole["phases"][0]["seconds"]
+
+    # All sequences have 128 tokens if each has the same number.
+    ends = np.arange(0, trace.num_tokens + 1, 128, dtype=np.int64)
+    batch = np.arange(len(ends) - 1, dtype=np.int32)
+    even = foremoe.Trace.from_arrays(
+        np.array(trace.routed_experts), ends, num_experts=8, ranks=4, ranks_per_node=4,
+        micro_step=batch % 2, rank=batch // 2 % 4,
+    )  # fmt: skip
+    _, seconds = vanilla(foremoe.collect(even))
+    assert seconds == pytest.approx(vanilla(foremoe.collect(even), sequence_tokens=128)[1], rel=1e-12)
+
+
 def test_policy_options_are_applied(hot_rank):
     """FEPLB moves at most `dyn` experts of a rank, and no expert with fewer than `min_tokens` tokens."""
 

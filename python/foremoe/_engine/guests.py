@@ -65,6 +65,8 @@ class Guests:
         self._gradient_type = gradient_type
         self._buffers = self._allocate()
         self._gradients: dict[tuple[int, str], Tensor] = {}
+        self.weight_bytes = sum(w.nbytes for buffers in self._buffers for w in buffers.values())
+        self.gradient_bytes = 0  # the most that all sums of gradients of guests have occupied
         self._peer_copies = 0
         self._waits = Waits(ranks.device)
 
@@ -189,6 +191,7 @@ class Guests:
             memory = own.untyped_storage().data_ptr()
             self._gradients[layer, name] = own.clone() if memory in taken else own
             taken.add(memory)
+        self.gradient_bytes = max(self.gradient_bytes, sum(g.nbytes for g in self._gradients.values()))
 
     def end(self, turn: int, layer: int) -> None:
         """Sends home the gradients of guests that leave after this turn."""

@@ -167,7 +167,7 @@ class _Gatherer:
             "guest slots per rank and layer": str(self.slots),
             "residency": str(options.get("residency", initial["residency"])),
             "micro-steps in flight": str(options.get("in_flight", initial["in_flight"])),
-            "tokens of a sequence": str(cost["sequence_tokens"]),
+            "tokens of a sequence": _sequences(cost, self.baseline.figures),
             "data-parallel ranks that share optimizer state": str(cost["optimizer_shards"]),
             "memory of a rank": f"{cost['memory_bytes'] / 1e9:.1f} GB",
             "dispatch": _dispatch(cost, self.baseline.figures),
@@ -188,6 +188,10 @@ def _dispatch(cost: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
         return "every token–expert assignment directly to its rank"
     estimated = ", estimated from the load" if figures["dispatch_estimated"] else ""
     return f"a token once to each node, and from there once to each rank{estimated}"
+
+
+def _sequences(cost: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    return "as in the trace" if figures["attention"] == "sequences" else str(cost["sequence_tokens"])
 
 
 def _activations(cost: Mapping[str, Any]) -> str:

@@ -365,6 +365,9 @@ class Phase:
         - rho_vanilla, rho_planned, rho_computed: busiest rank's rows ÷ mean (mean and max over layers and micro-steps)
           with experts at home; as planned; and as executed, including fallbacks and unplanned rows (no route, or
           another expert than recorded). Unplanned rows of other ranks are included after drain() or a recompute phase.
+        - most_rows: rows that the busiest rank computed in a layer of a micro-step, counted like rho_computed.
+        - guest_weight_bytes: memory of this rank's guests; guest_gradient_bytes: the most that sums of their gradients
+          occupied.
         - copies: experts copied into this rank; host_copies: those by the host path.
         - exposed_seconds: time that this rank waited for copies; on CUDA, time that its stream waited, measured by
           events.

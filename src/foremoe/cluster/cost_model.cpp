@@ -50,7 +50,7 @@ void check_cost_options(const CostOptions& options) {
     if (value >= least) return;
     throw InputError({.field = field}, fmt::format("{} is less than {}", value, least));
   };
-  expect("sequence_tokens", options.sequence_tokens, 1);
+  expect("sequence_tokens", options.sequence_tokens.value_or(kSequenceTokens), 1);
   expect("bytes_per_parameter", options.bytes_per_parameter, 1);
   expect("bytes_per_gradient", options.bytes_per_gradient, 1);
   expect("optimizer_bytes_per_parameter", options.optimizer_bytes_per_parameter, 0);
@@ -92,7 +92,9 @@ double CostModel::moving(double bytes, int kernels, Pass direction, bool of_expe
   return once * (anew(of_experts) ? 3 : 2);
 }
 
-double CostModel::attention(double tokens, Pass direction) const {
+double CostModel::squared_lengths(Tokens tokens) const { return as_double(tokens.value) * sequence_tokens(); }
+
+double CostModel::attention(double tokens, double squared_lengths, Pass direction) const {
   const AttentionShape& shape = model_.attention;
   const double row_bytes = tokens * options_.bytes_per_parameter;
   const double parameters = as_double(model_.attention_parameters());
@@ -100,7 +102,7 @@ double CostModel::attention(double tokens, Pass direction) const {
                             .parameters = parameters,
                             .row_bytes = row_bytes * (2.0 * model_.hidden + as_double(shape.token_width())),
                             .efficiency = cluster_.gemm_efficiency};
-  const Product scores{.flops = as_double(shape.flops_per_token(options_.sequence_tokens)) / 2 * tokens,
+  const Product scores{.flops = as_double(shape.flops_per_token(1)) * (squared_lengths / 2),
                        .row_bytes = row_bytes * as_double(shape.token_width()),
                        .efficiency = cluster_.attention_efficiency,
                        .backward_flops = kAttentionBackward};
@@ -118,12 +120,12 @@ double CostModel::feed_forward(double tokens, double parameters, double intermed
          moving(kActivationPasses * row_bytes * intermediate, kFeedForwardKernels, direction);
 }
 
-double CostModel::dense(Tokens tokens, Pass direction) const {
+double CostModel::dense(Tokens tokens, double squared_lengths, Pass direction) const {
   if (tokens.value == 0) return 0;
   const double n = as_double(tokens.value);
   const double router = as_double(model_.router_parameters());
   double total =
-      attention(n, direction) +
+      attention(n, squared_lengths, direction) +
       seconds({.flops = 2 * router * n,
                .parameters = router,
                .row_bytes = n * (model_.hidden * options_.bytes_per_parameter + model_.experts * kScoreBytes),
@@ -136,7 +138,7 @@ double CostModel::dense(Tokens tokens, Pass direction) const {
   return total + options_.other_seconds_per_layer;
 }
 
-double CostModel::other_layers(Tokens tokens, Pass direction) const {
+double CostModel::other_layers(Tokens tokens, double squared_lengths, Pass direction) const {
   if (tokens.value == 0) return 0;
   const double n = as_double(tokens.value);
   const double head = as_double(model_.head_parameters());
@@ -147,8 +149,9 @@ double CostModel::other_layers(Tokens tokens, Pass direction) const {
                          direction) +
                  moving(0, 1, direction);
   if (model_.dense_layers > 0) {
-    total += model_.dense_layers * (attention(n, direction) + feed_forward(n, as_double(model_.dense_parameters()),
-                                                                           model_.dense_intermediate, direction));
+    total += model_.dense_layers *
+             (attention(n, squared_lengths, direction) +
+              feed_forward(n, as_double(model_.dense_parameters()), model_.dense_intermediate, direction));
   }
   return total;
 }
@@ -253,16 +256,19 @@ CostModel::HiddenCopies CostModel::hidden_copies(Tokens tokens_per_rank) const {
   // One replica computes all rows. No placement takes less time, so these copies are always hidden.
   const Tokens assignments{tokens_per_rank.value * model_.top_k};
   const double window = dense(tokens_per_rank, Pass::kForward) + experts({&assignments, 1}, Pass::kForward);
-  const auto copies = [&](const LinkSpeed& link, double bytes_per_second) {
-    const double bytes = (window - link.latency_seconds) * bytes_per_second;
+  const auto copies = [&](const LinkSpeed& link) {
+    const double bytes = (window - link.latency_seconds) * link.bytes_per_second;
     constexpr double kMost = 1 << 20;  // far more than the number of experts
     return static_cast<int>(std::clamp(bytes / as_double(expert_weights().value), 0.0, kMost));
   };
-  const double host =
-      std::min({cluster_.host.bytes_per_second, cluster_.switch_bytes_per_second / cluster_.ranks_per_switch,
-                cluster_.host_memory_bytes_per_second / cluster_.ranks_per_node});
-  return {.from_host = copies(cluster_.host, host),
-          .from_peers = copies(cluster_.peers, cluster_.peers.bytes_per_second)};
+  return {.from_host = copies(shared_host()), .from_peers = copies(cluster_.peers)};
+}
+
+LinkSpeed CostModel::shared_host() const {
+  LinkSpeed link = cluster_.host;
+  link.bytes_per_second = std::min({link.bytes_per_second, cluster_.switch_bytes_per_second / cluster_.ranks_per_switch,
+                                    cluster_.host_memory_bytes_per_second / cluster_.ranks_per_node});
+  return link;
 }
 
 }  // namespace foremoe

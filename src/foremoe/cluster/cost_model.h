@@ -12,6 +12,7 @@
 // (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md gives the formulas and omissions.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -31,8 +32,12 @@ enum class Dispatch : std::uint8_t { kRow, kToken };
 
 std::string_view to_string(Dispatch dispatch);
 
+inline constexpr int kSequenceTokens = 4096;
+
 struct CostOptions {
-  int sequence_tokens = 4096;              // sequence length; a token attends to half as many on average
+  // Length of all sequences; a token attends to half of it on average. Null: the lengths in the input, if known,
+  // otherwise kSequenceTokens.
+  std::optional<int> sequence_tokens;
   bool recompute_activations = true;       // backward repeats the forward, and only layer inputs are kept
   bool recompute_experts = false;          // repeats only experts' GEMMs, keeps only their rows; not with the above
   int bytes_per_parameter = 2;             // of weights and rows (bf16)
@@ -60,17 +65,25 @@ class CostModel {
   const Cluster& cluster() const { return cluster_; }
   const ModelShape& model() const { return model_; }
   const CostOptions& options() const { return options_; }
+  int sequence_tokens() const { return options_.sequence_tokens.value_or(kSequenceTokens); }
+  // Σ length² over sequences of sequence_tokens() that have this number of tokens together, tokens².
+  double squared_lengths(Tokens tokens) const;
 
   // Seconds on one rank in one layer.
   // Attention, norms, router, shared experts and CostOptions::other_seconds_per_layer, for this rank's tokens.
-  double dense(Tokens tokens, Pass direction) const;
+  double dense(Tokens tokens, Pass direction) const { return dense(tokens, squared_lengths(tokens), direction); }
+  // squared_lengths: Σ length² over the rank's sequences, tokens². Scores of causal attention are half as many.
+  double dense(Tokens tokens, double squared_lengths, Pass direction) const;
   double experts(std::span<const Tokens> replicas, Pass direction) const;  // [replica], assignments; 0: idle
   double sort(Tokens assignments) const;                                   // part of experts(): sorting rows by expert
   double exchange(const RankRows& rows) const;                             // dispatch or combine on this rank
   // All-gather of token counts per expert for this number of layers. Each rank sends one message to each other.
   double gather_loads(const Topology& topology, std::int64_t layers = 1) const;
   // Seconds per micro-step on one rank outside the MoE layers: dense layers and the output head.
-  double other_layers(Tokens tokens, Pass direction) const;
+  double other_layers(Tokens tokens, Pass direction) const {
+    return other_layers(tokens, squared_lengths(tokens), direction);
+  }
+  double other_layers(Tokens tokens, double squared_lengths, Pass direction) const;
   // Round trips of rows in a pass: one, or two if a backward repeats the forward.
   int round_trips(Pass direction) const {
     return direction == Pass::kBackward && options_.recompute_activations ? 2 : 1;
@@ -97,6 +110,8 @@ class CostModel {
     int from_peers = 0;
   };
   HiddenCopies hidden_copies(Tokens tokens_per_rank) const;
+  // The host link of one rank while all ranks of its node copy over theirs.
+  LinkSpeed shared_host() const;
 
  private:
   // One GEMM, or several that run together.
@@ -115,7 +130,7 @@ class CostModel {
   double seconds(const Product& product, Pass direction) const;
   // Seconds of memory-bound kernels.
   double moving(double bytes, int kernels, Pass direction, bool of_experts = false) const;
-  double attention(double tokens, Pass direction) const;
+  double attention(double tokens, double squared_lengths, Pass direction) const;
   Bytes inside_experts_per_row() const;  // gate, up and their product
   double feed_forward(double tokens, double parameters, double intermediate, Pass direction) const;
 

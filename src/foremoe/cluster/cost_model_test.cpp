@@ -168,6 +168,8 @@ TEST(CostModel, DenseTimeIsTheSumOfGemmsAttentionAndPasses) {
   const double moving = 1.28 + 7 + 0.192 + 3;
   EXPECT_NEAR(small().dense(Tokens{100}, Pass::kForward), (products + 2.56 + moving) * kMicro, 1e-15);
   EXPECT_NEAR(small().dense(Tokens{100}, Pass::kBackward), (3 * products + 3.5 * 2.56 + 3 * moving) * kMicro, 1e-15);
+  // One sequence of 100 tokens has twice the scores of two sequences of 50.
+  EXPECT_NEAR(small().dense(Tokens{100}, 100 * 100, Pass::kForward), (products + 2 * 2.56 + moving) * kMicro, 1e-15);
 }
 
 // The dense layer has attention as above, but no router or shared expert. 3 · 64 · 128 = 24576 parameters: 2 · 24576 ·

@@ -53,11 +53,13 @@ std::vector<Option> options_of(CostRequest& r) {
                    .group = group,
                    .main = true},
                   r.model),
-      integer_option({.name = "sequence_tokens",
-                      .value = "TOKENS",
-                      .help = "Sequence length. A token attends to half of it on average",
-                      .group = group},
-                     r.options.sequence_tokens, {1, 1 << 24}),
+      integer_option(
+          {.name = "sequence_tokens",
+           .value = "TOKENS",
+           .help = "Length of all sequences, for attention's scores. A token attends to half of it on average",
+           .initial = fmt::format("the lengths in the trace; {} for a load", kSequenceTokens),
+           .group = group},
+          r.options.sequence_tokens, {1, 1 << 24}),
       flag_option(
           {.name = "keep_activations",
            .help = "Keep all activations for the backward pass (default: keep layer inputs, recompute the rest)",

@@ -18,13 +18,6 @@
 namespace foremoe {
 namespace {
 
-// Mean tokens of a rank in one micro-step. A token counts once, not once per chosen expert.
-Tokens mean_tokens_per_rank(const LoadTable& load) {
-  const std::int64_t batches =
-      std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks() * load.top_k;
-  return Tokens{batches == 0 ? 0 : num_assignments(load) / batches};
-}
-
 // The arguments of evaluate(), with hidden_copies resolved to a number.
 struct Case {
   const Policy& policy;
@@ -89,11 +82,13 @@ void check(const Case& c, Evaluation& e, const PlanFigures* reported) {
 void simulate(const Case& c, Evaluation& e) {
   if (c.context.cost == nullptr) return;
   c.progress("simulating");
+  const Array<double, 2> squared_lengths = c.workload.squared_lengths();
   e.step = simulate_step({.load = c.workload.load,
                           .plan = e.plan,
                           .cost = *c.context.cost,
                           .tokens = c.workload.tokens_of_load(),
-                          .rows = c.options.rows},
+                          .rows = c.options.rows,
+                          .squared_lengths = squared_lengths},
                          e.recompute_plan ? &*e.recompute_plan : nullptr,
                          {.phase = {.path = c.options.path,
                                     .depth = c.options.depth,

@@ -22,11 +22,58 @@ Json memory_json(const RankMemory& memory) {
           {"activations", memory.activations.value}};
 }
 
+Json place_json(const FitPlace& place) {
+  return {{"phase", to_string(place.phase)}, {"micro_step", place.micro_step.value},
+          {"layer", place.layer.value},      {"rank", place.rank.value},
+          {"rows", place.rows.value},        {"bytes", place.memory.value}};
+}
+
+Json peaks_json(const std::vector<FitPeak>& peaks) {
+  Json json = Json::array();
+  for (const FitPeak& peak : peaks) json.push_back({{"rows", peak.rows.value}, {"bytes", peak.memory.value}});
+  return json;
+}
+
+Json number_or_null(std::optional<double> number) { return number ? Json(*number) : Json(); }
+
+Json capacities_json(const std::vector<Capacity>& capacities) {
+  Json json = Json::array();
+  for (const Capacity& one : capacities) {
+    json.push_back({{"trainer", one.trainer},
+                    {"option", one.option},
+                    {"smallest", number_or_null(one.smallest)},
+                    {"rounded", number_or_null(one.rounded())}});
+  }
+  return json;
+}
+
+Json fit_json(const FitOfPlan& f) {
+  const StepPlan& plan = f.evaluation.plan;
+  return {{"policy", f.evaluation.policy},
+          {"residency", to_string(plan.residency)},
+          {"guest_slots", plan.guest_slots},
+          {"most_rows", place_json(f.most_rows)},
+          {"most_memory", place_json(f.most_memory)},
+          {"memory",
+           {{"state", f.terms.state.value},
+            {"guest_weights", f.terms.guest_weights.value},
+            {"guest_gradients", f.terms.guest_gradients.value},
+            {"kept_activations", f.activations.kept.value},
+            {"running_layer", f.activations.working.value}}},
+          {"exceeds", f.exceeds ? place_json(*f.exceeds) : Json()},
+          {"largest_micro_batch_tokens", f.largest_micro_batch.value},
+          {"ranks", peaks_json(f.ranks)},
+          {"layers", peaks_json(f.layers)},
+          {"micro_steps", peaks_json(f.micro_steps)},
+          {"capacities", capacities_json(f.capacities)}};
+}
+
 void add_step(const Evaluation& e, Json& json) {
   const SimulatedStep& step = *e.step;
   json["dispatch"] = to_string(step.policy_update.dispatch);
   json["dispatch_estimated"] = step.policy_update.dispatch_estimated;
   json["rows"] = to_string(step.policy_update.rows);
+  json["attention"] = to_string(step.policy_update.attention);
   json["step_seconds"] = step.step_seconds;
   json["speedup_over_vanilla"] = e.speedup_over_vanilla;
   if (e.homes_speedup) json["homes_speedup"] = *e.homes_speedup;
@@ -95,6 +142,31 @@ Json to_json(const Evaluation& e, bool checked) {
   if (!e.check.ok()) json["violations"] = to_json(e.check)["violations"];
   if (e.step) add_step(e, json);
   return json;
+}
+
+Json to_json(const Fit& fit, std::optional<Bytes> budget) {
+  Json tried = Json::array();
+  for (const FitTrial& trial : fit.tried) {
+    tried.push_back({{"guest_slots", trial.guest_slots}, {"bytes", trial.memory.value}});
+  }
+  Json paths = Json::array();
+  for (const BreakEven& even : fit.break_even) {
+    paths.push_back({{"path", even.path},
+                     {"copy_seconds", even.copy_seconds},
+                     {"return_seconds", even.return_seconds},
+                     {"recompute_rows", even.recompute_rows.value},
+                     {"policy_update_rows", even.policy_update_rows.value},
+                     {"hiding_tokens", even.hiding_tokens ? Json(even.hiding_tokens->value) : Json()}});
+  }
+  return {{"fits", !fit.planned.exceeds},
+          {"limit_bytes", fit.limit.value},
+          {"budget_bytes", budget ? Json(budget->value) : Json()},
+          {"mean_tokens_per_rank", fit.mean_tokens.value},
+          {"now", fit_json(fit.now)},
+          {"planned", fit_json(fit.planned)},
+          {"fewest_guest_slots", fit.fewest_guest_slots ? Json(*fit.fewest_guest_slots) : Json()},
+          {"tried", std::move(tried)},
+          {"break_even", std::move(paths)}};
 }
 
 Json shape_json(const LoadTable& load) {

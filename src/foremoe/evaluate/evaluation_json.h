@@ -5,6 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "foremoe/evaluate/evaluate.h"
+#include "foremoe/evaluate/fit.h"
 
 namespace foremoe {
 
@@ -14,6 +15,9 @@ nlohmann::ordered_json to_json(const Evaluation& evaluation, bool checked);
 
 // One entry of `phases`.
 nlohmann::ordered_json to_json(const SimulatedPhase& phase);
+
+// What `foremoe fit --json` prints.
+nlohmann::ordered_json to_json(const Fit& fit, std::optional<Bytes> budget);
 
 // {micro_steps, layers, ranks, ranks_per_node, experts, top_k}.
 nlohmann::ordered_json shape_json(const LoadTable& load);

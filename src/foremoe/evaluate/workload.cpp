@@ -156,6 +156,10 @@ std::vector<Option> options_of(InputOptions& o) {
   };
 }
 
+Array<double, 2> Workload::squared_lengths() const {
+  return tokens && !tokens->trace.whole_batches ? foremoe::squared_lengths(*tokens) : Array<double, 2>{};
+}
+
 PolicyInput Workload::for_policy(const PlannerOptions& options) const {
   return {.load = load,
           .home = homes,

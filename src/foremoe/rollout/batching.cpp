@@ -211,6 +211,17 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
   return *batching;
 }
 
+Array<double, 2> squared_lengths(const BatchedTrace& batched) {
+  const auto& [trace, batching] = batched;
+  Array<double, 2> sums(
+      {static_cast<std::size_t>(batching.num_micro_steps), static_cast<std::size_t>(batching.num_ranks)});
+  for (std::size_t s = 0; s < batching.rank.size(); ++s) {
+    const auto length = static_cast<double>(trace.sequence_length(static_cast<int>(s)));
+    sums(batching.micro_step[s], batching.rank[s]) += length * length;
+  }
+  return sums;
+}
+
 void record_batching(const Batching& batching, RoutingTrace& trace) {
   trace.ranks = batching.num_ranks;
   trace.ranks_per_node = batching.ranks_per_node;

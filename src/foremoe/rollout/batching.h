@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "foremoe/core/array.h"
 #include "foremoe/core/ids.h"
 #include "foremoe/rollout/routing_trace.h"
 
@@ -26,6 +27,9 @@ struct BatchedTrace {
   RoutingTrace trace;
   Batching batching;
 };
+
+// [micro_step][rank]: Σ length² over the sequences of the batch, tokens².
+Array<double, 2> squared_lengths(const BatchedTrace& batched);
 
 struct BatchingOptions {
   int num_ranks = 0;                    // 0: as recorded; an error if no batching was recorded

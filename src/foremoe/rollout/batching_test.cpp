@@ -57,6 +57,17 @@ TEST(Batching, UsesTheRecordedBatchingForNoOrTheSameRankCount) {
   EXPECT_EQ(make_batching(recorded_trace(), {.ranks_per_node = 1}).ranks_per_node, 1);
 }
 
+TEST(Batching, SumsSquaredLengthsOfEachBatch) {
+  RoutingTrace trace = make_random_trace({.lengths = {5, 6, 7, 2}}).first;
+  trace.micro_step = {1, 0, 1, 1};
+  trace.rank = {0, 2, 2, 0};
+  trace.ranks = 3;
+  const Batching batching = make_batching(trace, {});
+  const Array<double, 2> sums = squared_lengths({std::move(trace), batching});
+  EXPECT_EQ(sums.shape(), (std::array<std::size_t, 2>{2, 3}));
+  EXPECT_THAT(sums.flat(), ElementsAre(0, 0, 36, 25 + 4, 0, 49));
+}
+
 TEST(Batching, IsRecomputedForAnotherRankCount) {
   const Batching batching = make_batching(recorded_trace(), {.num_ranks = 2, .tokens_per_rank = 20});
   EXPECT_FALSE(batching.recorded);

@@ -100,6 +100,12 @@ std::int64_t num_assignments(const LoadTable& table) {
   return sum;
 }
 
+Tokens mean_tokens_per_rank(const LoadTable& table) {
+  const std::int64_t batches =
+      std::int64_t{1} * table.num_micro_steps() * table.num_layers() * table.num_ranks() * table.top_k;
+  return Tokens{batches == 0 ? 0 : num_assignments(table) / batches};
+}
+
 LoadViolation load_violation(std::span<const std::int64_t> expert_loads) {
   if (expert_loads.empty() || sum(expert_loads) == 0) return {};
   const double average = mean(expert_loads);

@@ -396,12 +396,9 @@ PackingFigures packing_figures(const BatchedTrace& batched, ArrayView<const Rank
   }
   if (pairs > 0) figures.rho_mean = sum / pairs;
 
-  Array<double, 2> attention({rho.extent(0), load.load.extent(2)}, 0);  // [micro_step][rank], tokens²
-  for (std::size_t s = 0; s < batching.rank.size(); ++s) {
-    attention(batching.micro_step[s], batching.rank[s]) += squared(trace.sequence_length(static_cast<int>(s)));
-  }
+  const Array<double, 2> attention = squared_lengths(batched);
   for (std::size_t m = 0; m < attention.extent(0); ++m) {
-    const std::span<const double> ranks = std::as_const(attention).row(m);
+    const std::span<const double> ranks = attention.row(m);
     figures.attention_mean += std::accumulate(ranks.begin(), ranks.end(), 0.0) / static_cast<double>(ranks.size());
     figures.attention_max += std::ranges::max(ranks);
   }

@@ -125,6 +125,7 @@ RoutingTrace RolloutFollower::sequences() const {
     for (int s = 0; s < file.num_sequences(); ++s) {
       all.cu_seqlens.push_back(all.cu_seqlens.back() + file.sequence_length(s));
     }
+    all.whole_batches = all.whole_batches || file.whole_batches;
     recorded = recorded && file.has_batching();
     if (recorded && (file.ranks != all.ranks || file.ranks_per_node != all.ranks_per_node)) {
       throw InputError({.file = file.name, .field = "ranks"},

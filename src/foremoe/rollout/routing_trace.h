@@ -47,8 +47,9 @@ struct RoutingTrace {
   std::vector<std::int32_t> layer_ids;       // [layers], layer numbers of the model
   std::string model;
   std::string origin;
-  int ranks = 0;           // of the recorded batching; 0 if none
-  int ranks_per_node = 0;  // of the recorded batching; 0 if none
+  bool whole_batches = false;  // each sequence is a rank's whole micro-step, whose sequences were not recorded
+  int ranks = 0;               // of the recorded batching; 0 if none
+  int ranks_per_node = 0;      // of the recorded batching; 0 if none
 
   int num_sequences() const { return static_cast<int>(cu_seqlens.size()) - 1; }
   bool has_batching() const { return !micro_step.empty(); }

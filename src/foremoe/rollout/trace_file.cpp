@@ -92,6 +92,11 @@ RoutingTrace read_trace(const Safetensors& file) {
   read_layer_ids(file, trace);
   trace.model = file.text_or("model", "");
   trace.origin = file.text_or("origin", "");
+  const std::string whole = file.text_or("whole_batches", "false");
+  trace.whole_batches = whole == "true";
+  if (!trace.whole_batches && whole != "false") {
+    file.fail("__metadata__.whole_batches", "", fmt::format("'{}', expected true or false", whole));
+  }
   return trace;
 }
 
@@ -124,6 +129,7 @@ void write_trace(const RoutingTrace& trace, const std::string& path, const Metad
   if (!trace.layer_ids.empty()) metadata.emplace("layer_ids", nlohmann::json(trace.layer_ids).dump());
   if (!trace.model.empty()) metadata.emplace("model", trace.model);
   if (!trace.origin.empty()) metadata.emplace("origin", trace.origin);
+  if (trace.whole_batches) metadata.emplace("whole_batches", "true");
   metadata.insert(extra.begin(), extra.end());
   write_safetensors(path, std::move(tensors), metadata);
 }

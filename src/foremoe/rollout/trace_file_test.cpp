@@ -27,6 +27,7 @@ RoutingTrace full_trace(RouteType type) {
   trace.layer_ids = {1, 2, 5};
   trace.model = "a model";
   trace.origin = "a test";
+  trace.whole_batches = true;
   return trace;
 }
 
@@ -52,6 +53,7 @@ TEST(TraceFile, SurvivesTheRoundTripInEveryType) {
     EXPECT_EQ(read.layer_ids, written.layer_ids);
     EXPECT_EQ(read.model, "a model");
     EXPECT_EQ(read.origin, "a test");
+    EXPECT_TRUE(read.whole_batches);
     EXPECT_EQ(std::memcmp(read.routes, written.routes, 12 * 3 * 2 * size_of(type)), 0);
     EXPECT_EQ(Safetensors::open(path).text("parameters"), "{}");
   }
@@ -170,6 +172,8 @@ TEST(TraceReader, RefusesMetadataThatContradictsTheTensors) {
   EXPECT_THAT(with("layer_ids", "[3]"), HasSubstr("__metadata__.layer_ids: expected a JSON list of 2 integers"));
   EXPECT_THAT(with("layer_ids", "[3, "), HasSubstr("__metadata__.layer_ids: expected a JSON list of 2 integers"));
   EXPECT_EQ(with("layer_ids", "[3, -7]"), "t: __metadata__.layer_ids[1]: is not a layer number");
+  EXPECT_EQ(with("whole_batches", "1"), "t: __metadata__.whole_batches: '1', expected true or false");
+  EXPECT_EQ(with("whole_batches", "false"), "");
   EXPECT_THAT(with("format", "foremoe.load/1"), HasSubstr("expected foremoe.trace/1"));
 }
 

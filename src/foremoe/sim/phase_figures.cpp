@@ -54,18 +54,17 @@ class RankActivations {
  public:
   RankActivations(const ReplayProblem& problem, RankId rank) : problem_(problem), rank_(rank) {}
 
-  Bytes most() {
+  // activations: [event][rank]; sets the elements of this rank.
+  void set(Array<Activations, 2>& activations) const {
     const StepPlan& plan = problem_.input.plan;
     Bytes kept;
-    Bytes most;
     for (std::size_t t = 0; t < plan.event_micro_step.size(); ++t) {
       const MicroStepId m = plan.event_micro_step[t];
       const bool forward = plan.event_pass[t] == Pass::kForward;
       if (forward) kept += kept_by(m);
-      most = std::max(most, kept + working(m));
+      activations(t, rank_) = {.kept = kept, .working = working(m)};
       if (!forward || plan.in_flight == 1) kept -= kept_by(m);
     }
-    return most;
   }
 
  private:
@@ -191,7 +190,14 @@ static GuestBuffers guest_buffers(const ReplayProblem& problem) {
       .gradients = plan.guest_slots};
 }
 
-RankMemory rank_memory(const ReplayProblem& problem) {
+Array<Activations, 2> activations(const ReplayProblem& problem) {
+  const StepPlan& plan = problem.input.plan;
+  Array<Activations, 2> activations({plan.event_micro_step.size(), static_cast<std::size_t>(plan.num_ranks())});
+  for (int r = 0; r < plan.num_ranks(); ++r) RankActivations(problem, RankId{r}).set(activations);
+  return activations;
+}
+
+RankMemory rank_memory(const ReplayProblem& problem, const Array<Activations, 2>& activations) {
   const StepPlan& plan = problem.input.plan;
   const CostModel& cost = problem.input.cost;
   RankMemory memory{.state = cost.rank_state(plan.num_experts() / plan.num_ranks(), plan.num_ranks())};
@@ -200,9 +206,7 @@ RankMemory rank_memory(const ReplayProblem& problem) {
   if (problem.options.phase == Phase::kPolicyUpdate) {
     memory.guest_gradients = Bytes{guests.gradients * cost.expert_gradient().value};
   }
-  for (int r = 0; r < plan.num_ranks(); ++r) {
-    memory.activations = std::max(memory.activations, RankActivations(problem, RankId{r}).most());
-  }
+  for (const Activations& one : activations.flat()) memory.activations = std::max(memory.activations, one.sum());
   return memory;
 }
 

@@ -31,6 +31,7 @@ struct TrafficProblem {
 std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem);  // one entry per kind of link
 Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem);    // [from][to], rows, copies and arenas
 
-RankMemory rank_memory(const ReplayProblem& problem);
+Array<Activations, 2> activations(const ReplayProblem& problem);  // [event][rank]
+RankMemory rank_memory(const ReplayProblem& problem, const Array<Activations, 2>& activations);
 
 }  // namespace foremoe

@@ -48,6 +48,14 @@ void expect_fit(const SimulationInput& input) {
   }
 }
 
+void expect_lengths_fit(const SimulationInput& input) {
+  const auto [micro_steps, ranks] = input.squared_lengths.shape();
+  const auto needed = static_cast<std::size_t>(input.load.num_micro_steps());
+  if (micro_steps >= needed && ranks == input.load.load.extent(2)) return;
+  refuse("squared_lengths", fmt::format("[{}, {}], the load has {} micro-steps and {} ranks", micro_steps, ranks,
+                                        needed, input.load.num_ranks()));
+}
+
 // Returns the first event of each micro-step. The micro-step has the slots and quotas of this event.
 std::vector<EventId> event_of_micro_step(const StepPlan& plan) {
   std::vector<EventId> event(static_cast<std::size_t>(plan.num_micro_steps()));
@@ -106,6 +114,7 @@ class Profiler {
       for (std::size_t l = 0; l < layers; ++l) profile(MicroStepId{m}, LayerId{l}, scratch_[worker]);
     });
     add_rows_between();
+    add_squared_lengths();
     return std::move(result_);
   }
 
@@ -254,6 +263,19 @@ class Profiler {
     return (input_.cost.experts(scratch.of_expert, direction) - kernels) / input_.plan.num_ranks() + kernels;
   }
 
+  void add_squared_lengths() {
+    const bool known = attention_of(input_) == Attention::kSequences;
+    if (known) expect_lengths_fit(input_);
+    result_.squared_lengths = Array<double, 2>(result_.tokens.shape());
+    for (std::size_t m = 0; m < result_.tokens.extent(0); ++m) {
+      const std::size_t of_load = m % static_cast<std::size_t>(input_.load.num_micro_steps());
+      for (std::size_t r = 0; r < result_.tokens.extent(1); ++r) {
+        result_.squared_lengths(m, r) =
+            known ? input_.squared_lengths(of_load, r) : input_.cost.squared_lengths(result_.tokens(m, r));
+      }
+    }
+  }
+
   void add_rows_between() {
     for (const Scratch& scratch : scratch_) {
       if (scratch.between.empty()) continue;
@@ -277,6 +299,11 @@ class Profiler {
 };
 
 }  // namespace
+
+Attention attention_of(const SimulationInput& input) {
+  const bool known = input.squared_lengths.size() > 0 && !input.cost.options().sequence_tokens;
+  return known ? Attention::kSequences : Attention::kMean;
+}
 
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool) {
   expect_fit(input);

@@ -43,6 +43,7 @@ struct LayerProfile {
 
 struct PhaseProfile {
   Array<Tokens, 2> tokens;              // [micro_step][rank], of the rank's batch
+  Array<double, 2> squared_lengths;     // [micro_step][rank], Σ length² over the batch's sequences, tokens²
   Array<Tokens, 2> most_rows;           // [micro_step][rank], assignments computed in the layer with the most
   Array<Tokens, 2> total_rows;          // [micro_step][rank], sum over layers
   std::vector<LayerProfile> layers;     // [micro_step][layer]
@@ -52,6 +53,8 @@ struct PhaseProfile {
     return layers[m.index() * static_cast<std::size_t>(num_layers) + l.index()];
   }
 };
+
+Attention attention_of(const SimulationInput& input);
 
 // With own_experts_first, a rank's own experts and its guests are two products; otherwise, they are one product. With
 // plans_after_dispatch, rows are exchanged with homes, which forward the guests' rows. Throws InputError if plan, load

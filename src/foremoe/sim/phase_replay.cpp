@@ -99,9 +99,11 @@ class Replayer {
     double slowest = 0;
     double sum = 0;
     seconds_.clear();
-    for (const Tokens tokens : problem_.profile.tokens.row(turn.micro_step)) {
-      seconds_.push_back(cost_.dense(tokens, direction) +
-                         (others > 0 ? others * cost_.other_layers(tokens, direction) : 0));
+    for (int r = 0; r < num_ranks_; ++r) {
+      const Tokens tokens = problem_.profile.tokens(turn.micro_step, r);
+      const double squares = problem_.profile.squared_lengths(turn.micro_step, r);
+      seconds_.push_back(cost_.dense(tokens, squares, direction) +
+                         (others > 0 ? others * cost_.other_layers(tokens, squares, direction) : 0));
       slowest = std::max(slowest, seconds_.back());
       sum += seconds_.back();
     }

@@ -57,6 +57,7 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
   SimulatedPhase phase{.dispatch = dispatch,
                        .dispatch_estimated = dispatch == Dispatch::kToken && input.tokens == nullptr,
                        .rows = input.rows,
+                       .attention = attention_of(input),
                        .phase = options.phase,
                        .path = options.path,
                        .parts = replay.parts};
@@ -74,7 +75,8 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
         (replay.computing_seconds * problem.layer_scale + ranks * phase.parts.optimizer) / (ranks * phase.seconds);
   }
   for (const LayerProfile& layer : profile.layers) phase.peak_tokens = std::max(phase.peak_tokens, layer.most_tokens);
-  phase.memory = rank_memory(problem);
+  phase.activations = activations(problem);
+  phase.memory = rank_memory(problem, phase.activations);
   const TrafficProblem traffic{.phase = problem, .replay = replay, .arena = arena, .seconds = phase.seconds};
   phase.traffic = link_traffic(traffic);
   phase.between_nodes = bytes_between_nodes(traffic);
@@ -136,6 +138,8 @@ double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
 
 }  // namespace
 
+std::string_view to_string(Attention attention) { return attention == Attention::kSequences ? "sequences" : "mean"; }
+
 double PhaseSeconds::sum() const {
   double sum = 0;
   for (const PhasePart& part : phase_parts()) sum += this->*part.seconds;
@@ -167,6 +171,7 @@ SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recomp
                                   .cost = input.cost,
                                   .tokens = input.tokens,
                                   .rows = input.rows,
+                                  .squared_lengths = input.squared_lengths,
                                   .repeat_load = input.repeat_load};
   SimulationOptions phase = options.phase;
   Pool pool(phase);

@@ -57,6 +57,11 @@ struct SimulationOptions {
   double timeline_begins = 0;    // seconds
 };
 
+// Lengths that determine the scores of attention: each sequence's own, or CostModel::sequence_tokens() for all.
+enum class Attention : std::uint8_t { kSequences, kMean };
+
+std::string_view to_string(Attention attention);
+
 struct SimulationInput {
   const LoadTable& load;
   const StepPlan& plan;  // accepted by check_plan for this load
@@ -64,6 +69,9 @@ struct SimulationInput {
   // The tokens behind the load. If null, dispatch by token uses expected counts (plan/expected_dispatch.h).
   const BatchedTrace* tokens = nullptr;
   Rows rows = Rows::kOrder;  // kToken needs known tokens and dispatch by token
+  // [micro_step][rank]: Σ length² over the sequences of the batch, tokens², for at least the load's micro-steps. Empty:
+  // unknown. CostOptions::sequence_tokens overrides it.
+  ArrayView<const double, 2> squared_lengths = {};
   bool repeat_load = false;  // the plan has more micro-steps than the load, which repeats
 };
 
@@ -97,8 +105,15 @@ struct RankMemory {
   Bytes state;  // weights, gradients and optimizer state of its own experts and layers
   Bytes guest_weights;
   Bytes guest_gradients;
-  Bytes activations;  // kept and working memory at the peak
+  Bytes activations;  // kept and working memory at the peak of the rank with the most
   Bytes sum() const { return state + guest_weights + guest_gradients + activations; }
+};
+
+// Activations of one rank at one event.
+struct Activations {
+  Bytes kept;     // from forward to backward, of all micro-steps in flight
+  Bytes working;  // of the running layer; of the layer in which the rank computes the most rows
+  Bytes sum() const { return kept + working; }
 };
 
 // Bytes over each kind of link in the phase, summed over ranks, and for the busiest link.
@@ -115,6 +130,7 @@ struct SimulatedPhase {
   Dispatch dispatch = Dispatch::kToken;
   bool dispatch_estimated = false;  // true if the tokens behind the load are unknown
   Rows rows = Rows::kOrder;
+  Attention attention = Attention::kMean;
   Phase phase = Phase::kRecompute;
   PathChoice path = PathChoice::kAuto;  // of its schedule; with this choice the engine runs the same schedule
   double seconds = 0;
@@ -125,6 +141,7 @@ struct SimulatedPhase {
   double utilisation = 0;             // Σ over ranks of computing time ÷ (ranks · seconds)
   Tokens peak_tokens;                 // the most assignments that any rank computes in any turn
   RankMemory memory;
+  Array<Activations, 2> activations;  // [event][rank]
   std::vector<LinkTraffic> traffic;
   Array<Bytes, 2> between_nodes;  // [from][to], rows and copies
   std::int64_t copies = 0;        // of the plan's layers

@@ -167,6 +167,7 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
   if (auto* trace = std::get_if<RoutingTrace>(&result.value)) {
     std::string names;
     for (const ImportFormat format : formats) names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(format));
+    trace->whole_batches = together;
     trace->origin = fmt::format("imported from {} {} of {} {}", sources.size(), sources.size() == 1 ? "file" : "files",
                                 formats.size() == 1 ? "format" : "formats", names);
     if (formats.size() > 1) result.report.notes.push_back("the files are of several formats: " + names);

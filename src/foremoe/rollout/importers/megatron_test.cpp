@@ -34,6 +34,7 @@ TEST(MegatronTraceImport, RankFilesBecomeOneTraceWithItsBatching) {
                    {.ranks_per_node = 2});
   const RoutingTrace& trace = *in.trace();
   EXPECT_THAT(trace.micro_step, ElementsAre(0, 0, 1));
+  EXPECT_TRUE(trace.whole_batches) << "a call does not record where sequences begin";
   EXPECT_THAT(trace.rank, ElementsAre(0, 1, 1));
   EXPECT_EQ(trace.ranks, 2);
   EXPECT_EQ(trace.ranks_per_node, 2);
