@@ -5,12 +5,13 @@
 // Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. An expert's rows and
 //   quotas have the same sum. Assign rows to replicas such that all ranks compute the same assignment without
 //   communication.
-// Method. Each expert has three sweeps: to the replica on the source's rank, to those on its node, to all others. If the
+// Method. Each expert has three sweeps: to the replica on the source's rank, to those on its node, to all others. If
+// the
 //   sources of a node have more rows left than its replicas have quota, the sources share the quota in proportion to
-//   their rows (divide_fairly()). Remainders of the shares are carried from expert to expert, in ascending order. In the
-//   last sweep, sources send in ascending order.
-//   Rows::kOrder   A source fills the replicas' quotas one by one, in ascending rank order.
-//   Rows::kToken   A source divides the rows of a sweep among the replicas in proportion to their remaining quotas, so
+//   their rows (divide_fairly()). Remainders of the shares are carried from expert to expert, in ascending order. In
+//   the last sweep, sources send in ascending order. Rows::kOrder   A source fills the replicas' quotas one by one, in
+//   ascending rank order. Rows::kToken   A source divides the rows of a sweep among the replicas in proportion to their
+//   remaining quotas, so
 //                  that it can choose which tokens go to which replica (row_choice.h).
 // Invariant. After a sweep, if a source has rows left, no replica in the sweep's scope (own rank, own node, all ranks)
 //   has quota left for it.
