@@ -111,6 +111,12 @@ def nothing_is_left_open(tree):
         yield path, number, f"'{match[0]}' left in the code"
 
 
+def merges_are_finished(tree):
+    """Files contain no markers of conflicts that `git merge` wrote."""
+    for path, number, match in lines(tree, r"^(?:<{7}|>{7})(?= )", lambda p: True):
+        yield path, number, f"'{match[0]}' left by a merge"
+
+
 def no_machine_is_named(tree):
     """Files contain no absolute paths of a machine and no package hosts, so that a clone works in any folder."""
     path_of_a_machine = r"(?<![\w.$}~)*:/-])/(?:home|root|mnt|srv|tmp|work|farm|opt|var/tmp|Users)(?:/|\b)"
@@ -275,6 +281,7 @@ RULES = {
     names_say_something: {"src/foremoe/core/string_utils.cpp": "\n"},
     libraries_are_silent: {"src/foremoe/core/error.cpp": 'void f() { std::cerr << "x"; }\n'},
     nothing_is_left_open: {"src/foremoe/core/error.cpp": "// TO" "DO: finish\n"},
+    merges_are_finished: {"docs/users/formats.md": "ours\n" + ">" * 7 + " main\n"},
     no_machine_is_named: {"docs/users/formats.md": "see /ho" "me/someone/trace.safetensors\n"},
     headers_are_guarded: {"src/foremoe/core/ids.h": "#ifndef IDS_H\n"},
     functions_take_few_arguments: {

@@ -225,7 +225,7 @@ source.)")
           "int64 [slots, ranks], rows that each slot computes for each rank.")
       .def_prop_ro(
           "blocks", &blocks_of,
-          R"((expert, rank, slot, rows), sorted by expert: rows of the expert that this rank sends to that slot of that rank.
+          R"(Tuples (expert, rank, slot, rows), sorted by expert. This rank sends `rows` rows of the expert to that slot.
 
 For executors without routes, which may choose any rows of the expert in this number. Executors with routes call
 slots().)")

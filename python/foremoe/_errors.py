@@ -6,8 +6,11 @@ from __future__ import annotations
 class InputError(ValueError):
     """Invalid input. `str()` returns the whole message. The attributes locate the error; they are empty if unknown.
 
-    file: Path as the caller gave it. field: Tensor or key in that file, or argument of the caller. index: Position in
-    the field, such as "[3, 0, 17]". problem: Description of the error, with names of other arguments in backquotes.
+    Attributes:
+        file: Path as the caller gave it.
+        field: Tensor or key in that file, or argument of the caller.
+        index: Position in the field, such as "[3, 0, 17]".
+        problem: Description of the error, with names of other arguments in backquotes.
     """
 
     def __init__(self, message: str, file: str = "", field: str = "", index: str = "") -> None:

@@ -1,12 +1,13 @@
-"""transformers ≥ 5.0: adapters of MoE layers for foremoe.torch, and recording of routes.
+"""transformers: adapters of MoE layers for foremoe.torch, and recording of routes.
 
-ep = foremoe.torch.ExpertParallel(expert_layers(model))
-with record(rollout_model) as recorder:
-    out = rollout_model.generate(...)
-routes = recorder.routes(out, attention_mask)
+    ep = foremoe.torch.ExpertParallel(expert_layers(model))
+    with record(rollout_model) as recorder:
+        out = rollout_model.generate(...)
+    routes = recorder.routes(out, attention_mask)
 
 From transformers 5.23 on, each rank can load only its own experts, by
-DistributedConfig(fsdp_size=R, ep_size=R, ep_implementation="foremoe"). All other calls are the same.
+DistributedConfig(fsdp_size=R, ep_size=R, ep_implementation="foremoe"). All other calls are the same. See
+foremoe.supported for accepted versions.
 """
 
 from __future__ import annotations
@@ -29,19 +30,12 @@ from ._engine.compiled import expect_not_compiled
 from ._engine.layers import Execute
 from ._engine.sharded import is_dtensor
 from ._routers import GivenTopK, expect_replayable
+from .supported import TRANSFORMERS, TRANSFORMERS_LOADING_PARTS
 from .torch import grouped_linear
 
-
-def _has(version: tuple[int, int]) -> bool:
-    """Returns whether transformers is this version or newer."""
-    major, minor = transformers.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= version
-
-
-if not _has((5, 0)):
-    raise ImportError(f"foremoe.hf needs transformers 5.0 or newer, not {transformers.__version__}")
-EXPERT_PARALLELISM_SINCE = (5, 23)  # first version in which implementations can be registered
-if _has(EXPERT_PARALLELISM_SINCE):
+TRANSFORMERS.expect("foremoe.hf", transformers.__version__)
+LOADS_PARTS = TRANSFORMERS_LOADING_PARTS.accepts(transformers.__version__)
+if LOADS_PARTS:
     from . import _planned_ep
 
 
@@ -172,9 +166,10 @@ class LoadedExperts(TransformersExperts):
 def _layer_of(model: torch.nn.Module, name: str, router: torch.nn.Module, experts: Any) -> TransformersExperts:
     if not is_dtensor(experts.down_proj):
         return TransformersExperts(name, router, experts)
-    if not _has(EXPERT_PARALLELISM_SINCE):
+    if not LOADS_PARTS:
         raise foremoe.InputError(
-            f"model: its experts are sharded, which needs transformers 5.23 or newer, not {transformers.__version__}",
+            f"model: its experts are sharded, which needs transformers {TRANSFORMERS_LOADING_PARTS.accepted}, "
+            f"not {transformers.__version__}",
             field="model",
         )
     implementation = _planned_ep.implementation_of(experts)

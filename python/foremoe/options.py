@@ -21,7 +21,7 @@ from ._core import Homes, Load, Plan
 from ._files import expect
 
 AnyHomes = npt.NDArray[np.int32] | Homes | Plan | None
-"""Homes of all experts: None (contiguous), their ranks as int32 [layers, experts], Homes, or a plan."""
+"""Homes of all experts, as None (contiguous), their ranks as int32 [layers, experts], Homes, or a plan."""
 
 
 class PlannerOptions(TypedDict, total=False):

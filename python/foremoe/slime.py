@@ -16,8 +16,8 @@ report the possible gain. For other arguments, create hooks in a module of your 
 
 Active mode reads routes from the lists that slime replays (--use-rollout-routing-replay, --use-routing-replay).
 
-Written from slime's sources of August 2026 (624b824) and tested with stand-ins. Not run with slime. miles has the same
-flags. On miles, the first flag selects shadow mode; active mode is refused (docs/users/adopting.md).
+Written from slime's sources (foremoe.supported names the revision) and tested with stand-ins. Not run with slime. miles
+has the same flags. On miles, the first flag selects shadow mode; active mode is refused (docs/users/adopting.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""trl ~= 1.16: GRPOTrainer with routing replay and planned expert parallelism.
+"""trl: GRPOTrainer with routing replay and planned expert parallelism.
 
-trainer = GRPOTrainer(model, reward_funcs=reward, args=GRPOConfig(...), train_dataset=data, guest_slots=1)
-trainer.train()                      # torchrun --nproc-per-node 4 train.py
+    trainer = GRPOTrainer(model, reward_funcs=reward, args=GRPOConfig(...), train_dataset=data, guest_slots=1)
+    trainer.train()                      # torchrun --nproc-per-node 4 train.py
 
 Every rank generates with an unsharded copy of the model, which records the routes of the batch. Training replays them,
 in one phase per optimizer step over its gradient-accumulation micro-steps. This module overrides private methods of trl
@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import trl
-from packaging.specifiers import SpecifierSet
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
@@ -33,18 +32,17 @@ import foremoe
 from foremoe._engine.together import refused_together
 
 from .hf import Recorder, expert_layers, record
+from .supported import TRL
 from .torch import ExpertParallel, Phase
 from .torch.shards import expect_of_experts
 
-VERSIONS = SpecifierSet("~=1.16")
 _HOOKS = (
     "_clip_grad_norm", "_generate_and_score_completions", "_generate_single_turn", "_get_grad_norm",
     "_get_per_token_logps_and_entropies", "_load_best_model", "_load_from_checkpoint", "_load_optimizer_and_scheduler",
     "_prepare_inputs", "_save", "_save_optimizer_and_scheduler", "create_optimizer", "training_step",
 )  # fmt: skip
 
-if trl.__version__ not in VERSIONS:
-    raise ImportError(f"foremoe.trl needs trl {VERSIONS}, not {trl.__version__}")
+TRL.expect("foremoe.trl", trl.__version__)
 for _hook in _HOOKS:
     if not hasattr(trl.GRPOTrainer, _hook):
         raise ImportError(f"foremoe.trl needs GRPOTrainer.{_hook}, which trl {trl.__version__} has not")

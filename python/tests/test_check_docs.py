@@ -126,6 +126,21 @@ def test_python_is_compared_with_the_text_block_after_it(blocks: Any, root: path
         blocks.check("page.md", page.replace("\n```text", "\nProse.\n\n```text"), root)
 
 
+def test_python_blocks_without_output_run_and_fail_if_a_name_is_missing(blocks: Any, root: pathlib.Path) -> None:
+    assert blocks.check("page.md", "```python\nimport math\n```\n", root)[0] == []
+    (finding,) = blocks.check("page.md", "```python\nprint(load)\n```\n", root)[0]
+    assert finding.startswith("page.md:1: exit status 1 of `print(load)`: NameError: name 'load' is not defined")
+
+
+def test_a_python_block_runs_after_the_earlier_ones_of_its_page_without_their_output(
+    blocks: Any, root: pathlib.Path
+) -> None:
+    page = "```python\nx = 1\nprint(x)\n```\n\n```python\nx += 1\nprint(x)\n```\n\n```text\n2\n```\n"
+    assert blocks.check("page.md", page, root)[0] == []
+    skipped = "<!-- not run: needs a model -->\n" + page
+    assert "NameError: name 'x' is not defined" in blocks.check("page.md", skipped, root)[0][0]
+
+
 def test_a_block_marked_not_run_is_kept_with_its_reason(blocks: Any, root: pathlib.Path) -> None:
     page = "<!-- not run: needs MPI -->\n```console\n$ mpirun program\n1.0\n```\n"
     findings, new, commands = blocks.check("page.md", page, root)

@@ -1,4 +1,4 @@
-"""Planned steps for Megatron-LM (megatron-core 0.16 to 0.19), from token counts that are known in advance.
+"""Planned steps for Megatron-LM, from token counts that are known in advance.
 
     replicas = foremoe.megatron.attach(model_chunks, guest_slots=1)
     plan = replicas.plan(counts)                   # int [micro_steps, layers, experts] of this rank; collective
@@ -12,7 +12,7 @@ checkpoints, optimizer and weight sync see the same model as before. Outside of 
 
 With mode="shadow" step() leaves execution unchanged: it counts rows and plans, and metrics() estimates the benefit.
 
-No module of this package imports megatron-core before attach() is called.
+No module of this package imports megatron-core before attach() is called. See foremoe.supported for versions.
 """
 
 from .attach import attach

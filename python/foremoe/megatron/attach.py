@@ -30,24 +30,30 @@ def attach(
 
     Collective over all ranks of the default process group, including those of dense pipeline stages.
 
-    model_chunks: A module or a list of modules. If Megatron's DistributedDataParallel is used, wrap them first.
-    guest_slots: Guest slots per rank and layer. 0: copies no experts, but takes all sizes from the plan.
-    residency: static, resident or shared; see foremoe.plan(). None: resident, or static if mode is static. shared:
-        guests of all layers use the same `depth` sets of guest_slots and are copied for every pass of a layer.
-    mode: active: step() executes plans. static: active with residency static. shadow: step() counts rows, and plans to
-        estimate the benefit of balancing, but changes nothing.
-    policy, options: See foremoe.plan(). Options: prefer, tolerance, stages, max_copies_per_rank,
-        max_copies_per_source, min_tokens_per_guest, seed.
-    depth: Number of turns (passes of a layer) that copies start ahead; one fewer under shared, where 1 hides no copies.
-    ranks_per_node: Ranks of the expert-parallel group that share a fast interconnect. None: 8, or all if fewer.
-    threads: Threads with which each rank plans its share of the layers.
-    cluster, model: Cluster and model for which shadow mode predicts the seconds of a step; see foremoe.evaluate().
-        model None: derived from the configuration. cluster None: predicts no seconds.
+    Args:
+        model_chunks: A module or a list of modules. If Megatron's DistributedDataParallel is used, wrap them first.
+        guest_slots: Guest slots per rank and layer. 0: copies no experts, but takes all sizes from the plan.
+        residency: static, resident or shared; see foremoe.plan(). None: resident, or static if mode is static. shared:
+            guests of all layers use the same `depth` sets of guest_slots and are copied for every pass of a layer.
+        mode: active: step() executes plans. static: active with residency static. shadow: step() counts rows, and plans
+            to estimate the benefit of balancing, but changes nothing.
+        policy: See foremoe.plan().
+        depth: Number of turns (passes of a layer) that copies start ahead; one fewer under shared, where 1 hides no
+            copies.
+        ranks_per_node: Ranks of the expert-parallel group that share a fast interconnect. None: 8, or all if fewer.
+        threads: Threads with which each rank plans its share of the layers.
+        cluster: Cluster for which shadow mode predicts the seconds of a step; see foremoe.evaluate(). None: predicts no
+            seconds.
+        model: Model of that prediction. None: derived from the configuration.
+        options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed; see
+            foremoe.plan().
 
-    Raises ImportError for an unsupported version of megatron-core. Raises InputError for an invalid argument or an
-    unsupported field of the configuration, with its name and allowed values. All ranks raise, and create no process
-    group, if one rank refuses, or if ranks differ in arguments (except threads), in versions, or in the layers of a
-    pipeline stage. Raises RuntimeError, on all ranks, if torch cannot create the groups.
+    Raises:
+        ImportError: for an unsupported version of megatron-core.
+        InputError: for an invalid argument or an unsupported field of the configuration, with its name and allowed
+            values. All ranks raise, and create no process group, if one rank refuses, or if ranks differ in arguments
+            (except threads), in versions, or in the layers of a pipeline stage.
+        RuntimeError: on all ranks, if torch cannot create the groups.
     """
     arguments = AttachArguments(
         guest_slots=guest_slots, residency=residency, mode=mode, policy=policy, depth=depth,

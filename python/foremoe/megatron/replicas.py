@@ -35,12 +35,14 @@ _log = logging.getLogger("foremoe")
 
 
 class Replicas:
-    """Planned steps of a Megatron-LM model; created by attach().
+    """Planned steps of a Megatron-LM model.
 
-    plan = replicas.plan(counts)
-    with replicas.step(plan):
-        forward_backward_func(...)
-    replicas.metrics()
+        plan = replicas.plan(counts)
+        with replicas.step(plan):
+            forward_backward_func(...)
+        replicas.metrics()
+
+    Created by attach().
     """
 
     def __init__(self, model_chunks: Sequence[torch.nn.Module], arguments: AttachArguments) -> None:
@@ -175,17 +177,19 @@ class Replicas:
     def plan(self, counts: Any, phase: str = "policy_update", begun: Plan | None = None) -> Plan:
         """Plans a phase in the background. Collective over all ranks that train the model.
 
-        counts: Integers [micro_steps, layers, experts], numpy or torch: this rank's rows for each expert, in each
-            micro-step and MoE layer of this pipeline stage. Include all rows that the router routes, even padding. All
-            ranks have the same number of micro-steps; in a pipeline stage without MoE layers, layers is 0.
-            May also be a function without arguments that returns such counts. If computing the counts may fail on a
-            single rank, do it in this function: plan() raises its error, and no other rank waits.
-        phase: policy_update (forward and backward) or recompute (forward only).
-        begun: The result of an earlier call, on all ranks or on none. plan() returns it again if it was created for
-            this phase and, on all ranks, for these counts.
+        Args:
+            counts: Integers [micro_steps, layers, experts], numpy or torch: this rank's rows for each expert, in each
+                micro-step and MoE layer of this pipeline stage. Include all rows that the router routes, even padding.
+                All ranks have the same number of micro-steps; in a pipeline stage without MoE layers, layers is 0.
+                May also be a function without arguments that returns such counts. If computing the counts may fail on
+                a single rank, do it in this function: plan() raises its error, and no other rank waits.
+            phase: policy_update (forward and backward) or recompute (forward only).
+            begun: The result of an earlier call, on all ranks or on none. plan() returns it again if it was created
+                for this phase and, on all ranks, for these counts.
 
-        Raises InputError on all ranks if a rank's counts or phase are invalid, or if ranks differ in phase, number of
-        micro-steps or whether `begun` is given. A rank whose function raised an error raises that error itself.
+        Raises:
+            InputError: on all ranks if a rank's counts or phase are invalid, or if ranks differ in phase, number of
+                micro-steps or whether `begun` is given. A rank whose function raised an error raises that error itself.
         """
         self._expect_usable()
         refused: Exception | None = None

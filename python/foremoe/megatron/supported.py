@@ -7,10 +7,10 @@ from typing import Any
 
 import foremoe
 from foremoe._engine.together import fact_of
+from foremoe.supported import MEGATRON
 
 from .experts import MoE
 
-FIRST, LAST = (0, 16), (0, 19)
 DISPATCHERS = ("allgather", "alltoall", "flex")
 FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # tested with stand-ins for their kernels, never on a GPU
 
@@ -52,17 +52,11 @@ def expect_version() -> str:
         import megatron.core
     except ImportError as error:
         raise ImportError(
-            f"foremoe.megatron needs megatron-core {_spelled(FIRST)} to {_spelled(LAST)} to attach to a model: {error}"
+            f"foremoe.megatron needs megatron-core {MEGATRON.accepted} to attach to a model: {error}"
         ) from error
     version = str(megatron.core.__version__)
-    numbers = tuple(int(part) if part.isdigit() else -1 for part in version.split(".")[:2])
-    if not FIRST <= numbers <= LAST:
-        raise ImportError(f"foremoe.megatron needs megatron-core {_spelled(FIRST)} to {_spelled(LAST)}, not {version}")
+    MEGATRON.expect("foremoe.megatron", version)
     return version
-
-
-def _spelled(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
 
 
 def moe_layers(chunk: Any) -> list[tuple[str, Any]]:

@@ -12,10 +12,15 @@
 Tested on CPU with gloo, and on one GPU that all ranks share, with NCCL.
 """
 
+import torch
+
 from foremoe._engine.groups import stand_by
 from foremoe._engine.layers import ExpertLayer, grouped_linear
+from foremoe.supported import TORCH
 
 from .parallel import ExpertParallel
 from .phase import Phase
+
+TORCH.expect("foremoe.torch", torch.__version__)
 
 __all__ = ["ExpertLayer", "ExpertParallel", "Phase", "grouped_linear", "stand_by"]

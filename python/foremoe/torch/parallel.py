@@ -314,7 +314,7 @@ class ExpertParallel:
         expect_warm_start(self.arguments)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clips like torch.nn.utils.clip_grad_norm_, by the norm over all parameters and ranks."""
+        """Clips like `torch.nn.utils.clip_grad_norm_`, by the norm over all parameters and ranks."""
         self.ranks.expect_call("clip_grad_norm_()")
         return clip(self.expert_parameters(), self._dense.named_parameters(), self.ranks, max_norm, self._dense.sharded)
 

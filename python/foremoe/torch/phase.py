@@ -38,11 +38,13 @@ _OUT_OF_ORDER = "ran out of order, or twice"
 class Phase:
     """A planned phase. Enter it, run each micro-step inside micro_step(m), drain, and exit.
 
-    with ep.plan(routes) as phase:
-        for m, batch in enumerate(micro_batches):
-            with phase.micro_step(m):
-                loss(model(**batch)).backward()
-        phase.drain()
+        with ep.plan(routes) as phase:
+            for m, batch in enumerate(micro_batches):
+                with phase.micro_step(m):
+                    loss(model(**batch)).backward()
+            phase.drain()
+
+    Created by ExpertParallel.plan().
     """
 
     def __init__(
@@ -360,20 +362,22 @@ class Phase:
     def figures(self) -> dict[str, Any]:
         """Returns statistics of balance and copies. Values that differ between ranks are those of this rank.
 
-        rho_vanilla, rho_planned, rho_computed: busiest rank's rows ÷ mean (mean and max over layers and micro-steps)
-        with experts at home; as planned; and as executed, including fallbacks and unplanned rows (no route, or another
-        expert than recorded). Unplanned rows of other ranks are included after drain() or a recompute phase.
-        most_rows: rows that the busiest rank computed in a layer of a micro-step, counted like rho_computed.
-        guest_weight_bytes: memory of this rank's guests; guest_gradient_bytes: the most that sums of their gradients
-        occupied.
-        copies: experts copied into this rank; host_copies: those by the host path. exposed_seconds: time that this rank
-        waited for copies; on CUDA, time that its stream waited, measured by events. fallbacks: layers of
-        micro-steps that ran at homes because a rank lacked a guest; equal on all ranks. mismatch: share of tokens with
-        a route for which the router would have chosen other experts, or did under on_mismatch="home".
-        dropped: share of rows without a route, to which experts add nothing; 0 under unrouted="home". dropped_read:
-        share of dropped rows that the loss reads, according to gradients (of all ranks after drain()).
-        skipped: micro-steps whose backward this rank omitted.
-        mismatched, only under "home": [micro_steps][layers], rows (tokens at one of their experts) served at home
-        because their expert was not recorded; of all ranks after drain().
+        - rho_vanilla, rho_planned, rho_computed: busiest rank's rows ÷ mean (mean and max over layers and micro-steps)
+          with experts at home; as planned; and as executed, including fallbacks and unplanned rows (no route, or
+          another expert than recorded). Unplanned rows of other ranks are included after drain() or a recompute phase.
+        - most_rows: rows that the busiest rank computed in a layer of a micro-step, counted like rho_computed.
+        - guest_weight_bytes: memory of this rank's guests; guest_gradient_bytes: the most that sums of their gradients
+          occupied.
+        - copies: experts copied into this rank; host_copies: those by the host path.
+        - exposed_seconds: time that this rank waited for copies; on CUDA, time that its stream waited, measured by
+          events.
+        - fallbacks: layers of micro-steps that ran at homes because a rank lacked a guest; equal on all ranks.
+        - mismatch: share of tokens with a route for which the router would have chosen other experts, or did under
+          on_mismatch="home".
+        - dropped: share of rows without a route, to which experts add nothing; 0 under unrouted="home". dropped_read:
+          share of dropped rows that the loss reads, according to gradients (of all ranks after drain()).
+        - skipped: micro-steps whose backward this rank omitted.
+        - mismatched, only under "home": [micro_steps][layers], rows (tokens at one of their experts) served at home
+          because their expert was not recorded; of all ranks after drain().
         """
         return figures_of(self.plan, self.guests, self.routes, self.beside, self._experts)

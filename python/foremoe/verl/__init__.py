@@ -1,4 +1,4 @@
-"""Planned steps for the Megatron engines of verl 0.9, from the routes that R3 replays, and shadow mode.
+"""Planned steps for the Megatron engines of verl, from the routes that R3 replays, and shadow mode.
 
     export VERL_USE_EXTERNAL_MODULES=foremoe.verl VERL_ENGINE_VENDOR=foremoe
 
@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from foremoe.supported import VERL
+
 VENDOR = "foremoe"
 _ENGINES = "verl.workers.engine"
 _log = logging.getLogger("foremoe")
@@ -33,13 +35,13 @@ _log = logging.getLogger("foremoe")
 def register() -> None:
     """Adds the engine to verl's registry, once.
 
-    Raises ImportError, with the missing package, if verl 0.9 or its Megatron engine cannot be imported.
+    Raises ImportError, with the missing package or version, if verl or its Megatron engine cannot be imported.
     """
-    needs = "foremoe.verl needs verl 0.9 and what its Megatron engine imports"
+    needs = f"foremoe.verl needs verl {VERL.accepted} and what its Megatron engine imports"
     try:
         import verl
 
-        if not verl.__version__.startswith("0.9."):
+        if not VERL.accepts(verl.__version__):
             raise ImportError(f"verl is {verl.__version__}")
         from verl.workers.engine.base import EngineRegistry
 

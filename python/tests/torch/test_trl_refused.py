@@ -89,7 +89,7 @@ def test_models_without_experts_and_single_processes_are_rejected(tmp_path: Any)
 @pytest.mark.parametrize("version", ["1.15.2", "2.0.0"])
 def test_other_versions_of_trl_are_rejected(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(trl, "__version__", version)
-    with pytest.raises(ImportError, match=rf"needs trl ~=1\.16, not {version}"):
+    with pytest.raises(ImportError, match=f"needs trl 1.16 or newer, below 2, not {version}"):
         importlib.reload(foremoe.trl)
 
 
