@@ -21,13 +21,6 @@ constexpr std::int64_t kRowsThatHide = 8192;  // rows per rank and micro-step
 
 }  // namespace
 
-bool held_on(const LayerProblem& p, const ReplicaGraph& graph, int expert, NodeId node) {
-  for (int s = graph.first_holder(expert); s >= 0; s = graph.next_holder(s)) {
-    if (p.topology.node_of(RankId{graph.rank_of(s)}) == node) return true;
-  }
-  return false;
-}
-
 bool copies_hide(const LayerProblem& problem) {
   if (problem.guest_slots < 2 || problem.num_ranks() <= kSmallGroup) return false;
   std::int64_t rows = 0;
@@ -41,29 +34,16 @@ bool copies_hide(const LayerProblem& problem) {
 BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal, Prefer prefer)
     : problem_(problem),
       goal_(goal),
+      local_(problem, prefer),
       per_guest_(goal == BaseGoal::kFinal ? 0.0F : 1.0F / kCopyWorth),
       now_(problem.num_micro_steps),
       without_(problem.num_micro_steps),
       least_level_(problem.num_micro_steps),
-      trial_cost_(problem.num_micro_steps) {
-  const int num_nodes = problem.topology.num_nodes();
-  if (prefer != Prefer::kLinks || num_nodes == 1) return;
-  local_tokens_ = Array<float, 2>({static_cast<std::size_t>(problem.num_experts), static_cast<std::size_t>(num_nodes)});
-  for (int m = 0; m < problem.num_micro_steps; ++m) {
-    for (int e = 0; e < problem.num_experts; ++e) {
-      for (int n = 0; n < num_nodes; ++n) {
-        local_tokens_(e, n) += static_cast<float>(problem.node_load(m, e, n)) * problem.per_mean[m];
-      }
-    }
-  }
-}
+      trial_cost_(problem.num_micro_steps) {}
 
 // Cost of a new guest, less the worth of the tokens that no longer leave their node.
 float BaseGuests::guest_cost(const ReplicaGraph& graph, int expert, int rank) const {
-  if (local_tokens_.size() == 0 || goal_ == BaseGoal::kFinal) return per_guest_;
-  const NodeId node = problem_.topology.node_of(RankId{rank});
-  if (held_on(problem_, graph, expert, node)) return per_guest_;
-  return per_guest_ - local_tokens_(expert, node.index());
+  return goal_ == BaseGoal::kFinal ? per_guest_ : per_guest_ - local_.tokens(graph, expert, rank);
 }
 
 // Largest rank load of m that counts as perfect. The search does not try to lower it.
@@ -277,7 +257,7 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
       }
     }
   }
-  if (local_tokens_.size() > 0) {
+  if (local_.count()) {
     for (int e = 0; e < problem_.num_experts; ++e) score_[e] += per_guest_ - guest_cost(graph, e, rank);
   }
   order_.resize(problem_.num_experts);
@@ -335,37 +315,11 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
   return true;
 }
 
-// Fills each node's free slots with the experts that have the most local tokens there. Slots on ranks with the lowest
-// load at homes are filled first.
-void BaseGuests::add_local_guests(ReplicaGraph& graph) const {
-  if (local_tokens_.size() == 0) return;
-  std::vector<float> load(problem_.num_ranks(), 0.0F);  // at homes, in mean rank loads
-  for (int m = 0; m < problem_.num_micro_steps; ++m) {
-    for (int e = 0; e < problem_.num_experts; ++e) {
-      load[problem_.home[e]] += static_cast<float>(problem_.load(m)[e]) * problem_.per_mean[m];
-    }
-  }
-  for (int n = 0; n < problem_.topology.num_nodes(); ++n) {
-    const RankRange ranks = problem_.topology.ranks_of(NodeId{n});
-    std::vector<int> slots;
-    for (int s = graph.first_slot(ranks.first); s < graph.first_slot(ranks.last); ++s) {
-      if (graph.expert_in(s) < 0) slots.push_back(s);
-    }
-    std::ranges::stable_sort(slots, {}, [&](int s) { return load[graph.rank_of(s)]; });
-    std::vector<int> experts;
-    for (int e = 0; e < problem_.num_experts; ++e) {
-      if (local_tokens_(e, n) > per_guest_ && !held_on(problem_, graph, e, NodeId{n})) experts.push_back(e);
-    }
-    std::ranges::stable_sort(experts, {}, [&](int e) { return -local_tokens_(e, n); });
-    for (std::size_t i = 0; i < std::min(slots.size(), experts.size()); ++i) graph.put(slots[i], experts[i]);
-  }
-}
-
 void BaseGuests::grow_all(ReplicaGraph& graph) {
   num_sweeps_ = 0;
   may_change_ = problem_.guest_slots > 0 && problem_.num_micro_steps > 0;
   if (!may_change_) return;
-  if (goal_ == BaseGoal::kReplaceable) add_local_guests(graph);
+  if (goal_ == BaseGoal::kReplaceable) local_.add(per_guest_, graph);
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     serve_at_homes(problem_, m, now_[m].assignment);
     solve(graph, m, goal_ == BaseGoal::kFinal ? problem_.lower_bound[m] : 0, now_[m]);
@@ -389,39 +343,7 @@ void BaseGuests::sweep(ReplicaGraph& graph) {
 void BaseGuests::choose(ReplicaGraph& graph, bool sweeps) {
   grow_all(graph);
   while (sweeps && may_change_) sweep(graph);
-  if (goal_ == BaseGoal::kFinal) add_local_guests(graph);
-}
-
-// A local guest is replaced only if the new one makes at least this many more tokens local, in mean rank loads.
-constexpr float kWorthACopy = 0.1F;
-
-void renew_local_guests(const LayerProblem& p, int m, const Assignment& a, ReplicaGraph& graph) {
-  if (p.topology.num_nodes() == 1) return;
-  for (int n = 0; n < p.topology.num_nodes(); ++n) {
-    const RankRange ranks = p.topology.ranks_of(NodeId{n});
-    std::vector<int> slots;
-    for (int r = ranks.first; r < ranks.last; ++r) {
-      for (int s = graph.first_slot(r + 1) - p.guest_slots; s < graph.first_slot(r + 1); ++s) {
-        if (a.quota[s] == 0) slots.push_back(s);
-      }
-    }
-    const auto kept = [&](int slot) {
-      return graph.expert_in(slot) < 0 ? 0 : p.node_load(m, graph.expert_in(slot), n);
-    };
-    std::stable_sort(slots.begin(), slots.end(), [&](int x, int y) { return kept(x) < kept(y); });
-    std::vector<int> missing;
-    for (int e = 0; e < p.num_experts; ++e) {
-      if (!held_on(p, graph, e, NodeId{n})) missing.push_back(e);
-    }
-    std::stable_sort(missing.begin(), missing.end(),
-                     [&](int x, int y) { return p.node_load(m, x, n) > p.node_load(m, y, n); });
-    for (std::size_t i = 0; i < std::min(slots.size(), missing.size()); ++i) {
-      const std::int64_t gain = p.node_load(m, missing[i], n) - kept(slots[i]);
-      if (static_cast<float>(gain) * p.per_mean[m] < kWorthACopy) break;
-      if (graph.expert_in(slots[i]) >= 0) graph.drop(slots[i]);
-      graph.put(slots[i], missing[i]);
-    }
-  }
+  if (goal_ == BaseGoal::kFinal) local_.add(per_guest_, graph);
 }
 
 }  // namespace foremoe::planner

@@ -12,10 +12,9 @@
 // over the micro-steps. In groups of 128 ranks or more, it adds several guests per scoring. Each sweep then empties
 // every guest slot in turn and fills it with the best expert or none, until a sweep changes nothing.
 //
-// Locality. With Prefer::kLinks and several nodes, a guest whose node has no other replica of its expert is local. It
-// keeps the node's tokens for this expert on the node. If guests are final, local guests fill the slots that are not
-// needed for balance. If they may be replaced, these tokens lower the cost, in mean rank loads: local guests fill all
-// free slots first, and sweeps give a slot to balance where that lowers the cost more.
+// Locality (local_guests.h, only with Prefer::kLinks). If guests are final, local guests fill the slots that are not
+// needed for balance. If they may be replaced, their local tokens lower the cost: local guests fill all free slots
+// first, and sweeps give a slot to balance where that lowers the cost more.
 //
 // Growth ends when the slots are full or no gain is expected. A revision is kept only if it lowers the cost. The number
 // of sweeps is bounded. Cost per slot and sweep: one `relieve` per affected micro-step and per trial.
@@ -25,6 +24,7 @@
 
 #include "foremoe/planner/excess_flow.h"
 #include "foremoe/planner/layer_problem.h"
+#include "foremoe/planner/local_guests.h"
 #include "foremoe/planner/token_assignment.h"
 
 namespace foremoe::planner {
@@ -76,14 +76,13 @@ class BaseGuests {
   float least_cost(const ReplicaGraph& graph, int m, int rank, const MicroStep& state);
   float promise(const MicroStep& state, int m, const ReplicaGraph& graph, int slot) const;
   float guest_cost(const ReplicaGraph& graph, int expert, int rank) const;
-  void add_local_guests(ReplicaGraph& graph) const;
   bool grow(ReplicaGraph& graph);
   bool revise(ReplicaGraph& graph, int slot);
 
   const LayerProblem& problem_;
   BaseGoal goal_;
-  float per_guest_;               // cost of one guest
-  Array<float, 2> local_tokens_;  // [expert][node], of all micro-steps, in mean rank loads; empty if they do not count
+  LocalGuests local_;
+  float per_guest_;  // cost of one guest
   bool may_change_ = false;
   int num_sweeps_ = 0;
   AssignmentSearch search_;
@@ -102,12 +101,5 @@ class BaseGuests {
   std::vector<char> reached_;  // [rank]
   std::vector<int> queue_;     // ranks
 };
-
-// Returns whether a rank of the node has a replica of the expert.
-bool held_on(const LayerProblem& problem, const ReplicaGraph& graph, int expert, NodeId node);
-
-// With Prefer::kLinks, for micro-step m: among guests without tokens in `assignment`, replaces those with few local
-// tokens in m by the experts with the most local tokens.
-void renew_local_guests(const LayerProblem& problem, int m, const Assignment& assignment, ReplicaGraph& graph);
 
 }  // namespace foremoe::planner

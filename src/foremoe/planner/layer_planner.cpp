@@ -4,6 +4,7 @@
 
 #include "foremoe/core/timeline.h"
 #include "foremoe/planner/base_guests.h"
+#include "foremoe/planner/local_guests.h"
 #include "foremoe/planner/rehoming.h"
 #include "foremoe/planner/relocation.h"
 #include "foremoe/planner/replication.h"
