@@ -86,10 +86,13 @@ int run(CompareArguments arguments, const Given& given) {
   PlanningSession session(arguments, given, {.policies = arguments.policies, .simulates = plots});
   arguments.evaluate.simulate = plots;
   std::vector<Evaluation> evaluations;
-  if (plots) evaluations = evaluate_all(session.policies, session.input, arguments.evaluate, session.context());
-  for (std::size_t i = evaluations.size(); i < session.policies.size(); ++i) {
-    const EvaluationContext context = one_of(session.context(), i, session.policies.size());
-    evaluations.push_back(evaluate(*session.policies[i], session.input, arguments.evaluate, context));
+  if (plots) {
+    evaluations = evaluate_all(session.policies, session.input, arguments.evaluate, session.context());
+  } else {
+    for (std::size_t i = 0; i < session.policies.size(); ++i) {
+      const EvaluationContext context = one_of(session.context(), i, session.policies.size());
+      evaluations.push_back(evaluate(*session.policies[i], session.input, arguments.evaluate, context));
+    }
   }
   session.progress.end();
   expect_residency(evaluations.front(), session.residency);

@@ -30,6 +30,13 @@ std::vector<std::string> files_of(const InputOptions& input) {
   return {input.path, input.homes, input.previous, input.previous_load};
 }
 
+std::string describe_layers(const LoadTable& load, const CostModel& cost) {
+  const int layers = cost.model().moe_layers;
+  if (load.num_layers() >= layers) return "";
+  return fmt::format("each layer of the input represents {:.4g} of the model's {}",
+                     static_cast<double>(layers) / load.num_layers(), layers);
+}
+
 std::vector<std::string> files_of(const PlanningArguments& a) {
   std::vector<std::string> files = files_of(a.input);
   files.insert(files.end(), {a.cost.cluster, a.cost.model});

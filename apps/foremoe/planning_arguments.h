@@ -32,6 +32,9 @@ std::vector<Option> planning_options(PlanningArguments& arguments, bool residenc
 std::vector<std::string> files_of(const InputOptions& input);
 std::vector<std::string> files_of(const PlanningArguments& arguments);
 
+// Returns how many layers of the model a layer of the load represents; an empty text if the load has all of them.
+std::string describe_layers(const LoadTable& load, const CostModel& cost);
+
 // A command's requirements on the shared arguments.
 struct SessionRequest {
   std::vector<std::string> policies;  // names; "all" stands for every system

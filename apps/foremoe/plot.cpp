@@ -42,11 +42,7 @@ Json parts_of_phases(const SimulatedStep& step) {
 // Lines below the title.
 std::vector<std::string> facts_of(const PlotRequest& plot) {
   std::vector<std::string> facts{fmt::format("{}: {}", plot.load.name, describe(plot.load)), describe(plot.options)};
-  if (plot.load.num_layers() < plot.cost.model().moe_layers) {
-    facts.back() += fmt::format("; each layer of the input represents {:.4g} of the model's {}",
-                                static_cast<double>(plot.cost.model().moe_layers) / plot.load.num_layers(),
-                                plot.cost.model().moe_layers);
-  }
+  if (const std::string layers = describe_layers(plot.load, plot.cost); !layers.empty()) facts.back() += "; " + layers;
   if (plot.panels == Panels::kPhases) facts.emplace_back("speedup: of the whole step over vanilla");
   return facts;
 }

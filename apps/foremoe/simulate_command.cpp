@@ -97,21 +97,17 @@ std::string describe_dispatch(const std::vector<Evaluation>& evaluations) {
 }
 
 std::string describe_attention(const Workload& input, const CostModel& cost) {
-  const bool given = cost.options().sequence_tokens.has_value();
-  const bool known = !input.squared_lengths().empty();
-  if (known && !given) return "attention sequences: each sequence by its length in the trace\n";
+  if (attention_of(input.knows_lengths(), cost) == Attention::kSequences)
+    return "attention sequences: each sequence by its length in the trace\n";
   return fmt::format("attention mean: all sequences have {} tokens{}\n", cost.sequence_tokens(),
-                     known ? ", as given, instead of their lengths in the trace" : "");
+                     input.knows_lengths() ? ", as given, instead of their lengths in the trace" : "");
 }
 
 void print(const std::vector<Evaluation>& evaluations, const Workload& input, const EvaluateOptions& options,
            const CostModel& cost) {
   const LoadTable& load = input.load;
   print_values("{}: {}\n{}; {}\n", load.name, describe(load), describe(cost), describe(options));
-  if (load.num_layers() < cost.model().moe_layers) {
-    fmt::print("each layer of the input represents {:.4g} of the model's {}\n",
-               static_cast<double>(cost.model().moe_layers) / load.num_layers(), cost.model().moe_layers);
-  }
+  if (const std::string layers = describe_layers(load, cost); !layers.empty()) fmt::print("{}\n", layers);
   fmt::print("{}{}", describe_dispatch(evaluations), describe_attention(input, cost));
   const bool chooses = options.choose_residency;
   const bool rollout = options.rollout_seconds > 0;

@@ -157,7 +157,7 @@ std::vector<Option> options_of(InputOptions& o) {
 }
 
 Array<double, 2> Workload::squared_lengths() const {
-  return tokens && !tokens->trace.whole_batches ? foremoe::squared_lengths(*tokens) : Array<double, 2>{};
+  return knows_lengths() ? foremoe::squared_lengths(*tokens) : Array<double, 2>{};
 }
 
 PolicyInput Workload::for_policy(const PlannerOptions& options) const {

@@ -49,6 +49,8 @@ struct Workload {
   // Returns the tokens that this load counts, or null if they are unknown or if the load was cut.
   const BatchedTrace* tokens_of_load() const { return tokens && !cut ? &*tokens : nullptr; }
 
+  bool knows_lengths() const { return tokens && !tokens->trace.whole_batches; }
+
   // [micro_step][rank]: Σ length² over the sequences of the batch, tokens²; empty if their lengths are unknown. If the
   // load was cut, micro-steps after its last are included.
   Array<double, 2> squared_lengths() const;

@@ -268,7 +268,7 @@ class Profiler {
   }
 
   void add_squared_lengths() {
-    const bool known = attention_of(input_) == Attention::kSequences;
+    const bool known = attention_of(input_.squared_lengths.size() > 0, input_.cost) == Attention::kSequences;
     if (known) expect_lengths_fit(input_);
     result_.squared_lengths = Array<double, 2>(result_.tokens.shape());
     for (std::size_t m = 0; m < result_.tokens.extent(0); ++m) {
@@ -303,11 +303,6 @@ class Profiler {
 };
 
 }  // namespace
-
-Attention attention_of(const SimulationInput& input) {
-  const bool known = input.squared_lengths.size() > 0 && !input.cost.options().sequence_tokens;
-  return known ? Attention::kSequences : Attention::kMean;
-}
 
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool) {
   expect_fit(input);

@@ -54,8 +54,6 @@ struct PhaseProfile {
   }
 };
 
-Attention attention_of(const SimulationInput& input);
-
 // With own_experts_first, a rank's own experts and its guests are two products; otherwise, they are one product. With
 // plans_after_dispatch, rows are exchanged with homes, which forward the guests' rows. Throws InputError if plan, load
 // and model do not fit each other.

@@ -57,7 +57,7 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
   SimulatedPhase phase{.dispatch = dispatch,
                        .dispatch_estimated = dispatch == Dispatch::kToken && input.tokens == nullptr,
                        .rows = input.rows,
-                       .attention = attention_of(input),
+                       .attention = attention_of(input.squared_lengths.size() > 0, input.cost),
                        .phase = options.phase,
                        .path = options.path,
                        .parts = replay.parts};
@@ -137,6 +137,10 @@ double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
 }
 
 }  // namespace
+
+Attention attention_of(bool knows_lengths, const CostModel& cost) {
+  return knows_lengths && !cost.options().sequence_tokens ? Attention::kSequences : Attention::kMean;
+}
 
 std::string_view to_string(Attention attention) { return attention == Attention::kSequences ? "sequences" : "mean"; }
 

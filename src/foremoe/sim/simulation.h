@@ -62,6 +62,9 @@ enum class Attention : std::uint8_t { kSequences, kMean };
 
 std::string_view to_string(Attention attention);
 
+// The lengths that determine the scores, if the input knows its sequences or not.
+Attention attention_of(bool knows_lengths, const CostModel& cost);
+
 struct SimulationInput {
   const LoadTable& load;
   const StepPlan& plan;  // accepted by check_plan for this load
