@@ -62,15 +62,19 @@ class CommandTest(unittest.TestCase):
             self.assertIn(word, lines[0], arguments)
         self.assertEqual(self.files(), before, arguments)
 
-    def on_a_terminal(self, arguments, columns=0, **environment):
-        """Returns stdout as written to a terminal of this width. Skips the test if pseudo-terminals are not available."""
+    def on_a_terminal(self, arguments, columns=0, stdout=None, **environment):
+        """Returns stdout as written to a terminal of this width; with a file for stdout, returns stderr instead.
+
+        Skips the test if pseudo-terminals are not available.
+        """
         try:
             ours, theirs = pty.openpty()
         except OSError as error:
-            self.skipTest(f"no pseudo-terminal to be had here: {error}")
+            self.skipTest(f"no pseudo-terminal is available: {error}")
         if columns:
             fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        done = subprocess.Popen([FOREMOE, *map(str, arguments)], cwd=self.folder, stdout=theirs,
+        streams = {"stdout": theirs} if stdout is None else {"stdout": stdout, "stderr": theirs}
+        done = subprocess.Popen([FOREMOE, *map(str, arguments)], cwd=self.folder, **streams,
                                 env={"TERM": "xterm", **environment})  # fmt: skip
         os.close(theirs)
         shown = b""
@@ -80,7 +84,7 @@ class CommandTest(unittest.TestCase):
         except OSError:  # the other end is closed
             pass
         os.close(ours)
-        self.assertEqual(done.wait(), 0)
+        self.assertEqual(done.wait(), 0, shown)
         return shown.decode()
 
     def files(self):

@@ -1,12 +1,9 @@
 """Progress on a terminal: one line on stderr that is rewritten and removed. Results do not depend on it."""
 
-import os
-import pty
 import re
-import subprocess
 import unittest
 
-from foremoe_command import FOREMOE, CommandTest
+from foremoe_command import CommandTest
 
 LINE = re.compile(r"\r([^\r\n]*) … (\d+ s|\d+ %, \d+ (s|min) left)\x1b\[K")
 REMOVED = "\r\x1b[K"
@@ -19,23 +16,10 @@ class Progress(CommandTest):
             done = self.foremoe(*arguments)
             self.assertEqual(done.returncode, 0, done.stderr)
             return done.stdout, done.stderr
-        try:
-            ours, theirs = pty.openpty()
-        except OSError as error:
-            self.skipTest(f"no pseudo-terminal is available: {error}")
         with open(self.folder / "stdout", "w+") as stdout:
-            done = subprocess.Popen([FOREMOE, *map(str, arguments)], cwd=self.folder, stdout=stdout, stderr=theirs)
-            os.close(theirs)
-            shown = b""
-            try:
-                while part := os.read(ours, 4096):
-                    shown += part
-            except OSError:  # the other end is closed
-                pass
-            os.close(ours)
-            self.assertEqual(done.wait(), 0, shown)
+            shown = self.on_a_terminal(arguments, stdout=stdout)
             stdout.seek(0)
-            return stdout.read(), shown.decode()
+            return stdout.read(), shown
 
     def expect_lines_removed(self, shown):
         self.assertTrue(shown.endswith(REMOVED), repr(shown[-80:]))
