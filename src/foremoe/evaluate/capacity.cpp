@@ -41,7 +41,7 @@ std::optional<double> factor_for(std::int64_t size, std::int64_t rows) {
                          [&](double factor) { return std::trunc(in_float(size) * factor) >= in_float(rows); });
 }
 
-// The largest value, or none if any value is none.
+// The largest factor. Has no value if any factor has none.
 class Largest {
  public:
   void add(std::optional<double> factor) {
@@ -53,7 +53,7 @@ class Largest {
   std::optional<double> value_ = 0;
 };
 
-// BufferRows of a plan, and the tokens that size its buffers.
+// Rows that the ranks of a plan compute, and the tokens that size their buffers.
 class BufferRows {
  public:
   BufferRows(const StepPlan& plan, const LoadTable& load) : plan_(plan), load_(load), event_(load.load.extent(0)) {
@@ -74,7 +74,7 @@ class BufferRows {
     for (const Tokens tokens : load_.load.row(m, l, r)) sum += tokens.value;
     return sum;
   }
-  // BufferRows that the rank computes, with each slot's rows padded to a multiple of `pad`.
+  // Rows that the rank computes, with each slot's rows padded to a multiple of `pad`.
   std::int64_t computed(int m, int l, int r, std::int64_t pad = 1) const {
     std::int64_t sum = 0;
     for (const Tokens rows : plan_.slot_tokens.row(event_[static_cast<std::size_t>(m)], l, r)) {
