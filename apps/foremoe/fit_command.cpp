@@ -59,11 +59,9 @@ std::string text_of(const std::optional<double>& capacity) {
 
 void print_memory(const Fit& fit) {
   TextTable table({"", "now", "planned"});
-  const auto row = [&](std::string name, auto&& value) {
-    table.add({std::move(name), value(fit.now), value(fit.planned)});
-  };
-  const auto size = [&](std::string name, auto&& bytes) {
-    row(std::move(name), [&](const FitOfPlan& f) { return gigabytes(bytes(f)); });
+  const auto row = [&](const char* name, auto&& value) { table.add({name, value(fit.now), value(fit.planned)}); };
+  const auto size = [&](const char* name, auto&& bytes) {
+    row(name, [&](const FitOfPlan& f) { return gigabytes(bytes(f)); });
   };
   row("policy", [](const FitOfPlan& f) { return f.evaluation.policy; });
   row("most rows", [](const FitOfPlan& f) { return fmt::format("{}", f.most_rows.rows.value); });
