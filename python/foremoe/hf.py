@@ -34,8 +34,7 @@ from .supported import TRANSFORMERS, TRANSFORMERS_LOADING_PARTS
 from .torch import grouped_linear
 
 TRANSFORMERS.expect("foremoe.hf", transformers.__version__)
-LOADS_PARTS = TRANSFORMERS_LOADING_PARTS.accepts(transformers.__version__)
-if LOADS_PARTS:
+if TRANSFORMERS_LOADING_PARTS.accepts(transformers.__version__):
     from . import _planned_ep
 
 
@@ -166,7 +165,7 @@ class LoadedExperts(TransformersExperts):
 def _layer_of(model: torch.nn.Module, name: str, router: torch.nn.Module, experts: Any) -> TransformersExperts:
     if not is_dtensor(experts.down_proj):
         return TransformersExperts(name, router, experts)
-    if not LOADS_PARTS:
+    if not TRANSFORMERS_LOADING_PARTS.accepts(transformers.__version__):
         raise foremoe.InputError(
             f"model: its experts are sharded, which needs transformers {TRANSFORMERS_LOADING_PARTS.accepted}, "
             f"not {transformers.__version__}",
