@@ -32,6 +32,9 @@ DEVICE = torch.device("cuda:0" if os.environ.get("FOREMOE_TEST_DEVICE") == "cuda
 GRACE = 60
 """Seconds that the other ranks have to finish a test that failed on one rank. They may be waiting for that rank."""
 
+TESTS_PER_START = 100
+"""Tests after which rank processes are replaced. Each gloo group that a test leaves keeps a thread that polls."""
+
 LONGEST = 1200
 """Seconds after which a rank is considered hung: several times the longest test on a busy machine, and below pytest's
 faulthandler_timeout."""
@@ -143,6 +146,7 @@ class Ranks:
     def __init__(self, prepare: str, ranks: int = RANKS) -> None:
         self.kind = prepare, ranks
         self._pipes: list[Any] = []
+        self._tests = 0  # of the running processes
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -158,8 +162,12 @@ class Ranks:
 
     def run(self, module: str, name: str, arguments: dict[str, Any]) -> None:
         """Call function `name` of `module` on each rank, and raise the errors of the ranks."""
+        if self._tests == TESTS_PER_START:
+            self.stop()
         if not self._pipes:
             self._start()
+            self._tests = 0
+        self._tests += 1
         for pipe in self._pipes:
             pipe.send((module, name, arguments))
         failed: dict[int, str] = {}
