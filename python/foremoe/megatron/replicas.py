@@ -15,6 +15,7 @@ import torch.distributed as dist
 import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
 from foremoe._engine.groups import groups_made, make_groups
+from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
 from foremoe._engine.together import Agreement, Channel, Failures, Given, others_than, slots_at_begin
@@ -73,11 +74,12 @@ class Replicas:
         expect_equal(named)
         config, group = self._layers[0].config, self._layers[0].ep_group
         num_experts = int(config.num_moe_experts)
+        table = HomeTable.contiguous(len(named), num_experts, dist.get_world_size(group))
         # Number of forwards that have run on this pipeline stage when its first backward begins.
         in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
         self._stage = PipelineStage(
             arguments=arguments,
-            ranks=Ranks.of(group, num_experts, arguments.ranks_per_node, self._device),
+            ranks=Ranks.of(group, table, arguments.ranks_per_node, self._device),
             num_layers=len(named),
             num_experts=num_experts,
             top_k=int(config.moe_router_topk),
@@ -85,7 +87,7 @@ class Replicas:
             buffers=Buffers.of(config),
         )
         nothing = self._stage.nothing()
-        plan = plan_empty_load(nothing, arguments, in_flight=in_flight, executes=self.mode == "active")
+        plan = plan_empty_load(nothing, arguments, table, in_flight=in_flight, executes=self.mode == "active")
         self._guest_slots, self._residency = plan.guest_slots, plan.residency  # some policies choose their own
         if self.mode == "active":
             self._prepare([name for name, _ in named])
@@ -314,7 +316,7 @@ class Replicas:
         if shape != own:
             what = "layers, experts, ranks, guest slots and residency"
             raise foremoe.InputError(f"plan: has {shape} {what}; not {own}", field="plan")
-        expect_executable(made, plan.in_flight)
+        expect_executable(made, self._ranks.table, plan.in_flight)
         for moe in self._moes:
             if "mixed" in moe.trained():
                 raise foremoe.InputError(
