@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 import foremoe
 from foremoe.options import AnyHomes
@@ -70,6 +73,27 @@ class HomeTable:
     def of_rank(self, layer: int, rank: int) -> npt.NDArray[np.int64]:
         """Returns the experts of a rank in the order in which it stores them, int64 [E/R]."""
         return self.order[layer, rank * self.per_rank :][: self.per_rank]
+
+
+@torch.no_grad()
+def exchanged(part: Tensor, table: HomeTable, layer: int, group: Any, *, to_blocks: bool) -> Tensor:
+    """Sends each expert from its home to the rank of its contiguous block, or back. Collective.
+
+    part: This rank's experts [E/R, …], ascending. Returns those that it receives, ascending.
+    """
+    home, block = table.home[layer], np.arange(table.home.shape[1]) // table.per_rank  # rank of each expert
+    source, target = (home, block) if to_blocks else (block, home)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    sent, received = target[source == rank], source[target == rank]  # of experts in ascending order
+    found = torch.empty_like(part, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(
+        found,
+        part[torch.from_numpy(sent.argsort(kind="stable")).to(part.device)],
+        np.bincount(received, minlength=ranks).tolist(),
+        np.bincount(sent, minlength=ranks).tolist(),
+        group=group,
+    )
+    return found[torch.from_numpy(received.argsort(kind="stable").argsort()).to(part.device)]
 
 
 def named_digest(digest: str) -> str:

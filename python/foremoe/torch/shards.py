@@ -16,13 +16,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import foremoe
+from foremoe._engine.homes import exchanged
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import is_dtensor
 
@@ -148,25 +148,11 @@ class ExpertShards:
             return found
         return found.index_select(0, torch.from_numpy(table.position[layer]).to(found.device))
 
-    @torch.no_grad()
     def _exchanged(self, part: Tensor, layer: int, *, to_blocks: bool) -> Tensor:
-        """Sends each expert from its home to the rank of its block, or back. Both have experts in ascending order."""
-        table = self._ranks.table
-        if table.is_contiguous:
+        if self._ranks.table.is_contiguous:
             return part
         self._ranks.expect_call("state_dict() or load_state_dict() of experts")
-        home, block = table.home[layer], np.arange(table.home.shape[1]) // table.per_rank  # rank of each expert
-        source, target = (home, block) if to_blocks else (block, home)
-        sent, received = target[source == self.rank], source[target == self.rank]  # of experts in ascending order
-        found = torch.empty_like(part, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(
-            found,
-            part[torch.from_numpy(sent.argsort(kind="stable")).to(part.device)],
-            np.bincount(received, minlength=self.num_ranks).tolist(),
-            np.bincount(sent, minlength=self.num_ranks).tolist(),
-            group=self.group,
-        )
-        return found[torch.from_numpy(received.argsort(kind="stable").argsort()).to(part.device)]
+        return exchanged(part, self._ranks.table, layer, self.group, to_blocks=to_blocks)
 
     def part(self, value: Tensor, like: Tensor, name: str, layer: int) -> Tensor:
         """Returns this rank's part of a layer's DTensor or whole tensor. like: Tensor of the part's shape.

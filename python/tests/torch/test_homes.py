@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -102,11 +103,11 @@ def test_all_forms_of_homes_are_accepted_and_plans_record_their_digest(rank: int
 
 
 @pytest.mark.parametrize("residency", ["resident", "shared"])
-def test_plans_made_in_shares_record_the_digest(rank: int, residency: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "SMALLEST", 1)
+def test_plans_made_in_shares_record_the_digest(rank: int, residency: str) -> None:
     homes = draw_homes()
     ep, _, trained = begin(homes=homes, residency=residency)
-    plan = run_phase(ep, trained).plan
+    with mock.patch.object(shares, "SMALLEST", 1):
+        plan = run_phase(ep, trained).plan
     load = foremoe.Load.from_array(np.ones((1, *homes.shape[:1], RANKS, EXPERTS), np.int64), top_k=2)
     assert plan.homes_digest == foremoe.plan(load, homes=homes).homes_digest
     assert np.array_equal(plan.home, homes)
