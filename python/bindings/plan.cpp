@@ -306,6 +306,9 @@ void bind_plan(nb::module_& m) {
           "load_digest", [](const Plan& p) { return p.step->load_digest; },
           "Hexadecimal SHA-256 of the load for which the plan was made.")
       .def_prop_ro(
+          "homes_digest", [](const Plan& p) { return p.step->homes_digest; },
+          "Hexadecimal SHA-256 of the homes before planning; empty if they are contiguous or not recorded.")
+      .def_prop_ro(
           "layers",
           [](const Plan& p) { return nb::module_::import_("builtins").attr("range")(p.layers.first, p.layers.last); },
           nb::sig("def layers(self) -> range"), "Range of the load's layers in this plan: all, except for a part.")

@@ -193,7 +193,8 @@ class GrowingPlan final : public UnfinishedPlan {
                           .residency = from.residency,
                           .guest_slots = from.guest_slots,
                           .in_flight = from.in_flight,
-                          .options = from.options},
+                          .options = from.options,
+                          .homes_digest = from.homes_digest},
                          load_.table());
       plan_.home = from.home;
       record_input_options(*load_.input, plan_);

@@ -22,12 +22,16 @@ def imbalance(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return rho
 
 
-def rows_at_homes(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def rows_at_homes(counts: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
     """Returns the rows that each rank would compute with experts at home, [micro_steps, layers, ranks].
 
-    counts: Rows by source rank, [micro_steps, layers, ranks, experts].
+    counts: Rows by source rank, [micro_steps, layers, ranks, experts]. order: Experts of each layer sorted by home,
+    [layers, experts]; None: homes are contiguous.
     """
-    rows: npt.NDArray[np.int64] = counts.sum(2).reshape(*counts.shape[:3], -1).sum(-1)
+    of_experts: npt.NDArray[np.int64] = counts.sum(2)
+    if order is not None:
+        of_experts = np.take_along_axis(of_experts, order[None], -1)
+    rows: npt.NDArray[np.int64] = of_experts.reshape(*counts.shape[:3], -1).sum(-1)
     return rows
 
 

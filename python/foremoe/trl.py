@@ -32,6 +32,7 @@ import foremoe
 from foremoe._engine.together import refused_together
 
 from .hf import Recorder, expert_layers, record
+from .options import AnyHomes
 from .supported import TRL
 from .torch import ExpertParallel, Phase
 from .torch.shards import expect_of_experts
@@ -118,8 +119,8 @@ class GRPOTrainer(trl.GRPOTrainer):
     over micro-steps and layers.
 
     Args:
-        guest_slots: See ExpertParallel, also for residency, policy, depth, path, dispatch, host_timeout, ranks_per_node
-            and threads.
+        guest_slots: See ExpertParallel, also for residency, policy, depth, path, dispatch, host_timeout,
+            ranks_per_node, threads and homes.
         warm_start: Passes the plan of the last policy update to ExpertParallel.plan() as `previous` (algorithm 3 of
             ForeMoE's review). With drifting expert popularity, warm starts changed almost nothing, but doubled the
             planning time. Checkpoints do not contain the plan.
@@ -147,6 +148,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         host_timeout: float = 30.0,
         ranks_per_node: int | None = None,
         threads: int = 1,
+        homes: AnyHomes = None,
         warm_start: bool = False,
         **keywords: Any,
     ) -> None:
@@ -176,6 +178,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             host_timeout=host_timeout,
             ranks_per_node=ranks_per_node,
             threads=threads,
+            homes=homes,
         )
         if warm_start:
             self.expert_parallel.expect_warm_starts()

@@ -121,11 +121,12 @@ class NodeArena:
             operations: list[Any] = []
             received: list[tuple[Expert, dict[str, Tensor]]] = []
             for node, expert in experts:
-                owner = expert // ranks.homes
+                owner = ranks.table.owner(layer, expert)
                 writer = self._writer(node, owner)
                 if ranks.rank not in (owner, writer):
                     continue
-                mine = {name: w.detach()[expert % ranks.homes] for name, w in self._weights[layer].items()}
+                index = ranks.table.index(layer, expert)
+                mine = {name: w.detach()[index] for name, w in self._weights[layer].items()}
                 if owner == writer:
                     self._publish((layer, expert), mine)
                 elif ranks.rank == owner:

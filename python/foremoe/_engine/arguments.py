@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import foremoe
 
+from .homes import HomeTable, named_digest
 from .layers import ExpertLayer
 from .sharded import expect_own_experts, is_dtensor
 
@@ -53,6 +54,7 @@ class PlanningArguments:
     ranks_per_node: int | None
     threads: int = dataclasses.field(compare=False)
     options: dict[str, Any]
+    homes: Any = dataclasses.field(default=None, compare=False)  # see foremoe.plan(); compared by their digest
 
     def compared(self) -> dict[str, str]:
         """Returns the arguments that must be equal on all ranks, by name, as text."""
@@ -62,7 +64,7 @@ class PlanningArguments:
 
     def planning(self) -> dict[str, Any]:
         """Returns the arguments of foremoe.start_plan()."""
-        names = "policy", "guest_slots", "threads", "residency"
+        names = "policy", "guest_slots", "threads", "residency", "homes"
         return {name: getattr(self, name) for name in names} | self.options
 
     def expect_known(self) -> None:
@@ -84,6 +86,7 @@ def expect_phase(phase: str) -> None:
 def plan_empty_load(
     nothing: foremoe.Load,
     arguments: PlanningArguments,
+    table: HomeTable,
     *,
     path: str = "peer",
     in_flight: int = 1,
@@ -91,11 +94,11 @@ def plan_empty_load(
 ) -> foremoe.Plan:
     """Plans an empty load. Raises the planner's errors for these arguments and, if `executes`, an executor's.
 
-    nothing: Load without rows, with the same ranks and experts.
+    nothing: Load without rows, with the same layers, ranks and experts. table: Homes of the model's experts.
     """
     plan = foremoe.start_plan(nothing, in_flight=in_flight, **arguments.planning()).finish()
     if executes:
-        expect_executable(plan, in_flight)
+        expect_executable(plan, table, in_flight)
         foremoe.RankTurns(plan, nothing, rank=0, path=path, depth=arguments.depth)
     return plan
 
@@ -126,10 +129,20 @@ def _limits(copies: Any, slots: int) -> bool:
     return copies not in (None, "none") and int(copies) < slots
 
 
-def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:
-    """Raises InputError unless homes are contiguous blocks of experts and in_flight micro-steps are in flight."""
-    contiguous = np.arange(plan.num_experts) * plan.num_ranks // plan.num_experts
-    if plan.residency == "free" or plan.in_flight != in_flight or bool((plan.home != contiguous).any()):
+def expect_same_homes(plan: foremoe.Plan, table: HomeTable, name: str = "plan") -> None:
+    """Raises InputError if the plan was made from other homes. name: Argument that has the plan."""
+    found = named_digest(plan.homes_digest)
+    if plan.home.shape == table.home.shape and found != table.digest:
+        raise foremoe.InputError(
+            f"{name}: was made from other homes: their digest is {found}, that of these ranks {table.digest}",
+            field=name,
+        )
+
+
+def expect_executable(plan: foremoe.Plan, table: HomeTable, in_flight: int = 1) -> None:
+    """Raises InputError unless the plan has these homes and in_flight micro-steps are in flight."""
+    expect_same_homes(plan, table)
+    if plan.residency == "free" or plan.in_flight != in_flight or not np.array_equal(plan.home, table.home):
         raise foremoe.InputError(
             f"policy: {plan.policy} made a plan of residency {plan.residency}, {plan.in_flight} in flight, whose "
             "homes may have moved: it cannot be executed here",

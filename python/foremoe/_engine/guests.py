@@ -49,7 +49,7 @@ class Guests:
         self._layers = list(layers)
         self._slots = plan.guest_slots
         self.are_lent = plan.residency == "shared"  # buffers serve all layers in turn
-        self._homes = ranks.homes
+        self._table = ranks.table
         self._weights = [layer.weights() for layer in layers]
         # Recorded when the phase begins: if a rank freezes a weight later, other ranks still exchange its gradients.
         self._trained = [{name for name, w in weights.items() if w.requires_grad} for weights in self._weights]
@@ -142,7 +142,7 @@ class Guests:
                     slot = self._weights_of_buffer(copy)[name]
                     operations.append(dist.P2POp(dist.irecv, slot, group=self._channel.group, group_peer=copy.source))
                 else:
-                    home = local(weight.detach())[copy.expert % self._homes]
+                    home = local(weight.detach())[self._table.index(copy.layer, copy.expert)]
                     operations.append(dist.P2POp(dist.isend, home, group=self._channel.group, group_peer=copy.rank))
                 arrives.append(copy.arrives if receives else None)
         for work, operation, turn_of in zip(start_point_to_point(operations), operations, arrives, strict=True):
@@ -210,7 +210,7 @@ class Guests:
         for g in returns:
             for name in names:
                 if g.guest == self._turns.rank:
-                    gradient = self._take_gradient(layer, name, g.slot - self._homes)
+                    gradient = self._take_gradient(layer, name, g.slot - self._table.per_rank)
                     operations.append(dist.P2POp(dist.isend, gradient, group=self._channel.group, group_peer=g.home))
                 else:
                     gradient = self._new_gradient(layer, name)
@@ -222,7 +222,8 @@ class Guests:
                 if g.guest == self._turns.rank:
                     self._sent.append((turn, work, operation.tensor))
                 else:
-                    self._returns.append((turn, work, layer, g.expert % self._homes, name, operation.tensor))
+                    home = self._table.index(layer, g.expert)
+                    self._returns.append((turn, work, layer, home, name, operation.tensor))
         if self.are_lent:
             self._gradients.clear()
 

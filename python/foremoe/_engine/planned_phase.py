@@ -50,7 +50,7 @@ class PlannedPhase:
     ) -> None:
         """Waits until the plan may begin. Raises InputError for a plan that cannot be executed."""
         self.plan = running.begin()
-        expect_executable(self.plan, in_flight)
+        expect_executable(self.plan, ranks.table, in_flight)
         self.turns = foremoe.RankTurns(
             self.plan, load, rank=ranks.rank, phase=phase, expert_bytes=expert_bytes, path=path, depth=depth
         )

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .calls import Calls
+from .homes import HomeTable
 from .together import Channel, Failures
 
 
@@ -17,7 +18,7 @@ class Ranks:
     """An expert-parallel group.
 
     Attributes:
-        homes: Experts of each layer that a rank owns, E/R.
+        table: Homes of all experts.
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory.
         rows: Channel for rows and all other exchanges inside a phase, so that they end if a rank fails.
         copies: Channel for copies of experts. A second group lets copies overlap with exchanges of rows.
@@ -36,7 +37,7 @@ class Ranks:
     group: Any
     rank: int
     num_ranks: int
-    homes: int
+    table: HomeTable
     ranks_per_node: int
     device: torch.device
     rows: Channel = dataclasses.field(default_factory=lambda: Channel(None))
@@ -53,11 +54,16 @@ class Ranks:
     calls: Calls | None = None
 
     @classmethod
-    def of(cls, group: Any, num_experts: int, ranks_per_node: int | None, device: torch.device) -> Ranks:
+    def of(cls, group: Any, table: HomeTable, ranks_per_node: int | None, device: torch.device) -> Ranks:
         """Returns the ranks of a group without channels. ranks_per_node: None: 8, or all if fewer."""
         rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
         node = min(8, num_ranks) if ranks_per_node is None else ranks_per_node
-        return cls(group, rank, num_ranks, num_experts // num_ranks, node, device)
+        return cls(group, rank, num_ranks, table, node, device)
+
+    @property
+    def homes(self) -> int:
+        """Experts of each layer that a rank owns, E/R."""
+        return self.table.per_rank
 
     def expect_call(self, name: str) -> None:
         """Raises RuntimeError on all ranks if ranks make different collective calls."""

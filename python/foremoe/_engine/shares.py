@@ -132,6 +132,7 @@ def _own_part(
     *,
     policy: str,
     threads: int,
+    homes: Any = None,
     previous: foremoe.Plan | None = None,
     **options: Any,
 ) -> foremoe.Plan | Exception | None:
@@ -146,7 +147,7 @@ def _own_part(
                 load.array[block], top_k=load.top_k, ranks_per_node=load.ranks_per_node, name=load.name
             )
         # foremoe.plan() would log its remarks on every rank in every step
-        return _core._plan(load, policy, options, previous=previous, layers=layers, threads=threads)
+        return _core._plan(load, policy, options, homes=homes, previous=previous, layers=layers, threads=threads)
     except (foremoe.InputError, foremoe.PolicySkipped) as error:
         return error
     except Exception as error:

@@ -10,13 +10,16 @@ Inside step() each MoE layer's dispatcher routes rows to slots instead of expert
 other ranks' experts. Loss and gradients equal Megatron-LM's up to rounding. Nothing is registered in the model:
 checkpoints, optimizer and weight sync see the same model as before. Outside of step() the model is unchanged.
 
+permute_experts() moves experts to other homes, before attach().
+
 With mode="shadow" step() leaves execution unchanged: it counts rows and plans, and metrics() estimates the benefit.
 
 No module of this package imports megatron-core before attach() is called. See foremoe.supported for versions.
 """
 
 from .attach import attach
+from .permuted import permute_experts
 from .plan import Plan
 from .replicas import Replicas
 
-__all__ = ["Plan", "Replicas", "attach"]
+__all__ = ["Plan", "Replicas", "attach", "permute_experts"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foremoe._engine.together import refused_together, versions
+from foremoe.options import AnyHomes
 
 from .arguments import AttachArguments
 from .replicas import Replicas
@@ -22,6 +23,7 @@ def attach(
     depth: int = 2,
     ranks_per_node: int | None = None,
     threads: int = 1,
+    homes: AnyHomes = None,
     cluster: str | None = "h100",
     model: str | Mapping[str, Any] | None = None,
     **options: Any,
@@ -42,6 +44,9 @@ def attach(
             copies.
         ranks_per_node: Ranks of the expert-parallel group that share a fast interconnect. None: 8, or all if fewer.
         threads: Threads with which each rank plans its share of the layers.
+        homes: Homes to which permute_experts() has moved the experts of this pipeline stage. Counts and routes then
+            have the experts' numbers from before; renumbered() converts routes for router replay. None: they have the
+            model's own numbers.
         cluster: Cluster for which shadow mode predicts the seconds of a step; see foremoe.evaluate(). None: predicts no
             seconds.
         model: Model of that prediction. None: derived from the configuration.
@@ -51,8 +56,9 @@ def attach(
     Raises:
         ImportError: for an unsupported version of megatron-core.
         InputError: for an invalid argument or an unsupported field of the configuration, with its name and allowed
-            values. All ranks raise, and create no process group, if one rank refuses, or if ranks differ in arguments
-            (except threads), in versions, or in the layers of a pipeline stage.
+            values, and for homes by which the model is not permuted. All ranks raise, and create no process group, if
+            one rank refuses, or if ranks differ in arguments (except threads), in versions, or in the layers of a
+            pipeline stage.
         RuntimeError: on all ranks, if torch cannot create the groups.
     """
     arguments = AttachArguments(
@@ -63,7 +69,7 @@ def attach(
         version = expect_version()
         given.expect_equal(versions() | {"megatron-core": version} | arguments.compared())
         chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
-        replicas = Replicas(chunks, arguments.executed())
+        replicas = Replicas(chunks, arguments.executed(), homes)
         replicas.check_agreement(given)
     replicas.make_groups()
     return replicas

@@ -15,9 +15,11 @@ import torch.distributed as dist
 import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
 from foremoe._engine.groups import groups_made, make_groups
+from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
 from foremoe._engine.together import Agreement, Channel, Failures, Given, others_than, slots_at_begin
+from foremoe.options import AnyHomes
 
 from .arguments import AttachArguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
@@ -25,6 +27,7 @@ from .counts import checked_counts, gathered_counts
 from .ending import end, explain
 from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
+from .permuted import Renumbering
 from .plan import EmptyPlan, PipelineStage, Plan
 from .seconds import Modelled
 from .shadow import Shadow
@@ -45,8 +48,10 @@ class Replicas:
     Created by attach().
     """
 
-    def __init__(self, model_chunks: Sequence[torch.nn.Module], arguments: AttachArguments) -> None:
-        """arguments: Result of AttachArguments.executed()."""
+    def __init__(
+        self, model_chunks: Sequence[torch.nn.Module], arguments: AttachArguments, homes: AnyHomes = None
+    ) -> None:
+        """arguments: Result of AttachArguments.executed(). homes: See attach()."""
         expect_chunks(model_chunks)
         from megatron.core import parallel_state
 
@@ -55,6 +60,7 @@ class Replicas:
         stages = parallel_state.get_pipeline_model_parallel_world_size()
         self.mode = arguments.mode
         expect_supported(model_chunks, named, self.mode, stages)
+        self._numbers = Renumbering([layer for _, layer in named], [name for name, _ in named], homes)
         self._chunks = list(model_chunks)
         self._of_chunks = [[layer for _, layer in of_chunk] for of_chunk in layers]
         self._layers = [layer for _, layer in named]
@@ -73,11 +79,12 @@ class Replicas:
         expect_equal(named)
         config, group = self._layers[0].config, self._layers[0].ep_group
         num_experts = int(config.num_moe_experts)
+        table = HomeTable.contiguous(len(named), num_experts, dist.get_world_size(group))
         # Number of forwards that have run on this pipeline stage when its first backward begins.
         in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
         self._stage = PipelineStage(
             arguments=arguments,
-            ranks=Ranks.of(group, num_experts, arguments.ranks_per_node, self._device),
+            ranks=Ranks.of(group, table, arguments.ranks_per_node, self._device),
             num_layers=len(named),
             num_experts=num_experts,
             top_k=int(config.moe_router_topk),
@@ -85,7 +92,7 @@ class Replicas:
             buffers=Buffers.of(config),
         )
         nothing = self._stage.nothing()
-        plan = plan_empty_load(nothing, arguments, in_flight=in_flight, executes=self.mode == "active")
+        plan = plan_empty_load(nothing, arguments, table, in_flight=in_flight, executes=self.mode == "active")
         self._guest_slots, self._residency = plan.guest_slots, plan.residency  # some policies choose their own
         if self.mode == "active":
             self._prepare([name for name, _ in named])
@@ -103,7 +110,7 @@ class Replicas:
 
         if self._layers:
             given.expect_same_group(dist.get_process_group_ranks(self._ranks.group))
-        facts = facts_of(self._chunks, weights=self.mode == "active")
+        facts = facts_of(self._chunks, weights=self.mode == "active") | {"homes": self._numbers.digest}
         given.expect_equal(facts, f"pipeline stage {parallel_state.get_pipeline_model_parallel_rank()}")
 
     def make_groups(self) -> None:
@@ -179,7 +186,8 @@ class Replicas:
 
         Args:
             counts: Integers [micro_steps, layers, experts], numpy or torch: this rank's rows for each expert, in each
-                micro-step and MoE layer of this pipeline stage. Include all rows that the router routes, even padding.
+                micro-step and MoE layer of this pipeline stage. If homes were given to attach(), experts have their
+                numbers before permute_experts(). Include all rows that the router routes, even padding.
                 All ranks have the same number of micro-steps; in a pipeline stage without MoE layers, layers is 0.
                 May also be a function without arguments that returns such counts. If computing the counts may fail on
                 a single rank, do it in this function: plan() raises its error, and no other rank waits.
@@ -199,6 +207,7 @@ class Replicas:
             expect_phase(phase)
             made = counts() if callable(counts) else counts
             own = checked_counts(made, len(self._layers), self._stage.num_experts if self._layers else 0)
+            own = self._numbers.counts(own)
             if begun is not None and self._layers:
                 is_other = phase != begun.phase or not np.array_equal(own, begun.load.array[:, :, self._ranks.rank])
         except Exception as error:
@@ -211,6 +220,14 @@ class Replicas:
             return EmptyPlan()
         counts_of_all = gathered_counts(torch.from_numpy(own).to(self._device), self._ranks.group)
         return self._stage.start(counts_of_all, self._shares, phase)
+
+    def renumbered(self, routes: torch.Tensor) -> torch.Tensor:
+        """Returns routes for Megatron-LM's router replay, with experts numbered as permute_experts() did.
+
+        routes: Integers [..., layers, top_k] with the numbers before, of this pipeline stage's MoE layers; negative
+        entries stay. Without homes, attach() changes no numbers.
+        """
+        return self._numbers.routes(routes)
 
     @contextlib.contextmanager
     def step(self, plan: Plan | None = None) -> Iterator[None]:
@@ -314,7 +331,7 @@ class Replicas:
         if shape != own:
             what = "layers, experts, ranks, guest slots and residency"
             raise foremoe.InputError(f"plan: has {shape} {what}; not {own}", field="plan")
-        expect_executable(made, plan.in_flight)
+        expect_executable(made, self._ranks.table, plan.in_flight)
         for moe in self._moes:
             if "mixed" in moe.trained():
                 raise foremoe.InputError(

@@ -40,19 +40,22 @@ class Dispatch(SlotRows):
     words: list[int] = field(default_factory=list)  # of all ranks; empty if not exchanged
 
 
-def chosen_slots(planned: Tensor, recorded: Tensor, ids: Tensor, *, own: int, slots: int) -> tuple[Tensor, Tensor]:
+def chosen_slots(
+    planned: Tensor, recorded: Tensor, ids: Tensor, positions: Tensor, *, own: int, slots: int
+) -> tuple[Tensor, Tensor]:
     """Returns rank · slots + slot of each row, int64 [tokens, top_k], and whether its expert was recorded, bool.
 
     Args:
         planned: rank · slots + slot of each recorded row; −1 in rows without a route.
         recorded: Recorded experts, int64 [tokens, top_k].
         ids: Chosen experts, int64 [tokens, top_k].
+        positions: Positions of `ids`, rank · own + home slot, int64 [tokens, top_k].
         own: Homes of a rank.
         slots: Slots of a rank.
     """
     same = ids[:, :, None] == recorded[:, None, :]  # [token, chosen, recorded]
     as_recorded = same.any(2)
-    home = ids // own * slots + ids % own
+    home = positions // own * slots + positions % own
     return torch.where(as_recorded, planned.gather(1, same.byte().argmax(2)), home), as_recorded
 
 

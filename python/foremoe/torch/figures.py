@@ -69,7 +69,7 @@ def figures_of(
     plan: foremoe.Plan, guests: Guests, routes: Routes, beside: PlanDeviations, experts: SpreadExperts
 ) -> dict[str, Any]:
     """Returns the figures documented at Phase.figures()."""
-    at_homes = rows_at_homes(routes.counts)
+    at_homes = rows_at_homes(routes.counts, experts.ranks.table.order)
     planned = planned_rows(plan)
     computed = planned + beside.unplanned
     for place in beside.fallbacks:

@@ -254,7 +254,8 @@ class MicroStep:
         # Recomputed rows go to the same slots, even if rounding changes the router's scores.
         self._experts.layers[layer].replay(ids)
         num_slots = self._planned.plan.num_slots
-        slots, as_recorded = chosen_slots(of.slots, of.recorded, ids, own=ranks.homes, slots=num_slots)
+        positions = self._experts.positions(layer, ids)
+        slots, as_recorded = chosen_slots(of.slots, of.recorded, ids, positions, own=ranks.homes, slots=num_slots)
         if self._routes.drop:
             slots = slots.where(routed, -1)
         to = dispatch_to(slots, slots=num_slots, own=ranks.homes, channel=ranks.rows)

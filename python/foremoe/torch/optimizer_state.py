@@ -76,7 +76,8 @@ def whole_optimizer_state(
         given.expect_equal({"rank0_only": repr(rank0_only)})
         named = _named(model, optimizer)
         hook_optimizer(optimizer)
-        saved = optimizer.state_dict()
+        with shards.by_position():
+            saved = optimizer.state_dict()
         numbers = itertools.chain.from_iterable(group["params"] for group in saved["param_groups"])
         names = dict(zip(numbers, (name for of in named for name, _ in of), strict=True))
         state = {name: saved["state"][number] for number, name in names.items() if number in saved["state"]}
@@ -84,7 +85,7 @@ def whole_optimizer_state(
     found: dict[str, dict[str, Any]] = {}
     for name, of_one in state.items():
         for key, value in sorted(of_one.items()):  # the same order on all ranks
-            kept = whole_copy(value, cpu_offload)
+            kept = whole_copy(shards, value, cpu_offload)
             if not rank0_only or shards.keeps:
                 found.setdefault(name, {})[key] = kept
     if rank0_only and not shards.keeps:
@@ -107,7 +108,8 @@ def load_whole_optimizer_state(
     for name in [*names, *groups]:
         if name not in groups or name not in names:
             raise _refuse("state", f"{name} is not in the {'state' if name not in groups else 'optimizer'}")
-    numbered = optimizer.state_dict()["param_groups"]  # refers to parameters by number
+    with shards.by_position():
+        numbered = optimizer.state_dict()["param_groups"]  # refers to parameters by number
     own: dict[int, dict[str, Any]] = {}
     for group, of in zip(numbered, named, strict=True):
         for (name, p), number in zip(of, group["params"], strict=True):

@@ -7,6 +7,7 @@ layers while it runs. Without a phase every row goes to its expert's home, and r
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,13 +22,15 @@ import foremoe
 from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_empty_load
 from foremoe._engine.compiled import expect_not_compiling
 from foremoe._engine.groups import can_make_gloo
+from foremoe._engine.homes import HomeTable
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.ranks import Ranks
-from foremoe._engine.sharded import local_weights
+from foremoe._engine.sharded import is_dtensor, local_weights
 from foremoe._engine.shares import Shares
 from foremoe._engine.together import facts_of, refused_together, versions
+from foremoe.options import AnyHomes
 
 from . import optimizer_state, saving
 from .arguments import ExecutorArguments, ranks_of
@@ -50,8 +53,8 @@ class ExpertParallel:
     ExpertParallel each, all do so at the same time, and ranks in no group call foremoe.torch.stand_by(). All other
     methods involve the group only.
 
-    Create it before the optimizer: it replaces the experts' parameters by those of this rank, E/R of each layer, in
-    ascending order. Experts that are DTensors are already on their ranks and are not changed.
+    Create it before the optimizer: it replaces the experts' parameters by those at home on this rank, E/R of each
+    layer, in ascending order. Experts that are DTensors are already on their ranks and are not changed.
 
     Args:
         layers: MoE layers in the order in which the model runs them, equal on all ranks.
@@ -67,6 +70,10 @@ class ExpertParallel:
         host_timeout: Seconds that a phase waits for experts in its node's arena. After that, layers run at homes.
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory. None: 8, or all if fewer.
         threads: Threads for planning.
+        homes: The rank that owns each expert; see foremoe.plan() and foremoe.choose_homes(). None: rank r owns experts
+            r · E/R to (r + 1) · E/R − 1. With other homes, state_dict() and load_state_dict() of the model and the
+            optimizer are collective, and state_dict() has copies of the experts: entries list experts in ascending
+            order for any homes, so checkpoints can be loaded with other ones.
         copy_group: Second group of the same ranks, for copies. None: creates one.
         replicate_group: Ranks that own the same experts as this rank, one per expert-parallel group that trains the
             model. Gradients are also averaged over them. None: no other rank owns these experts. Required unless
@@ -93,6 +100,7 @@ class ExpertParallel:
         host_timeout: float = 30.0,
         ranks_per_node: int | None = None,
         threads: int = 1,
+        homes: AnyHomes = None,
         copy_group: Any = None,
         replicate_group: Any = ...,
         **options: Any,
@@ -115,15 +123,25 @@ class ExpertParallel:
             expect_no_hooks(self.layers)
             facts = facts_of(self.layers)
             given.expect_equal(facts, among)
+            weight = next(iter(self.layers[0].weights().values()))
+            shape = 1, len(self.layers), self.num_ranks, self.layers[0].num_experts
+            self.ranks = Ranks.of(
+                self.group, HomeTable.contiguous(*shape[1::2], shape[2]), ranks_per_node, weight.device
+            )
+            nothing = self._load(np.zeros(shape, np.int64))
+            table = HomeTable.of(homes, nothing)
+            given.expect_equal({"homes": table.digest}, among)
             if replicas is not None:
-                of_replica = self.arguments.compared_between_replicas() | facts
+                of_replica = self.arguments.compared_between_replicas() | facts | {"homes": table.digest}
                 given.expect_equal(of_replica, f"replicas {replicas}")
             given.told = ranks_of(self.group, "group"), replicas
-            num_experts = self.layers[0].num_experts
-            device = next(iter(self.layers[0].weights().values())).device
-            self.ranks = Ranks.of(self.group, num_experts, ranks_per_node, device)
-            nothing = self._load(np.zeros((1, 1, self.num_ranks, num_experts), np.int64))
-            if plan_empty_load(nothing, self.arguments, path=path).residency == "shared":
+            if is_dtensor(weight) and not table.is_contiguous:
+                raise foremoe.InputError(
+                    "homes: experts that came as DTensors are at contiguous homes; expected None", field="homes"
+                )
+            self.arguments = dataclasses.replace(self.arguments, homes=table.given())
+            self.ranks = dataclasses.replace(self.ranks, table=table)
+            if plan_empty_load(nothing, self.arguments, table, path=path).residency == "shared":
                 try_lending_layers(self.layers)
             by_token = dispatch == "token" and self.ranks.num_nodes > 1
             if by_token and self.num_ranks % self.ranks.ranks_per_node:
@@ -139,7 +157,6 @@ class ExpertParallel:
                     "device_id out, or use torch 2.15",
                     field="dispatch",
                 )
-        self._nothing = nothing
         grid = replicas_of(ranks_of(self.group, "group"), given.of_all)
         replicated = None if len(grid) == 1 else replicate_group
         self.ranks, self._channels = with_channels(
@@ -159,7 +176,7 @@ class ExpertParallel:
         self.experts.execute_by(self._at_homes)
         self._dense = Dense(self.experts)
         self._own_experts.note_step = self._dense.trained_with
-        self._shards = ExpertShards(self.expert_parameters(), self.ranks)
+        self._shards = ExpertShards([list(layer.weights().values()) for layer in self.layers], self.ranks)
         if (model := getattr(self.layers[0], "model", None)) is not None:
             self._register_hooks(model)
         self._is_evaluating = False
@@ -279,7 +296,7 @@ class ExpertParallel:
                 expert's home. Each forward of a layer has one more all-to-all, of counts, for which the host waits.
             previous: Plan of an earlier phase. Planning runs a second time, from this plan's guests, and takes about
                 twice as long. No weights are reused: the optimizer changed them, and every guest is copied again. A
-                plan of other layers, ranks or experts is refused when the phase is entered.
+                plan of other homes is refused, and when the phase is entered a plan of other layers, ranks or experts.
 
         Raises:
             InputError: on all ranks, for arguments that differ between ranks; for a previous plan without effect; for

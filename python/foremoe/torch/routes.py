@@ -18,7 +18,7 @@ from torch import Tensor
 
 import foremoe
 from foremoe import _core
-from foremoe._engine.arguments import expect_phase
+from foremoe._engine.arguments import expect_phase, expect_same_homes
 from foremoe._engine.communication import gathered_rows
 from foremoe._engine.together import Given, digest_of, facts_of, refused_together
 from foremoe._files import expect
@@ -92,6 +92,8 @@ def gather_routes(
             raise foremoe.InputError(
                 f"on_mismatch: '{on_mismatch}', expected refuse, replay or home", field="on_mismatch"
             )
+        if previous is not None:
+            expect_same_homes(previous, experts.ranks.table, "previous")
         experts.expect_own()
         if phase == "policy_update":
             expect_no_hooks(experts.layers)

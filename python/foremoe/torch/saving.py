@@ -33,7 +33,8 @@ def entries_of(shards: ExpertShards, model: torch.nn.Module) -> dict[str, Any]:
     """
     model = unwrapped(model)
     shards.add(model)
-    entries: dict[str, Any] = model.state_dict(keep_vars=True)
+    with shards.by_position():
+        entries: dict[str, Any] = model.state_dict(keep_vars=True)
     missing = shards.num_weights - sum(map(shards.holds, entries.values()))
     if missing > 0:
         raise foremoe.InputError(
@@ -56,17 +57,9 @@ def _agreed_entries(shards: ExpertShards, model: torch.nn.Module, **alike: bool)
     return ((of, entries[of[0]]) for of in names.values())
 
 
-@torch.no_grad()
-def whole(value: Any) -> Any:
-    """Returns the whole tensor of a DTensor; any other value unchanged. Collective."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.full_tensor() if is_dtensor(value) else value.detach()
-
-
-def whole_copy(value: Any, cpu_offload: bool) -> Any:
-    """Returns a copy of the result of whole(), on the CPU if cpu_offload."""
-    found = whole(value)
+def whole_copy(shards: ExpertShards, value: Any, cpu_offload: bool) -> Any:
+    """Returns a copy of the result of shards.whole(), on the CPU if cpu_offload."""
+    found = shards.whole(value)
     if not isinstance(value, Tensor):
         return found
     shares = local(value).data_ptr() == found.data_ptr()
@@ -79,7 +72,7 @@ def whole_entries(shards: ExpertShards, model: torch.nn.Module) -> Iterator[tupl
     Tied weights have several names. Collective: all ranks iterate over all entries in this order. Only one entry is
     whole at a time, unless the caller stores entries.
     """
-    return ((names, whole(value)) for names, value in _agreed_entries(shards, model))
+    return ((names, shards.whole(value)) for names, value in _agreed_entries(shards, model))
 
 
 def whole_state_dict(
@@ -87,7 +80,7 @@ def whole_state_dict(
 ) -> dict[str, Any]:
     state = {}
     for names, value in _agreed_entries(shards, model, rank0_only=rank0_only):
-        kept = whole_copy(value, cpu_offload)
+        kept = whole_copy(shards, value, cpu_offload)
         if not rank0_only or shards.keeps:
             state.update(dict.fromkeys(names, kept))
     return {name: state[name] for name in unwrapped(model).state_dict() if name in state}
@@ -103,7 +96,7 @@ def load_whole_state_dict(shards: ExpertShards, model: torch.nn.Module, state: M
     for name, value in entries.items():
         if isinstance(value, Tensor):
             expect_shape(name, state[name], value)
-            own[name] = distributed(state[name], value)
+            own[name] = state[name] if shards.holds(value) else distributed(state[name], value)
     unwrapped(model).load_state_dict(own)
 
 

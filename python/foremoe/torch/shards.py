@@ -9,10 +9,11 @@ Any other way of saving would lose the other ranks' experts, so these DTensors a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import foremoe
+from foremoe._engine.homes import exchanged
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import is_dtensor
 
@@ -36,10 +38,13 @@ _FOLLOWED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 class ExpertShards:
     """This rank's part of a model's experts, and hooks on the model until remove(). Copies of the model share both.
 
-    Registers no hooks if a rank has all experts, or if the experts are DTensors already.
+    Registers no hooks if a rank has all experts, or if the experts are DTensors already. A DTensor needs contiguous
+    parts. If homes are not contiguous, ranks exchange experts to make them, and after loading.
     """
 
-    def __init__(self, experts: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
+    def __init__(self, layers: Sequence[Sequence[torch.nn.Parameter]], ranks: Ranks) -> None:
+        """layers: This rank's experts of each layer."""
+        experts = [weight for layer in layers for weight in layer]
         self.group, self.num_ranks = ranks.group, ranks.num_ranks
         self.rank = ranks.rank
         self.everyone = ranks.trainers  # the ranks of all replicas of these experts
@@ -47,7 +52,9 @@ class ExpertShards:
         self.num_weights = len(experts)
         self.came_sharded = is_dtensor(experts[0])
         self._device = experts[0].device.type
-        self._experts = {id(weight) for weight in experts}
+        self._ranks = ranks
+        self._by_position = False
+        self._experts = {id(weight): layer for layer, of in enumerate(layers) for weight in of}
         self._undo: dict[torch.nn.Module, list[Callable[[], None]]] = {}
         self._is_hooked = self.num_ranks > 1 and not self.came_sharded
         if self._is_hooked:
@@ -81,16 +88,17 @@ class ExpertShards:
     def add(self, model: torch.nn.Module) -> None:
         """Hooks modules whose direct parameters are experts, and save_pretrained() of modules that contain any."""
         for module in model.modules() if self._is_hooked else ():
-            held = [n for n, p in module.named_parameters(remove_duplicate=False) if id(p) in self._experts]
+            named = module.named_parameters(remove_duplicate=False)
+            held = {name: self._experts[id(p)] for name, p in named if id(p) in self._experts}
             if module in self._undo or not held:
                 continue
             undo = self._undo[module] = []
-            if own := [name for name in held if "." not in name]:
+            if own := {name: layer for name, layer in held.items() if "." not in name}:
                 shard, take = functools.partial(self._shard_entries, own), functools.partial(self._take_entries, own)
                 undo.append(module.register_state_dict_post_hook(shard).remove)  # type: ignore[no-untyped-call]
                 undo.append(module.register_load_state_dict_pre_hook(take).remove)  # type: ignore[no-untyped-call]
             if hasattr(module, "save_pretrained"):
-                vars(module)["save_pretrained"] = functools.partial(_save_whole_only, module, held)
+                vars(module)["save_pretrained"] = functools.partial(_save_whole_only, self, module, list(held))
                 undo.append(functools.partial(delattr, module, "save_pretrained"))
 
     def remove(self) -> None:
@@ -102,22 +110,58 @@ class ExpertShards:
         """Returns whether an entry of state_dict(keep_vars=True) is an expert of the model or of a copy of it."""
         return id(value) in self._experts or (self._is_hooked and is_dtensor(value) and value.device_mesh is self.mesh)
 
-    def sharded(self, part: Tensor) -> Tensor:
-        """Wraps this rank's part of a tensor as a DTensor, without a copy."""
+    def layer_of(self, weight: Tensor) -> int:
+        """Returns the layer of a parameter."""
+        return self._experts[id(weight)]
+
+    @contextlib.contextmanager
+    def by_position(self) -> Iterator[None]:
+        """Inside, sharded() neither copies nor exchanges: DTensors have experts by position, as whole() expects."""
+        self._by_position = True
+        try:
+            yield
+        finally:
+            self._by_position = False
+
+    def sharded(self, part: Tensor, layer: int) -> Tensor:
+        """Wraps this rank's part of a layer's tensor as a DTensor, without a copy if homes are contiguous. Collective
+        otherwise."""
         from torch.distributed.tensor import DTensor, Shard
 
+        if not self._by_position:
+            part = self._exchanged(part, layer, to_blocks=True)
         found = DTensor.from_local(part, self.mesh, [Shard(0)])
         found.storage = self._refuse  # type: ignore[method-assign]  # safetensors and accelerate call it
+        if self._by_position:
+            vars(found)["foremoe_layer"] = layer
         return found
 
-    def part(self, value: Tensor, like: Tensor, name: str) -> Tensor:
-        """Returns this rank's part of a DTensor or a whole tensor. like: Tensor of the part's shape.
+    @torch.no_grad()
+    def whole(self, value: Any) -> Any:
+        """Returns the whole tensor of a DTensor; any other value unchanged. Collective."""
+        if not is_dtensor(value):
+            return value.detach() if isinstance(value, Tensor) else value
+        found = value.full_tensor()
+        layer = vars(value).get("foremoe_layer")
+        table = self._ranks.table
+        if layer is None or table.is_contiguous:
+            return found
+        return found.index_select(0, torch.from_numpy(table.position[layer]).to(found.device))
+
+    def _exchanged(self, part: Tensor, layer: int, *, to_blocks: bool) -> Tensor:
+        if self._ranks.table.is_contiguous:
+            return part
+        self._ranks.expect_call("state_dict() or load_state_dict() of experts")
+        return exchanged(part, self._ranks.table, layer, self.group, to_blocks=to_blocks)
+
+    def part(self, value: Tensor, like: Tensor, name: str, layer: int) -> Tensor:
+        """Returns this rank's part of a layer's DTensor or whole tensor. like: Tensor of the part's shape.
 
         Raises InputError for a plain tensor with the shape of a part, since any rank may have saved it.
         """
         if is_dtensor(value):
             if value.device_mesh == self.mesh and value.placements[0].is_shard(0):
-                return value.to_local()
+                return self._exchanged(value.to_local().to(like.device), layer, to_blocks=False)
             value = value.full_tensor()
         if value.shape == like.shape:
             raise foremoe.InputError(
@@ -126,29 +170,32 @@ class ExpertShards:
                 field="state_dict",
             )
         if value.dim() and len(value) == len(like) * self.num_ranks:
-            return value.narrow(0, self.rank * len(like), len(like))
+            return value[torch.from_numpy(self._ranks.table.of_rank(layer, self.rank)).to(value.device)]
         return value  # torch reports the mismatched shapes
 
-    def _shard_entries(self, names: list[str], _module: Any, state: State, prefix: str, _metadata: Any) -> None:
-        for name in names:
+    def _shard_entries(self, names: dict[str, int], _module: Any, state: State, prefix: str, _metadata: Any) -> None:
+        for name, layer in names.items():
             if prefix + name in state:
-                state[prefix + name] = self.sharded(state[prefix + name])
+                state[prefix + name] = self.sharded(state[prefix + name], layer)
 
-    def _take_entries(self, names: list[str], module: Any, state: State, prefix: str, *arguments: Any) -> None:
+    def _take_entries(self, names: dict[str, int], module: Any, state: State, prefix: str, *arguments: Any) -> None:
         errors: list[str] = arguments[-1]
-        for name in names:
+        for name, layer in names.items():
             value = state.get(prefix + name)
             if isinstance(value, Tensor):
                 try:
-                    state[prefix + name] = self.part(value, getattr(module, name), prefix + name)
+                    state[prefix + name] = self.part(value, getattr(module, name), prefix + name, layer)
                 except foremoe.InputError as error:
                     errors.append(str(error))
 
 
-def _save_whole_only(module: Any, experts: list[str], save_directory: Any, *arguments: Any, **keywords: Any) -> Any:
+def _save_whole_only(
+    shards: ExpertShards, module: Any, experts: list[str], save_directory: Any, *arguments: Any, **keywords: Any
+) -> Any:
     """Replaces save_pretrained(). Saves only if the caller passes a state dict with all experts, as trainers do."""
     state = (arguments[1] if len(arguments) > 1 else keywords.get("state_dict")) or {}
-    own = module.state_dict()
+    with shards.by_position():  # this may be the only rank that saves
+        own = module.state_dict()
     if any(name not in state or is_dtensor(state[name]) or state[name].shape != own[name].shape for name in experts):
         raise RuntimeError(
             "this model holds one rank's experts, since an ExpertParallel spreads it: call its "
@@ -177,7 +224,7 @@ def hook_optimizer(optimizer: torch.optim.Optimizer) -> None:
         shards = _shards_of(weight)
         for key, value in state.items() if shards else ():
             if _is_array(value) and (is_dtensor(value) or value.shape != weight.shape):
-                state[key] = shards.part(value, weight, key).clone()
+                state[key] = shards.part(value, weight, key, shards.layer_of(weight)).clone()
 
 
 def _expect_state_of_experts(optimizer: torch.optim.Optimizer) -> None:
@@ -235,13 +282,13 @@ def expect_of_experts(name: str, value: Any, weight: Tensor) -> None:
 def _shard_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> State:
     def shard(shards: ExpertShards, value: Any, weight: Tensor, name: str) -> Any:
         expect_of_experts(name, value, weight)
-        return shards.sharded(value) if _is_array(value) else value
+        return shards.sharded(value, shards.layer_of(weight)) if _is_array(value) else value
 
     return _changed(optimizer, saved, shard)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> State:
     def take(shards: ExpertShards, value: Any, weight: Tensor, name: str) -> Any:
-        return shards.part(value, weight, name).clone() if _is_array(value) else value
+        return shards.part(value, weight, name, shards.layer_of(weight)).clone() if _is_array(value) else value
 
     return _changed(optimizer, saved, take)

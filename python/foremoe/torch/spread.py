@@ -72,8 +72,8 @@ class HomePass:
 
 
 class SpreadExperts:
-    """The experts of a model on this rank. The constructor replaces the parameters of every layer by those of this
-    rank, E/R of each, ascending. DTensors are already on their ranks and are not changed."""
+    """The experts of a model on this rank. The constructor replaces the parameters of every layer by those at home on
+    this rank, E/R of each, ascending. DTensors are already on their ranks and are not changed."""
 
     def __init__(self, layers: list[ExpertLayer], ranks: Ranks) -> None:
         """layers: Layers that expect_layers() accepts."""
@@ -84,8 +84,10 @@ class SpreadExperts:
         self.expert_bytes = sum(w.numel() // self.num_experts * w.element_size() for w in weights)
         self.is_sharded = is_dtensor(next(iter(weights)))  # by a framework, before this constructor
         if not self.is_sharded:
-            for layer in layers:
-                _replace(layer, {of: self._of_this_rank(w.detach()).clone() for of, w in layer.weights().items()})
+            for i, layer in enumerate(layers):
+                own = torch.from_numpy(ranks.table.of_rank(i, ranks.rank)).to(ranks.device)
+                _replace(layer, {of: w.detach().index_select(0, own) for of, w in layer.weights().items()})
+        self._positions = torch.from_numpy(ranks.table.position).to(ranks.device)  # [layers, experts]
         self.begin_home_pass: Callable[[int], HomePass]  # called with the layer's index
         self.expect_callable: Callable[[], None]  # called before a layer runs; raises if it must not run
         self.phase: Any = None  # the phase that has been entered
@@ -96,9 +98,11 @@ class SpreadExperts:
         self._own = {id(weight) for weight in self._spread}
         mark_spread(self._spread)
 
-    def _of_this_rank(self, whole: Tensor) -> Tensor:
-        """Returns this rank's part of [experts, …]."""
-        return whole[self.ranks.rank * self.ranks.homes :][: self.ranks.homes]
+    def positions(self, index: int, ids: Tensor) -> Tensor:
+        """Returns the positions of a layer's experts (see HomeTable). Negative ids stay negative."""
+        if self.ranks.table.is_contiguous:
+            return ids
+        return torch.where(ids < 0, ids, self._positions[index][ids.clamp(min=0)])
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Returns this rank's parameters of all layers."""
@@ -152,7 +156,7 @@ class SpreadExperts:
         layer, homes, rows = self.layers[index], self.ranks.homes, self.ranks.rows
         self.expect_own([layer])
         begun = self.begin_home_pass(index)
-        to = dispatch_to(ids, slots=homes, own=homes, channel=rows, word=begun.word)
+        to = dispatch_to(self.positions(index, ids), slots=homes, own=homes, channel=rows, word=begun.word)
         if len({word for word in to.words if word}) > 1:
             begun.refuse()
 
@@ -168,9 +172,12 @@ class SpreadExperts:
         """Restores every layer's own forward, and all of its experts unless they came as DTensors. Collective."""
         unmark_spread(self.parameters())
         if not self.is_sharded:
-            for layer in self.layers:
+            for i, layer in enumerate(self.layers):
                 own = {name: weight.detach().contiguous() for name, weight in layer.weights().items()}
-                _replace(layer, {name: gathered(w, self.ranks.group).flatten(0, 1) for name, w in own.items()})
+                whole = {name: gathered(w, self.ranks.group).flatten(0, 1) for name, w in own.items()}
+                if not self.ranks.table.is_contiguous:
+                    whole = {name: w.index_select(0, self._positions[i]) for name, w in whole.items()}
+                _replace(layer, whole)
         self.execute_by(None)
 
 

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from training import EXPERTS, draw_batches, loss_of, make_model, spread
+from training import EXPERTS, draw_batches, draw_homes, loss_of, make_model, sorted_by_home, spread
 
 ONE_RANKS = "RuntimeError: this would save the experts of one rank alone"
 STEPS = 3
@@ -43,12 +43,14 @@ EXPERT = "model.layers.0.mlp.experts.down_proj"
 class Run:
     """A model, spread or unspread, and its optimizer."""
 
-    def __init__(self, seed: int, wrapper: str | None = None, group: Any = None, is_spread: bool = True) -> None:
+    def __init__(
+        self, seed: int, wrapper: str | None = None, group: Any = None, is_spread: bool = True, homes: Any = None
+    ) -> None:
         self.model = self.wrapped = make_model(torch.float64, seed)
         self.model.set_experts_implementation("eager")  # supports float64
         groups: list[Any] = [list(self.model.parameters())]
         if is_spread:
-            self.ep = spread(self.model, group, ranks_per_node=1)
+            self.ep = spread(self.model, group, ranks_per_node=1, homes=homes)
             self.wrapped = self.ep.wrap(self.model, wrapper)
             groups = [self.ep.dense_parameters(), self.ep.expert_parameters()]
         self.optimizer = torch.optim.AdamW([{"params": of} for of in groups], lr=1e-2, weight_decay=0.1)
@@ -64,7 +66,10 @@ class Run:
     def part(self, whole: Any, weight: Any) -> Any:
         if isinstance(weight, DTensor):
             return distribute_tensor(whole, weight.device_mesh, weight.placements, src_data_rank=None)
-        return whole if whole.shape == weight.shape else whole.chunk(self.ep.num_ranks)[self.ep.rank].clone()
+        if whole.shape == weight.shape:
+            return whole
+        (layer,) = (i for i, of in enumerate(self.ep.layers) if any(w is weight for w in of.weights().values()))
+        return whole[sorted_by_home(self.ep.arguments.homes, layer)].chunk(self.ep.num_ranks)[self.ep.rank].clone()
 
     def difference(self, expected: Run) -> str:
         """Return the first parameter or moment that is not bit-equal to the unspread model's, or "" if all are."""
@@ -119,20 +124,26 @@ def folder() -> str:
     return folders[0]
 
 
+of_homes = pytest.mark.parametrize("homes", [None, draw_homes()], ids=["contiguous", "other homes"])
 of_wrappers = pytest.mark.parametrize("wrapper", [None, "ddp", "fsdp2"])
 
 
+@of_homes
 @of_wrappers
-def test_a_checkpoint_of_four_ranks_loads_completely_on_four_two_and_one(rank: int, wrapper: str | None) -> None:
+def test_a_checkpoint_of_four_ranks_loads_completely_on_four_two_and_one(
+    rank: int, wrapper: str | None, homes: Any
+) -> None:
     """Uses torch.distributed.checkpoint, then takes one more step with each run."""
     pair = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
-    into = f"{folder()}/{wrapper}"
-    saving = trained(STEPS, wrapper=wrapper)
+    into = f"{folder()}/{wrapper} {homes is None}"
+    saving = trained(STEPS, wrapper=wrapper, homes=homes)
     expected, unspread = trained(STEPS, is_spread=False), Run(1, is_spread=False)
     weights, moments = get_state_dict(saving.wrapped, saving.optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=into)
-    runs = {"4": Run(1, wrapper), "2": Run(1, wrapper, pair), "4, from two replicas": Run(1, wrapper)}
-    replica = trained(STEPS, wrapper=wrapper, group=pair)
+    of_pair = None if homes is None else draw_homes(2, 2)
+    runs = {"4": Run(1, wrapper), "2": Run(1, wrapper, pair, homes=of_pair)}
+    runs["4, from two replicas"] = Run(1, wrapper, homes=homes)
+    replica = trained(STEPS, wrapper=wrapper, group=pair, homes=of_pair)
     weights, moments = get_state_dict(replica.wrapped, replica.optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=f"{into} of replicas")
     load(runs["4, from two replicas"], f"{into} of replicas")
@@ -147,9 +158,12 @@ def test_a_checkpoint_of_four_ranks_loads_completely_on_four_two_and_one(rank: i
                 run.step(STEPS)
 
 
+@of_homes
 @of_wrappers
-def test_full_states_of_torch_match_the_unspread_model_and_can_be_loaded(rank: int, wrapper: str | None) -> None:
-    saving, expected = trained(STEPS, wrapper=wrapper), trained(STEPS, is_spread=False)
+def test_full_states_of_torch_match_the_unspread_model_and_can_be_loaded(
+    rank: int, wrapper: str | None, homes: Any
+) -> None:
+    saving, expected = trained(STEPS, wrapper=wrapper, homes=homes), trained(STEPS, is_spread=False)
     whole = get_model_state_dict(saving.wrapped, options=FULL)
     moments = get_optimizer_state_dict(saving.wrapped, saving.optimizer, options=FULL)
     on_cpu = get_model_state_dict(saving.wrapped, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -161,7 +175,7 @@ def test_full_states_of_torch_match_the_unspread_model_and_can_be_loaded(rank: i
         name for of in ("dense", "experts") for name in whole if (".experts." in name) == (of == "experts")
     ]
     for options in (FULL, FROM_RANK_0):
-        run = Run(1, wrapper)
+        run = Run(1, wrapper, homes=homes)
         has_state = rank == 0 or options is FULL
         set_model_state_dict(run.wrapped, dict(whole) if has_state else {}, options=options)
         of_run = copy.deepcopy(moments) if has_state else {}
@@ -169,16 +183,17 @@ def test_full_states_of_torch_match_the_unspread_model_and_can_be_loaded(rank: i
         assert run.difference(expected) == ""
 
 
-def test_a_spread_model_and_its_optimizer_load_sharded_and_whole_states(rank: int) -> None:
-    expected, saving = trained(STEPS, is_spread=False), trained(STEPS)
+@of_homes
+def test_a_spread_model_and_its_optimizer_load_sharded_and_whole_states(rank: int, homes: Any) -> None:
+    expected, saving = trained(STEPS, is_spread=False), trained(STEPS, homes=homes)
     state = saving.model.state_dict()
     assert tuple(state[EXPERT].shape) == (EXPERTS, 32, 16) and isinstance(state[EXPERT], DTensor)
-    run = Run(1)
+    run = Run(1, homes=homes)
     run.model.load_state_dict(state)
     run.optimizer.load_state_dict(copy.deepcopy(saving.optimizer.state_dict()))
     run.step(STEPS)  # also works with an optimizer that has not stepped before
     assert run.difference(trained(STEPS + 1, is_spread=False)) == ""
-    run = trained(1)
+    run = trained(1, homes=homes)
     run.model.load_state_dict(expected.model.state_dict())
     kept = copy.deepcopy(saving.optimizer.state_dict())
     saving.step(STEPS)
@@ -186,7 +201,7 @@ def test_a_spread_model_and_its_optimizer_load_sharded_and_whole_states(rank: in
     assert run.difference(expected) == ""
     run.ep.detach()
     detached = run.model.state_dict()[EXPERT]
-    assert type(detached) is torch.Tensor and len(detached) == EXPERTS
+    assert type(detached) is torch.Tensor and torch.equal(detached, expected.model.state_dict()[EXPERT])
 
 
 def test_states_that_may_belong_to_another_rank_are_rejected(rank: int) -> None:
@@ -208,8 +223,9 @@ def test_states_that_may_belong_to_another_rank_are_rejected(rank: int) -> None:
         assert refusal(way).startswith("InputError: optimizer: row_var of parameter 0 is [4, 32, 1]")
 
 
-def test_a_whole_state_does_not_change_when_training_continues(rank: int) -> None:
-    run, expected = trained(1), trained(1, is_spread=False)
+@of_homes
+def test_a_whole_state_does_not_change_when_training_continues(rank: int, homes: Any) -> None:
+    run, expected = trained(1, homes=homes), trained(1, is_spread=False)
     best = run.ep.whole_state_dict(run.model, cpu_offload=True)
     shared = run.ep.whole_state_dict(run.model)
     moments = run.ep.whole_optimizer_state(run.optimizer, cpu_offload=True)["state"]
@@ -219,10 +235,13 @@ def test_a_whole_state_does_not_change_when_training_continues(rank: int) -> Non
     assert difference_of(best, kept) == difference_of(shared, kept) == difference_of(moments, of_expected) == ""
 
 
+@of_homes
 @pytest.mark.parametrize("is_exponential", [False, True])
-def test_an_averaged_copy_can_be_saved_and_evaluated_in_the_spread_model(rank: int, is_exponential: bool) -> None:
+def test_an_averaged_copy_can_be_saved_and_evaluated_in_the_spread_model(
+    rank: int, is_exponential: bool, homes: Any
+) -> None:
     options = {"multi_avg_fn": get_ema_multi_avg_fn(0.9)} if is_exponential else {}
-    run, expected = Run(0), Run(0, is_spread=False)
+    run, expected = Run(0, homes=homes), Run(0, is_spread=False)
     averaged, of_expected = (AveragedModel(of.model, **options) for of in (run, expected))
     for step in range(STEPS):
         for of in (run, expected):

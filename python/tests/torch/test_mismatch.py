@@ -69,6 +69,6 @@ def test_recorded_rows_fill_the_planned_quotas_or_are_served_at_home_after_a_fal
 def test_recorded_choices_go_to_planned_slots_in_any_order_and_others_go_home() -> None:
     planned, recorded = torch.tensor([[2, 4], [0, 5], [-1, -1]]), torch.tensor([[0, 2], [0, 3], [-1, -1]])
     ids = torch.tensor([[2, 0], [3, 1], [1, 2]])  # two ranks of two homes and a guest slot
-    slots, as_recorded = chosen_slots(planned, recorded, ids, own=2, slots=3)
+    slots, as_recorded = chosen_slots(planned, recorded, ids, ids, own=2, slots=3)
     assert slots.tolist() == [[4, 2], [5, 1], [1, 3]]
     assert as_recorded.tolist() == [[True, True], [True, False], [False, False]]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import foremoe
+from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
 from foremoe.torch.by_token import Fan
 from foremoe.torch.relays import Sent, TokenRows, joined, packed, unpacked
@@ -53,7 +54,8 @@ def test_every_row_arrives_at_its_slot_and_every_sum_has_all_copies(nodes: int, 
     )
     load = foremoe.Load.from_array(counts[None].astype(np.int64), top_k=TOP_K, ranks_per_node=width)
     plan = foremoe.plan(load, guest_slots=1)
-    ranks = [Ranks(None, rank, num_ranks, HOMES, width, torch.device("cpu")) for rank in range(num_ranks)]
+    table = HomeTable.contiguous(LAYERS, experts, num_ranks)
+    ranks = [Ranks(None, rank, num_ranks, table, width, torch.device("cpu")) for rank in range(num_ranks)]
     turns = [
         [foremoe.RankTurns(plan, load, rank=rank, path="peer")["forward", 0, layer] for layer in range(LAYERS)]
         for rank in range(num_ranks)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
@@ -272,16 +273,28 @@ def whole(tensor: Any) -> Any:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def draw_homes(seed: int = 0, ranks: int = RANKS) -> Any:
+    """Draws homes, int32 [layers, experts], equally many experts of each layer on each rank."""
+    contiguous = np.tile(np.arange(EXPERTS, dtype=np.int32) * ranks // EXPERTS, (LAYERS, 1))
+    return np.random.default_rng(seed).permuted(contiguous, axis=1)
+
+
+def sorted_by_home(homes: Any, layer: int) -> list[int]:
+    """A layer's experts by the rank that owns them, and those of a rank in ascending order. homes: None: contiguous."""
+    return list(range(EXPERTS)) if homes is None else sorted(range(EXPERTS), key=lambda e: (homes[layer][e], e))
+
+
 def whole_gradients(ep: Any, model: Any) -> dict[str, Any]:
     """Gradients of all parameters by name. Gathers experts from all ranks."""
-    experts = {id(weight) for weight in ep.expert_parameters()}
+    experts = {id(weight): i for i, layer in enumerate(ep.layers) for weight in layer.weights().values()}
     gradients = {}
     for name, p in model.named_parameters():
         gradients[name] = whole(p.grad)
         if id(p) in experts:
             parts = [torch.empty_like(p) for _ in range(ep.num_ranks)]
             dist.all_gather(parts, p.grad.contiguous(), group=ep.group)
-            gradients[name] = torch.cat(parts)
+            gradients[name] = torch.empty_like(torch.cat(parts))
+            gradients[name][sorted_by_home(ep.arguments.homes, experts[id(p)])] = torch.cat(parts)
     return gradients
 
 
@@ -402,7 +415,8 @@ def run_step(
     figures = phase.figures()
     computed = torch.zeros(max(micro_steps), LAYERS, ranks, dtype=torch.long)
     computed[phase.plan.event_micro_step] = torch.from_numpy(phase.plan.slot_tokens.sum(-1))
-    at_homes = chosen.view(*chosen.shape[:2], ranks, -1).sum(-1)
+    by_home = [chosen[:, i, sorted_by_home(ep.arguments.homes, i)] for i in range(LAYERS)]
+    at_homes = torch.stack(by_home, 1).view(*chosen.shape[:2], ranks, -1).sum(-1)
     computed += at_homes
     result = {
         "loss": abs(float(loss_all) / ranks - step.loss) / abs(step.loss),

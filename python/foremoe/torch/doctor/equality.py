@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,11 +33,14 @@ ROUNDING = 2.0
 
 def checks() -> list[Check]:
     return [
-        Check(f"equal to one process: {path}, {residency}, {dtype}", functools.partial(_check, path, residency, dtype))
+        Check(
+            f"equal to one process: {path}, {residency}, {dtype}",
+            functools.partial(_check, path, residency, dtype, False),
+        )
         for dtype in DTYPES
         for path in PATHS
         for residency in RESIDENCIES
-    ]
+    ] + [Check("equal to one process: other homes", functools.partial(_check, "peer", "resident", "float32", True))]
 
 
 @dataclass(frozen=True)
@@ -102,28 +107,36 @@ def _error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     return float(torch.stack(relative).norm())
 
 
-def _check(path: str, residency: str, dtype: str, hardware: Hardware) -> Outcome:
+def draw_homes(sizes: Sizes, ranks: int) -> npt.NDArray[np.int32]:
+    """Draws homes, int32 [layers, experts], equally many experts of each layer on each rank."""
+    contiguous = np.tile(np.arange(sizes.experts, dtype=np.int32) * ranks // sizes.experts, (sizes.layers, 1))
+    return np.random.default_rng(0).permuted(contiguous, axis=1)
+
+
+def _check(path: str, residency: str, dtype: str, has_other_homes: bool, hardware: Hardware) -> Outcome:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device, sizes = hardware.device_of(rank), Sizes(dtype=dtype)
     exact, eager = _references(sizes, device, rank, ranks)
     net = Net(sizes, device)
-    ep = net.spread(residency=residency, path=path)
+    homes = draw_homes(sizes, ranks) if has_other_homes else None
+    ep = net.spread(residency=residency, path=path, homes=homes)
     try:
         planned, figures = run_planned(net, ep, rank, ranks)
     except foremoe.InputError as error:
         if error.field == "path":  # no room in shared memory; all ranks raise this together
             raise CannotRun(str(error)) from error
         raise
-    begin, end = rank * ep.ranks.homes, (rank + 1) * ep.ranks.homes
-    experts = {id(p) for p in ep.expert_parameters()}
-    own = {name for name, p in net.named_parameters() if id(p) in experts}
+    layer_of = {id(p): i for i, layer in enumerate(ep.layers) for p in layer.weights().values()}
+    own = {
+        name: ep.ranks.table.of_rank(layer_of[id(p)], rank) for name, p in net.named_parameters() if id(p) in layer_of
+    }
     if set(planned.gradients) != set(exact.gradients):
         raise Failure(f"gradients are missing: {sorted(set(exact.gradients) - set(planned.gradients))}")
 
     def gradients_of(step: _Step) -> list[Tensor]:
         """Returns gradients in the order of the planned step, for this rank's experts only."""
         of = step.gradients
-        return [of[name][begin:end] if name in own and step is not planned else of[name] for name in planned.gradients]
+        return [of[name][own[name]] if name in own and step is not planned else of[name] for name in planned.gradients]
 
     errors = {
         "output": (_error(planned.outputs, exact.outputs), _error(eager.outputs, exact.outputs)),
