@@ -69,7 +69,7 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("zeros in the middle", "padding", put(slice(100, 110), 0)),
     ("zeros at the end", "padding", put(slice(440, 456), 0)),
     ("filler 0, 1, …", "padding", put(slice(440, 455), np.arange(8))),
-    ("filler of the first layer", "padding", lambda r: (np.where(np.arange(len(r))[:, None, None] < 5, r[:, :1], r), {})),
+    ("filler of the first layer", "padding", lambda r: put(slice(0, 5), r[:5, :1])(r)),
     ("padding with routes", "padding", lambda r: (r, {"attention_mask": np.arange(len(r)) >= 10})),
     ("a cached prefix", "prefix-missing", put(slice(456, 520), -1)),
     ("one layer missing in a chunk", "missing-rows", put((slice(64, 128), 5), -1)),
