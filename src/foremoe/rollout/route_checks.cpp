@@ -77,14 +77,13 @@ class Checks {
     return all(t, Row::kRoute) && std::memcmp(row(t, 0), row(u, 0), shape_.token_bytes()) == 0;
   }
 
-  void add(std::string_view check, int layer, int sequence, std::int64_t token, std::string cause,
-           std::string_view remedy, std::int64_t count = 1) {
-    const auto known = std::ranges::find(found_, check, &RouteFinding::check);
-    if (known != found_.end()) {
-      known->count += count;
-      return;
+  void add(RouteFinding finding) {
+    const auto known = std::ranges::find(found_, finding.check, &RouteFinding::check);
+    if (known == found_.end()) {
+      found_.push_back(std::move(finding));
+    } else {
+      known->count += finding.count;
     }
-    found_.push_back({std::string(check), layer, sequence, token, count, std::move(cause), std::string(remedy)});
   }
 
   void classify() {
@@ -116,24 +115,24 @@ class Checks {
       if (is_padding(t)) return Row::kRoute;  // check_sequence() reports routes of padding
       const std::int64_t token = t - trace_.cu_seqlens[s];
       if (partial) {
-        add("top-k-differs", static_cast<int>(l), s, token, "a row has fewer experts than the others",
-            "record the same number of experts for every token and layer");
+        add({"top-k-differs", static_cast<int>(l), s, token, "a row has fewer experts than the others",
+             "record the same number of experts for every token and layer"});
         return Row::kFaulty;
       }
       for (const std::int64_t id : ids_) {
         if (id >= 0 && id < shape_.num_experts) continue;
-        add("expert-range", static_cast<int>(l), s, token,
-            fmt::format("expert {} of {}: physical slots were recorded, or another model's routes", id,
-                        shape_.num_experts),
-            "record logical expert ids before load balancing maps them to slots");
+        add({"expert-range", static_cast<int>(l), s, token,
+             fmt::format("expert {} of {}: physical slots were recorded, or another model's routes", id,
+                         shape_.num_experts),
+             "record logical expert ids before load balancing maps them to slots"});
         return Row::kFaulty;
       }
       std::ranges::sort(ids_);
       if (const auto twice = std::ranges::adjacent_find(ids_); twice != ids_.end()) {
-        add("duplicate-experts", static_cast<int>(l), s, token,
-            fmt::format("expert {} appears twice in a row: the buffer was not filled, or was read while written",
-                        *twice),
-            "copy routes after the forward pass has ended, and mark rows without routes with -1");
+        add({"duplicate-experts", static_cast<int>(l), s, token,
+             fmt::format("expert {} appears twice in a row: the buffer was not filled, or was read while written",
+                         *twice),
+             "copy routes after the forward pass has ended, and mark rows without routes with -1"});
         return Row::kFaulty;
       }
       return Row::kRoute;
@@ -142,19 +141,19 @@ class Checks {
 
   void check_shape() {
     if (expected_.top_k > 0 && expected_.top_k != shape_.top_k) {
-      add("top-k-differs", -1, -1, -1, fmt::format("{} experts per token, expected {}", shape_.top_k, expected_.top_k),
-          "record the routed experts only (no shared experts), of the model that is trained");
+      add({"top-k-differs", -1, -1, -1, fmt::format("{} experts per token, expected {}", shape_.top_k, expected_.top_k),
+           "record the routed experts only (no shared experts), of the model that is trained"});
     }
     for (std::size_t s = 0; s < expected_.lengths.size(); ++s) {
       const std::int64_t rows = trace_.sequence_length(static_cast<int>(s));
       const std::int64_t tokens = expected_.lengths[s];
       if (rows == tokens || rows == tokens - 1) continue;  // the last token may have no row
-      add("row-count", -1, static_cast<int>(s), std::min(rows, tokens),
-          fmt::format("{} rows for {} tokens: {}", rows, tokens,
-                      rows < tokens ? "the prompt or a part of the response was not recorded"
-                                    : "padding or another sequence's rows were recorded too"),
-          rows < tokens ? "concatenate the routes of prompt and response, and of all continuations"
-                        : "cut the routes to the sequence's tokens");
+      add({"row-count", -1, static_cast<int>(s), std::min(rows, tokens),
+           fmt::format("{} rows for {} tokens: {}", rows, tokens,
+                       rows < tokens ? "the prompt or a part of the response was not recorded"
+                                     : "padding or another sequence's rows were recorded too"),
+           rows < tokens ? "concatenate the routes of prompt and response, and of all continuations"
+                         : "cut the routes to the sequence's tokens"});
     }
   }
 
@@ -162,9 +161,9 @@ class Checks {
     const auto first_routed = static_cast<int>(std::ranges::find(empty_, false) - empty_.begin());
     for (std::size_t l = static_cast<std::size_t>(first_routed); l < layers(); ++l) {
       if (!empty_[l]) continue;
-      add("empty-layer", static_cast<int>(l), -1, -1,
-          "no token has a route in this layer: it is dense, or not recorded",
-          "drop dense layers (--drop-empty-layers), and record every pipeline stage");
+      add({"empty-layer", static_cast<int>(l), -1, -1,
+           "no token has a route in this layer: it is dense, or not recorded",
+           "drop dense layers (--drop-empty-layers), and record every pipeline stage"});
     }
     if (expected_.layers == 0) return;
     const int moe = expected_.layers;
@@ -174,24 +173,25 @@ class Checks {
     if ((recorded == moe && first_routed == 0) || whole_model) {
       const auto extra = std::ranges::find_if(trace_.layer_ids, [&](int id) { return id >= moe + dense; });
       if (dense > 0 && extra != trace_.layer_ids.end()) {
-        add("mtp-layers", static_cast<int>(extra - trace_.layer_ids.begin()), -1, -1,
-            fmt::format("layer {} of a model with {} layers", *extra, moe + dense),
-            "drop the layers of multi-token prediction");
+        add({"mtp-layers", static_cast<int>(extra - trace_.layer_ids.begin()), -1, -1,
+             fmt::format("layer {} of a model with {} layers", *extra, moe + dense),
+             "drop the layers of multi-token prediction"});
       }
       return;
     }
     if (recorded > moe + dense || (recorded > moe && dense == 0)) {
-      add("mtp-layers", moe + (first_routed == 0 ? 0 : dense), -1, -1,
-          fmt::format("{} layers of a model with {}: layers of multi-token prediction were recorded", recorded,
-                      moe + dense),
-          "drop the last layers, which the trainer does not replay", recorded - moe);
+      add({"mtp-layers", moe + (first_routed == 0 ? 0 : dense), -1, -1,
+           fmt::format("{} layers of a model with {}: layers of multi-token prediction were recorded", recorded,
+                       moe + dense),
+           "drop the last layers, which the trainer does not replay", recorded - moe});
       return;
     }
-    add("layer-shift", std::min(first_routed, recorded - 1), -1, -1,
-        fmt::format("{} layers, the first with routes is {}; the model has {} layers with experts after {} dense ones: "
-                    "counting dense layers shifts every route (verl#5037)",
-                    recorded, first_routed, moe, dense),
-        "index routes by layers with experts, and drop dense layers (--drop-empty-layers)");
+    add({"layer-shift", std::min(first_routed, recorded - 1), -1, -1,
+         fmt::format(
+             "{} layers, the first with routes is {}; the model has {} layers with experts after {} dense ones: "
+             "counting dense layers shifts every route (verl#5037)",
+             recorded, first_routed, moe, dense),
+         "index routes by layers with experts, and drop dense layers (--drop-empty-layers)"});
   }
 
   void check_sequence(int s) {
@@ -199,8 +199,8 @@ class Checks {
     std::int64_t end = trace_.cu_seqlens[s + 1];
     for (std::int64_t t = begin; t < end; ++t) {
       if (is_padding(t) && !all(t, Row::kMissing)) {
-        add("padding", -1, s, t - begin, "a token outside the attention mask has a route, which counts as load",
-            "write -1 for padding, or remove it");
+        add({"padding", -1, s, t - begin, "a token outside the attention mask has a route, which counts as load",
+             "write -1 for padding, or remove it"});
       }
     }
     const auto unrouted = [&](std::int64_t t) { return all(t, Row::kMissing) || all(t, Row::kZero); };
@@ -210,42 +210,42 @@ class Checks {
     std::int64_t routed = first;
     while (routed < end && all(routed, Row::kMissing)) ++routed;
     if (routed > first) {
-      add("prefix-missing", -1, s, first - begin,
-          fmt::format("the first {} tokens have no route: they were in the prefix cache", routed - first),
-          "return the routes of cached tokens, or switch prefix caching off; otherwise routers choose for them",
-          routed - first);
+      add({"prefix-missing", -1, s, first - begin,
+           fmt::format("the first {} tokens have no route: they were in the prefix cache", routed - first),
+           "return the routes of cached tokens, or switch prefix caching off; otherwise routers choose for them",
+           routed - first});
     }
     std::int64_t repeated = 0;
     std::vector<std::int64_t> constant(layers(), 0);
     for (std::int64_t t = routed; t < end; ++t) {
       if (is_padding(t)) continue;
       if (all(t, Row::kZero)) {
-        add("padding", -1, s, t - begin, "a row of zeros: padding, or a buffer that was not filled",
-            "write -1 for padding, and cut the buffer to the recorded tokens");
+        add({"padding", -1, s, t - begin, "a row of zeros: padding, or a buffer that was not filled",
+             "write -1 for padding, and cut the buffer to the recorded tokens"});
         continue;
       }
       for (std::size_t l = 0; l < layers(); ++l) {
         if (empty_[l] || (kind(t, l) != Row::kMissing && kind(t, l) != Row::kZero)) continue;
-        add("missing-rows", static_cast<int>(l), s, t - begin, "a token has no route in this layer",
-            "record every pipeline stage and chunk of the prefill");
+        add({"missing-rows", static_cast<int>(l), s, t - begin, "a token has no route in this layer",
+             "record every pipeline stage and chunk of the prefill"});
       }
       if (is_filler(t)) {
-        add("padding", -1, s, t - begin, "a token has the same experts in all layers: filler of padding",
-            "write -1 for padding, or remove it");
+        add({"padding", -1, s, t - begin, "a token has the same experts in all layers: filler of padding",
+             "write -1 for padding, or remove it"});
       }
       if (t == routed || is_padding(t - 1)) continue;
       repeated = same_route(t, t - 1) ? repeated + 1 : 0;
       const std::int64_t most = bits_ >= kBitsOfUniqueRoutes ? 1 : bits_ >= kBitsOfRoutes ? kRepeatedRows - 1 : 1 << 20;
       if (repeated >= most) {
-        add("repeated-rows", -1, s, t - begin, "a token has the route of the token before it in all layers",
-            "record every decoding step once: do not reuse the buffer of the previous step");
+        add({"repeated-rows", -1, s, t - begin, "a token has the route of the token before it in all layers",
+             "record every decoding step once: do not reuse the buffer of the previous step"});
       }
       for (std::size_t l = 0; l < layers(); ++l) {
         constant[l] = equal_rows(t, l, t - 1, l) ? constant[l] + 1 : 0;
         if (constant[l] + 1 != std::min(kConstantRows, std::max(kLeastRows, end - routed))) continue;
-        add("constant-rows", static_cast<int>(l), s, t - begin - constant[l],
-            fmt::format("{} consecutive tokens have the same route in this layer", constant[l] + 1),
-            "check that the capture of this layer advances with the tokens");
+        add({"constant-rows", static_cast<int>(l), s, t - begin - constant[l],
+             fmt::format("{} consecutive tokens have the same route in this layer", constant[l] + 1),
+             "check that the capture of this layer advances with the tokens"});
       }
     }
   }
@@ -276,8 +276,8 @@ class Checks {
       if (tokens < prompt + kLeastRows || !all(trace_.cu_seqlens[s], Row::kRoute)) continue;
       const auto [other, unique] = by_length[tokens].try_emplace(text(s, tokens), s);
       if (unique) continue;
-      add("repeated-sequence", -1, s, 0, fmt::format("all {} rows equal those of sequence {}", tokens, other->second),
-          "copy the routes of each request before its buffer is used again");
+      add({"repeated-sequence", -1, s, 0, fmt::format("all {} rows equal those of sequence {}", tokens, other->second),
+           "copy the routes of each request before its buffer is used again"});
     }
   }
 
@@ -295,9 +295,9 @@ class Checks {
         if (rows < kLeastRows || bits_ < kBitsOfRoutes ||
             static_cast<double>(equal) < kEqualLayers * static_cast<double>(rows))
           continue;
-        add("equal-layers", static_cast<int>(l), -1, -1,
-            fmt::format("has the routes of layer {} in {} of {} tokens", m, equal, rows),
-            "record each layer into its own part of the buffer");
+        add({"equal-layers", static_cast<int>(l), -1, -1,
+             fmt::format("has the routes of layer {} in {} of {} tokens", m, equal, rows),
+             "record each layer into its own part of the buffer"});
         break;
       }
     }
@@ -307,9 +307,9 @@ class Checks {
     const auto& versions = expected_.weight_versions;
     for (std::size_t s = 1; s < versions.size(); ++s) {
       if (versions[s] == versions[0]) continue;
-      add("weight-versions", -1, static_cast<int>(s), -1,
-          fmt::format("sampled with weights {}, but sequence 0 with {}", versions[s], versions[0]),
-          "wait for running requests before updating weights, or drop routes of older weights");
+      add({"weight-versions", -1, static_cast<int>(s), -1,
+           fmt::format("sampled with weights {}, but sequence 0 with {}", versions[s], versions[0]),
+           "wait for running requests before updating weights, or drop routes of older weights"});
     }
   }
 

@@ -36,9 +36,9 @@ struct RouteFinding {
   int layer = -1;           // first place; −1: all layers
   int sequence = -1;        // −1: all sequences
   std::int64_t token = -1;  // index in the sequence; −1: all tokens
-  std::int64_t count = 1;   // places with this fault
   std::string cause;
   std::string remedy;
+  std::int64_t count = 1;  // places with this fault
 };
 
 // Returns one finding per check that failed. The routes themselves may be invalid. Throws InputError if an expectation

@@ -32,7 +32,9 @@ void copy(Bytes& routes, std::size_t from, std::size_t to, std::size_t size) {
   std::memmove(routes.data() + to, routes.data() + from, size);
 }
 
-TEST(RouteChecks, FindNothingInCleanRoutes) { EXPECT_THAT(names([](Bytes&) {}), testing::IsEmpty()); }
+TEST(RouteChecks, FindNothingInCleanRoutes) {
+  EXPECT_THAT(names([](Bytes&) {}), testing::IsEmpty());
+}
 
 TEST(RouteChecks, FindEachKindOfDamageAndNoOther) {
   const std::vector<std::pair<std::string, Damage>> cases{
@@ -43,17 +45,21 @@ TEST(RouteChecks, FindEachKindOfDamageAndNoOther) {
       {"prefix-missing", [](Bytes& r) { fill(r, 0, 6 * kToken, 255); }},
       {"missing-rows", [](Bytes& r) { fill(r, 9 * kToken + kRow, kRow, 255); }},
       {"repeated-rows", [](Bytes& r) { copy(r, 9 * kToken, 10 * kToken, kToken); }},
-      {"repeated-sequence", [](Bytes& r) {
+      {"repeated-sequence",
+       [](Bytes& r) {
          copy(r, 0, 70 * kToken, 39 * kToken);
          fill(r, 109 * kToken, 11 * kToken, 255);
        }},
-      {"equal-layers", [](Bytes& r) {
+      {"equal-layers",
+       [](Bytes& r) {
          for (std::size_t t = 0; t < 120; ++t) copy(r, t * kToken, t * kToken + kRow, kRow);
        }},
-      {"constant-rows", [](Bytes& r) {
+      {"constant-rows",
+       [](Bytes& r) {
          for (std::size_t t = 1; t < 39; ++t) copy(r, kRow, t * kToken + kRow, kRow);
        }},
-      {"empty-layer", [](Bytes& r) {
+      {"empty-layer",
+       [](Bytes& r) {
          for (std::size_t t = 0; t < 120; ++t) fill(r, t * kToken + 2 * kRow, kRow, 0);
        }},
   };
@@ -77,8 +83,8 @@ TEST(RouteChecks, CompareWithWhatIsExpected) {
 }
 
 TEST(RouteChecks, NameTheFirstPlaceAndTheNumberOfPlaces) {
-  auto [trace, bytes] = make_random_trace(
-      {.type = RouteType::kU8, .lengths = {40, 30}, .num_layers = 4, .top_k = 8, .num_experts = 128});
+  auto [trace, bytes] =
+      make_random_trace({.type = RouteType::kU8, .lengths = {40, 30}, .num_layers = 4, .top_k = 8, .num_experts = 128});
   fill(*bytes, 45 * kToken + 2 * kRow, 1, 200);
   fill(*bytes, 46 * kToken + 2 * kRow, 1, 201);
   const std::vector<RouteFinding> found = find_route_faults(trace, {});
