@@ -50,6 +50,7 @@ struct Command {
 
 Command synth_command();
 Command import_command();
+Command routes_command();
 Command collect_command();
 Command pack_command();
 Command inspect_command();

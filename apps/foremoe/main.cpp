@@ -34,9 +34,10 @@ void occupy_closed_streams() {
   }
 }
 
-constexpr std::array<CommandEntry, 15> kCommands{{
+constexpr std::array<CommandEntry, 16> kCommands{{
     {"synth", synth_command},
     {"import", import_command},
+    {"routes", routes_command},
     {"collect", collect_command},
     {"pack", pack_command},
     {"inspect", inspect_command},

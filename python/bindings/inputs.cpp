@@ -8,6 +8,7 @@
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/importers/import_json.h"
 #include "foremoe/rollout/packing.h"
+#include "foremoe/rollout/route_checks.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
 
 namespace foremoe::python {
@@ -135,6 +136,29 @@ std::pair<std::vector<std::string>, std::string> import_paths_to_file(const std:
   return {describe(imported, out), to_json(imported, out).dump(2)};
 }
 
+// Returns the findings as lines of text and as JSON.
+std::pair<std::vector<std::string>, std::string> check_captured_files(const std::vector<std::string>& paths,
+                                                                      const nb::dict& keywords,
+                                                                      const nb::callable& decode) {
+  RouteCheckOptions options;
+  set_options(options_of(options), keywords);
+  const nb::gil_scoped_release release;
+  const std::vector<RouteFinding> findings = check_route_files(paths, options, decoder(decode));
+  return {describe(findings), to_json(findings).dump(2)};
+}
+
+nb::any check_trace(const std::shared_ptr<Trace>& trace, int experts, int layers, int dense_layers, int top_k,
+                    std::vector<std::int64_t> lengths, std::vector<std::uint8_t> attention_mask,
+                    std::vector<std::string> weight_versions) {
+  std::vector<RouteFinding> findings;
+  {
+    const nb::gil_scoped_release release;
+    findings = find_route_faults(*trace, {experts, top_k, layers, dense_layers, std::move(lengths),
+                                          std::move(attention_mask), std::move(weight_versions)});
+  }
+  return to_python(to_json(findings));
+}
+
 std::shared_ptr<Trace> import_decoded(const nb::list& list, const nb::dict& keywords) {
   const ImportOptions options = import_options(keywords);
   const std::vector<DecodedSequence> sequences = decoded(list);
@@ -151,6 +175,9 @@ void bind_inputs(nb::module_& m) {
         nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any], decode: typing.Any) -> "
                 "tuple[Trace | Load, dict[str, typing.Any]]"));
   m.def("_import_to_file", &import_paths_to_file, "paths"_a, "options"_a, "out"_a, "decode"_a);
+  m.def("_check_route_files", &check_captured_files, "paths"_a, "options"_a, "decode"_a);
+  m.def("_check_trace", &check_trace, "trace"_a, nb::kw_only(), "experts"_a, "layers"_a, "dense_layers"_a, "top_k"_a,
+        "lengths"_a, "attention_mask"_a, "weight_versions"_a);
   m.def("_import_sequences", &import_decoded, "sequences"_a, "options"_a);
   m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
   m.def("_synthesize_load", [](const nb::dict& keywords) {

@@ -37,6 +37,7 @@ from ._files import Violation, check, figures, read_load, read_plan, read_trace
 from ._homes import choose_homes, read_homes
 from ._loads import collect, import_files, pack, synthesize_load, synthesize_trace
 from ._planning import plan, start_plan
+from ._route_checks import RouteFinding, check_routes
 
 __all__ = [
     "Collector",
@@ -51,12 +52,14 @@ __all__ = [
     "PolicySkipped",
     "RankTurn",
     "RankTurns",
+    "RouteFinding",
     "RunningPlan",
     "Trace",
     "Violation",
     "__version__",
     "batch",
     "check",
+    "check_routes",
     "choose_homes",
     "clusters",
     "collect",

@@ -9,7 +9,12 @@ import pathlib
 import signal
 import sys
 
-COMMANDS = {"_report": "foremoe.report.command", "_import": "foremoe._importing", "_plot": "foremoe._plot"}
+COMMANDS = {
+    "_report": "foremoe.report.command",
+    "_import": "foremoe._importing",
+    "_check_routes": "foremoe._route_checks",
+    "_plot": "foremoe._plot",
+}
 """Commands that the program runs in this Python after it has parsed the command line."""
 
 

@@ -83,6 +83,7 @@ struct ImportOptions {
   int pipeline_stages = 1;             // Megatron: ascending ranks are split evenly into this many pipeline stages
   bool drop_recomputed = false;        // Megatron trace: drop calls that equal an earlier call of their layer
   bool drop_empty_layers = false;      // drop layers without any route, such as dense layers
+  bool keep_invalid_rows = false;      // keep repeated ids and other shapes, for route_checks.h; not a user's option
   CountsAt counts_at = CountsAt::kAuto;
   std::string model;  // metadata; a known model sets num_experts, and top_k of counts, unless given
 };

@@ -56,10 +56,10 @@ void TraceAssembler::check_shape(const SequenceInfo& info) {
     if (info.top_k < 1 || info.top_k > max_top_k) {
       fail(fmt::format("has {} experts per token; expected 1 to {}", info.top_k, max_top_k));
     }
-    if (options_.num_layers > 0 && info.num_layers != options_.num_layers) {
+    if (!options_.keep_invalid_rows && options_.num_layers > 0 && info.num_layers != options_.num_layers) {
       fail(fmt::format("has {} layers, but {} were asked for", info.num_layers, options_.num_layers));
     }
-    if (options_.top_k > 0 && info.top_k != options_.top_k) {
+    if (!options_.keep_invalid_rows && options_.top_k > 0 && info.top_k != options_.top_k) {
       fail(fmt::format("has {} experts per token, but {} were asked for", info.top_k, options_.top_k));
     }
     first_where_ = where_;
@@ -83,6 +83,7 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
   bool repeating = false;
   ++stamp_;
   for (std::size_t k = 0; k < ids.size(); ++k) {
+    if (ids[k] < 0 && options_.keep_invalid_rows) continue;
     if (ids[k] < 0 || ids[k] >= num_experts) {
       fail_row(k, options_.num_experts > 0
                       ? fmt::format("expert {} is out of range; there are {} experts", ids[k], num_experts)
@@ -93,12 +94,13 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
   }
   if (repeating) {
     ++report_.rows_repeating;
-    return put_missing();
+    if (!options_.keep_invalid_rows) return put_missing();
   }
   max_id_ = std::max(max_id_, *std::max_element(ids.begin(), ids.end()));
   if (max_id_ >= sentinel_of_width(width_)) widen();
-  for (const std::int64_t id : ids) write_entry(&entries_[written_++ * width_], width_, id);
-  end_row(true);
+  for (const std::int64_t id : ids)
+    write_entry(&entries_[written_++ * width_], width_, id < 0 ? sentinel_of_width(width_) : id);
+  end_row(!repeating || std::ranges::any_of(ids, [](std::int64_t id) { return id != 0; }));  // zeros: no route
 }
 
 void TraceAssembler::add_skipped_row() {

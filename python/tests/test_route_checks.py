@@ -1,0 +1,142 @@
+"""Checks of captured routes: damaged captures are found and named, clean ones raise no alarm."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foremoe
+
+DATA = pathlib.Path(__file__).parents[2] / "data"
+ROLLOUTS = ["rollout-math", "rollout-math-full", "rollout-mixed", "rollout-gptoss"]
+LENGTHS = [456, 456, 338]
+
+Routes = Any  # int32 [1250, 8, 8], of three sequences; −1 in rows without a route
+Damage = Callable[[Routes], Any]  # modifies the routes, or returns others, and expectations
+
+
+def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "foremoe", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def captured() -> tuple[Routes, Any]:
+    trace = foremoe.read_trace(DATA / "rollout-math-full.safetensors")
+    chosen = [3, 4, 5]
+    cu = trace.cu_seqlens
+    routes = np.concatenate([trace.routed_experts[cu[s] : cu[s + 1]] for s in chosen]).astype(np.int32)
+    routes[routes == 255] = -1
+    return routes, np.cumsum([0, *(cu[s + 1] - cu[s] for s in chosen)])
+
+
+def put(at: Any, values: Any) -> Damage:
+    def damage(routes: Routes) -> None:
+        routes[at] = values
+
+    return damage
+
+
+def copied(to: Any, source: Any) -> Damage:
+    def damage(routes: Routes) -> None:
+        routes[to] = routes[source].copy()
+
+    return damage
+
+
+def expecting(**expected: Any) -> Damage:
+    return lambda routes: (routes, expected)
+
+
+def shifted(routes: Routes) -> Any:
+    """Layer 0 is dense and was recorded as zeros; the last layer did not fit."""
+    return np.concatenate([np.zeros_like(routes[:, :1]), routes[:, :-1]], 1), {"layers": 8}
+
+
+DAMAGES: list[tuple[str, str, Damage]] = [
+    ("one id too large", "expert-range", put((500, 3, 0), 128)),
+    ("physical slots", "expert-range", lambda r: (np.where(r >= 64, r + 64, r), {})),
+    ("one negative id", "expert-range", put((7, 0, 2), -7)),
+    ("an expert twice", "duplicate-experts", copied((9, 4, 1), (9, 4, 0))),
+    ("a shorter row", "top-k-differs", put((30, 2, 7), -1)),
+    ("another k", "top-k-differs", lambda r: (r[:, :, :7], {"top_k": 8})),
+    ("zeros in the middle", "padding", put(slice(100, 110), 0)),
+    ("zeros at the end", "padding", put(slice(440, 456), 0)),
+    ("filler 0, 1, …", "padding", put(slice(440, 455), np.arange(8))),
+    ("filler of the first layer", "padding", lambda r: put(slice(0, 5), r[:5, :1])(r)),
+    ("padding with routes", "padding", lambda r: (r, {"attention_mask": np.arange(len(r)) >= 10})),
+    ("a cached prefix", "prefix-missing", put(slice(456, 520), -1)),
+    ("one layer missing in a chunk", "missing-rows", put((slice(64, 128), 5), -1)),
+    ("a chunk missing", "missing-rows", put(slice(64, 128), -1)),
+    ("the previous row again", "repeated-rows", copied(300, 299)),
+    ("every second row again", "repeated-rows", copied(slice(201, 301, 2), slice(200, 300, 2))),
+    ("another sequence's block", "repeated-sequence", copied(slice(0, 456), slice(456, 912))),
+    ("a layer that stays", "constant-rows", lambda r: put((slice(0, 455), 3), r[0, 3])(r)),
+    ("a layer twice", "equal-layers", copied((slice(None), 4), (slice(None), 3))),
+    ("a layer not recorded", "empty-layer", put((slice(None), 6), 0)),
+    ("layers shifted by a dense one", "layer-shift", shifted),
+    ("dense layers counted", "layer-shift", expecting(layers=7, dense_layers=1)),
+    ("a stage not recorded", "layer-shift", lambda r: (r[:, :4], {"layers": 8})),
+    ("a layer of MTP", "mtp-layers", expecting(layers=7)),
+    ("rows missing at the end", "row-count", expecting(lengths=[456, 456, 400])),
+    ("too many rows", "row-count", expecting(lengths=[456, 400, 338])),
+    ("weights updated in a step", "weight-versions", expecting(weight_versions=[7, 7, 8])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "damage"), [of[1:] for of in DAMAGES], ids=[of[0] for of in DAMAGES])
+def test_damage_is_found_and_named(check: str, damage: Damage) -> None:
+    routes, cu_seqlens = captured()
+    routes, expected = damage(routes) or (routes, {})
+    found = foremoe.check_routes(routes, cu_seqlens=cu_seqlens, num_experts=128, **expected)
+    assert check in [of.check for of in found]
+    assert all(of.cause and of.remedy and of.count > 0 for of in found)
+
+
+@pytest.mark.parametrize("name", ROLLOUTS)
+def test_recorded_rollouts_raise_no_alarm(name: str) -> None:
+    trace = foremoe.read_trace(DATA / f"{name}.safetensors")
+    found = foremoe.check_routes(trace, lengths=np.diff(trace.cu_seqlens), layers=trace.num_layers, top_k=trace.top_k)
+    assert found == []
+
+
+@pytest.mark.parametrize("routing", ["grpo", "zipf", "dirichlet"])
+@pytest.mark.parametrize("shape", [{"experts": 8, "top_k": 2}, {"experts": 32, "top_k": 4}, {}])
+def test_drawn_routes_raise_no_alarm(routing: str, shape: dict[str, Any]) -> None:
+    trace = foremoe.synthesize_trace(routing=routing, layers=4, ranks=4, micro_steps=2, tokens_per_rank=512, **shape)
+    assert foremoe.check_routes(trace) == []
+
+
+def test_places_are_those_of_the_sequence_and_tensors_are_accepted() -> None:
+    routes, cu_seqlens = captured()
+    routes[500, 3, 0] = 128
+    (found,) = foremoe.check_routes(routes, cu_seqlens=cu_seqlens, num_experts=128)
+    assert (found.layer, found.sequence, found.token, found.count) == (3, 1, 44, 1)
+    padded = routes[:912].reshape(2, 456, 8, 8)
+    assert foremoe.check_routes(padded, num_experts=128) == [found]
+    with pytest.raises(foremoe.InputError, match="routes: has float64"):
+        foremoe.check_routes(routes * 1.0)
+    with pytest.raises(foremoe.InputError, match="lengths"):
+        foremoe.check_routes(routes, lengths=[1, 2])
+
+
+def test_the_command_reads_payloads_and_traces(tmp_path: pathlib.Path) -> None:
+    routes, _ = captured()
+    clean, damaged, archive = tmp_path / "clean.npy", tmp_path / "damaged.npy", tmp_path / "damaged.npz"
+    np.save(clean, routes[:456])
+    routes[9, 4, 1] = routes[9, 4, 0]
+    np.save(damaged, routes[:456])
+    np.savez(archive, routed_experts=routes[:456])
+    assert command("routes", "check", clean, "--experts", 128).returncode == 0
+    assert command("routes", "check", DATA / "rollout-math.safetensors").returncode == 0
+    for path in (damaged, archive):
+        done = command("routes", "check", path, "--experts", 128, "--json")
+        assert done.returncode == 1, done.stderr
+        (found,) = json.loads(done.stdout)["findings"]
+        assert (found["check"], found["layer"], found["token"]) == ("duplicate-experts", 4, 9)

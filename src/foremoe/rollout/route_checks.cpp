@@ -1,0 +1,412 @@
+#include "foremoe/rollout/route_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numbers>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+
+#include "foremoe/cluster/model_shape.h"
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/count_routes.h"
+#include "foremoe/rollout/route_entry.h"
+#include "foremoe/rollout/trace_file.h"
+
+namespace foremoe {
+namespace {
+
+constexpr double kBitsOfUniqueRoutes = 100;  // two tokens with the same route are then no coincidence
+constexpr double kBitsOfRoutes = 10;
+constexpr std::int64_t kRepeatedRows = 8;   // consecutive tokens with equal routes, with fewer bits
+constexpr std::int64_t kConstantRows = 64;  // consecutive tokens with equal routes in one layer
+constexpr std::int64_t kLeastRows = 16;     // whole sequences of fewer tokens are not compared
+constexpr int kFillerLayers = 4;            // a token with the same row in so many layers, and in all, is filler
+constexpr std::int64_t kSampledTokens = 1024;
+constexpr double kEqualLayers = 0.9;  // of the sampled tokens
+
+enum class Row : std::uint8_t { kRoute, kMissing, kZero, kFaulty };
+
+class Checks {
+ public:
+  Checks(const RoutingTrace& trace, const RouteExpectations& expected)
+      : trace_(trace), expected_(expected), shape_(shape_of(trace)) {
+    if (expected.experts > 0) shape_.num_experts = expected.experts;
+    rows_.resize(static_cast<std::size_t>(trace.num_tokens) * layers());
+    const double n = shape_.num_experts;
+    const double k = shape_.top_k;
+    bits_ = n > k ? (std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1)) / std::numbers::ln2 : 0;
+    bits_ *= static_cast<double>(layers());
+  }
+
+  std::vector<RouteFinding> findings() && {
+    classify();
+    check_shape();
+    check_layers();
+    for (int s = 0; s < trace_.num_sequences(); ++s) check_sequence(s);
+    check_repeated_sequences();
+    check_equal_layers();
+    check_versions();
+    return std::move(found_);
+  }
+
+ private:
+  std::size_t layers() const { return static_cast<std::size_t>(trace_.num_layers); }
+  Row kind(std::int64_t t, std::size_t l) const { return rows_[static_cast<std::size_t>(t) * layers() + l]; }
+  const std::byte* row(std::int64_t t, std::size_t l) const {
+    return trace_.routes + static_cast<std::size_t>(t) * shape_.token_bytes() + l * shape_.row_bytes();
+  }
+  bool equal_rows(std::int64_t t, std::size_t l, std::int64_t u, std::size_t m) const {
+    return kind(t, l) == Row::kRoute && std::memcmp(row(t, l), row(u, m), shape_.row_bytes()) == 0;
+  }
+  bool is_padding(std::int64_t t) const {
+    return !expected_.attention_mask.empty() && expected_.attention_mask[static_cast<std::size_t>(t)] == 0;
+  }
+  bool all(std::int64_t t, Row of) const {
+    for (std::size_t l = 0; l < layers(); ++l) {
+      if (!empty_[l] && kind(t, l) != of) return false;
+    }
+    return true;
+  }
+  bool same_route(std::int64_t t, std::int64_t u) const {
+    return all(t, Row::kRoute) && std::memcmp(row(t, 0), row(u, 0), shape_.token_bytes()) == 0;
+  }
+
+  void add(RouteFinding finding) {
+    const auto known = std::ranges::find(found_, finding.check, &RouteFinding::check);
+    if (known == found_.end()) {
+      found_.push_back(std::move(finding));
+    } else {
+      known->count += finding.count;
+    }
+  }
+
+  void classify() {
+    empty_.assign(layers(), true);
+    for (int s = 0; s < trace_.num_sequences(); ++s) {
+      for (std::int64_t t = trace_.cu_seqlens[s]; t < trace_.cu_seqlens[s + 1]; ++t) {
+        for (std::size_t l = 0; l < layers(); ++l) {
+          const Row of = classify_row(s, t, l);
+          rows_[static_cast<std::size_t>(t) * layers() + l] = of;
+          if (of == Row::kRoute || of == Row::kFaulty) empty_[l] = false;
+        }
+      }
+    }
+    if (std::ranges::find(empty_, false) == empty_.end()) empty_.assign(layers(), false);
+  }
+
+  Row classify_row(int s, std::int64_t t, std::size_t l) {
+    const auto k = static_cast<std::size_t>(shape_.top_k);
+    return visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
+      ids_.clear();
+      bool partial = false;
+      for (std::size_t i = 0; i < k; ++i) {
+        const Id id = load_entry<Id>(row(t, l), i);
+        partial |= id == kSentinel<Id>;
+        ids_.push_back(id == kSentinel<Id> ? -1 : static_cast<std::int64_t>(id));
+      }
+      if (k > 1 && std::ranges::count(ids_, 0) == static_cast<std::ptrdiff_t>(k)) return Row::kZero;
+      if (std::ranges::count(ids_, -1) == static_cast<std::ptrdiff_t>(k)) return Row::kMissing;
+      if (is_padding(t)) return Row::kRoute;  // check_sequence() reports routes of padding
+      const std::int64_t token = t - trace_.cu_seqlens[s];
+      if (partial) {
+        add({"top-k-differs", static_cast<int>(l), s, token, "a row has fewer experts than the others",
+             "record the same number of experts for every token and layer"});
+        return Row::kFaulty;
+      }
+      for (const std::int64_t id : ids_) {
+        if (id >= 0 && id < shape_.num_experts) continue;
+        add({"expert-range", static_cast<int>(l), s, token,
+             fmt::format("expert {} of {}: physical slots were recorded, or another model's routes", id,
+                         shape_.num_experts),
+             "record logical expert ids before load balancing maps them to slots"});
+        return Row::kFaulty;
+      }
+      std::ranges::sort(ids_);
+      if (const auto twice = std::ranges::adjacent_find(ids_); twice != ids_.end()) {
+        add({"duplicate-experts", static_cast<int>(l), s, token,
+             fmt::format("expert {} appears twice in a row: the buffer was not filled, or was read while written",
+                         *twice),
+             "copy routes after the forward pass has ended, and mark rows without routes with -1"});
+        return Row::kFaulty;
+      }
+      return Row::kRoute;
+    });
+  }
+
+  void check_shape() {
+    if (expected_.top_k > 0 && expected_.top_k != shape_.top_k) {
+      add({"top-k-differs", -1, -1, -1, fmt::format("{} experts per token, expected {}", shape_.top_k, expected_.top_k),
+           "record the routed experts only (no shared experts), of the model that is trained"});
+    }
+    for (std::size_t s = 0; s < expected_.lengths.size(); ++s) {
+      const std::int64_t rows = trace_.sequence_length(static_cast<int>(s));
+      const std::int64_t tokens = expected_.lengths[s];
+      if (rows == tokens || rows == tokens - 1) continue;  // the last token may have no row
+      add({"row-count", -1, static_cast<int>(s), std::min(rows, tokens),
+           fmt::format("{} rows for {} tokens: {}", rows, tokens,
+                       rows < tokens ? "the prompt or a part of the response was not recorded"
+                                     : "padding or another sequence's rows were recorded too"),
+           rows < tokens ? "concatenate the routes of prompt and response, and of all continuations"
+                         : "cut the routes to the sequence's tokens"});
+    }
+  }
+
+  void check_layers() {
+    const auto first_routed = static_cast<int>(std::ranges::find(empty_, false) - empty_.begin());
+    for (std::size_t l = static_cast<std::size_t>(first_routed); l < layers(); ++l) {
+      if (!empty_[l]) continue;
+      add({"empty-layer", static_cast<int>(l), -1, -1,
+           "no token has a route in this layer: it is dense, or not recorded",
+           "drop dense layers (--drop-empty-layers), and record every pipeline stage"});
+    }
+    if (expected_.layers == 0) return;
+    const int moe = expected_.layers;
+    const int dense = expected_.dense_layers;
+    const int recorded = trace_.num_layers;
+    const bool whole_model = recorded == moe + dense && first_routed == dense;
+    if ((recorded == moe && first_routed == 0) || whole_model) {
+      const auto extra = std::ranges::find_if(trace_.layer_ids, [&](int id) { return id >= moe + dense; });
+      if (dense > 0 && extra != trace_.layer_ids.end()) {
+        add({"mtp-layers", static_cast<int>(extra - trace_.layer_ids.begin()), -1, -1,
+             fmt::format("layer {} of a model with {} layers", *extra, moe + dense),
+             "drop the layers of multi-token prediction"});
+      }
+      return;
+    }
+    if (recorded > moe + dense || (recorded > moe && dense == 0)) {
+      add({"mtp-layers", moe + (first_routed == 0 ? 0 : dense), -1, -1,
+           fmt::format("{} layers of a model with {}: layers of multi-token prediction were recorded", recorded,
+                       moe + dense),
+           "drop the last layers, which the trainer does not replay", recorded - moe});
+      return;
+    }
+    add({"layer-shift", std::min(first_routed, recorded - 1), -1, -1,
+         fmt::format(
+             "{} layers, the first with routes is {}; the model has {} layers with experts after {} dense ones: "
+             "counting dense layers shifts every route (verl#5037)",
+             recorded, first_routed, moe, dense),
+         "index routes by layers with experts, and drop dense layers (--drop-empty-layers)"});
+  }
+
+  void check_sequence(int s) {
+    const std::int64_t begin = trace_.cu_seqlens[s];
+    std::int64_t end = trace_.cu_seqlens[s + 1];
+    for (std::int64_t t = begin; t < end; ++t) {
+      if (is_padding(t) && !all(t, Row::kMissing)) {
+        add({"padding", -1, s, t - begin, "a token outside the attention mask has a route, which counts as load",
+             "write -1 for padding, or remove it"});
+      }
+    }
+    const auto unrouted = [&](std::int64_t t) { return all(t, Row::kMissing) || all(t, Row::kZero); };
+    if (end > begin && unrouted(end - 1)) --end;  // the last token has no route
+    std::int64_t first = begin;
+    while (first < end && is_padding(first)) ++first;
+    std::int64_t routed = first;
+    while (routed < end && all(routed, Row::kMissing)) ++routed;
+    if (routed > first) {
+      add({"prefix-missing", -1, s, first - begin,
+           fmt::format("the first {} tokens have no route: they were in the prefix cache", routed - first),
+           "return the routes of cached tokens, or switch prefix caching off; otherwise routers choose for them",
+           routed - first});
+    }
+    std::int64_t repeated = 0;
+    std::vector<std::int64_t> constant(layers(), 0);
+    for (std::int64_t t = routed; t < end; ++t) {
+      if (is_padding(t)) continue;
+      if (all(t, Row::kZero)) {
+        add({"padding", -1, s, t - begin, "a row of zeros: padding, or a buffer that was not filled",
+             "write -1 for padding, and cut the buffer to the recorded tokens"});
+        continue;
+      }
+      for (std::size_t l = 0; l < layers(); ++l) {
+        if (empty_[l] || (kind(t, l) != Row::kMissing && kind(t, l) != Row::kZero)) continue;
+        add({"missing-rows", static_cast<int>(l), s, t - begin, "a token has no route in this layer",
+             "record every pipeline stage and chunk of the prefill"});
+      }
+      if (is_filler(t)) {
+        add({"padding", -1, s, t - begin, "a token has the same experts in all layers: filler of padding",
+             "write -1 for padding, or remove it"});
+      }
+      if (t == routed || is_padding(t - 1)) continue;
+      repeated = same_route(t, t - 1) ? repeated + 1 : 0;
+      const std::int64_t most = bits_ >= kBitsOfUniqueRoutes ? 1 : bits_ >= kBitsOfRoutes ? kRepeatedRows - 1 : 1 << 20;
+      if (repeated >= most) {
+        add({"repeated-rows", -1, s, t - begin, "a token has the route of the token before it in all layers",
+             "record every decoding step once: do not reuse the buffer of the previous step"});
+      }
+      for (std::size_t l = 0; l < layers(); ++l) {
+        constant[l] = equal_rows(t, l, t - 1, l) ? constant[l] + 1 : 0;
+        if (constant[l] + 1 != std::min(kConstantRows, std::max(kLeastRows, end - routed))) continue;
+        add({"constant-rows", static_cast<int>(l), s, t - begin - constant[l],
+             fmt::format("{} consecutive tokens have the same route in this layer", constant[l] + 1),
+             "check that the capture of this layer advances with the tokens"});
+      }
+    }
+  }
+
+  bool is_filler(std::int64_t t) const {
+    if (trace_.num_layers < kFillerLayers || bits_ < kBitsOfRoutes * kFillerLayers) return false;
+    for (std::size_t l = 0; l < layers(); ++l) {
+      if (!equal_rows(t, l, t, 0)) return false;
+    }
+    return true;
+  }
+
+  // Finds sequences that begin with all rows of another one. Prompts of a GRPO group may be equal, responses not.
+  void check_repeated_sequences() {
+    if (bits_ < kBitsOfRoutes) return;
+    const std::string_view routes(reinterpret_cast<const char*>(trace_.routes),
+                                  static_cast<std::size_t>(trace_.num_tokens) * shape_.token_bytes());
+    const auto text = [&](int s, std::int64_t tokens) {
+      return routes.substr(static_cast<std::size_t>(trace_.cu_seqlens[s]) * shape_.token_bytes(),
+                           static_cast<std::size_t>(tokens) * shape_.token_bytes());
+    };
+    std::map<std::int64_t, std::unordered_map<std::string_view, int>> by_length;
+    for (int s = 0; s < trace_.num_sequences(); ++s) {
+      std::int64_t tokens = trace_.sequence_length(s);
+      if (tokens > 0 && !all(trace_.cu_seqlens[s + 1] - 1, Row::kRoute)) --tokens;  // the last token
+      const std::int64_t prompt =
+          trace_.prompt_lengths.empty() ? 0 : trace_.prompt_lengths[static_cast<std::size_t>(s)];
+      if (tokens < prompt + kLeastRows || !all(trace_.cu_seqlens[s], Row::kRoute)) continue;
+      const auto [other, unique] = by_length[tokens].try_emplace(text(s, tokens), s);
+      if (unique) continue;
+      add({"repeated-sequence", -1, s, 0, fmt::format("all {} rows equal those of sequence {}", tokens, other->second),
+           "copy the routes of each request before its buffer is used again"});
+    }
+  }
+
+  void check_equal_layers() {
+    const std::int64_t step = std::max<std::int64_t>(1, trace_.num_tokens / kSampledTokens);
+    for (std::size_t l = 1; l < layers(); ++l) {
+      for (std::size_t m = 0; m < l; ++m) {
+        std::int64_t rows = 0;
+        std::int64_t equal = 0;
+        for (std::int64_t t = 0; t < trace_.num_tokens; t += step) {
+          if (is_padding(t) || kind(t, l) != Row::kRoute || kind(t, m) != Row::kRoute) continue;
+          ++rows;
+          equal += equal_rows(t, l, t, m) ? 1 : 0;
+        }
+        if (rows < kLeastRows || bits_ < kBitsOfRoutes ||
+            static_cast<double>(equal) < kEqualLayers * static_cast<double>(rows))
+          continue;
+        add({"equal-layers", static_cast<int>(l), -1, -1,
+             fmt::format("has the routes of layer {} in {} of {} tokens", m, equal, rows),
+             "record each layer into its own part of the buffer"});
+        break;
+      }
+    }
+  }
+
+  void check_versions() {
+    const auto& versions = expected_.weight_versions;
+    for (std::size_t s = 1; s < versions.size(); ++s) {
+      if (versions[s] == versions[0]) continue;
+      add({"weight-versions", -1, static_cast<int>(s), -1,
+           fmt::format("sampled with weights {}, but sequence 0 with {}", versions[s], versions[0]),
+           "wait for running requests before updating weights, or drop routes of older weights"});
+    }
+  }
+
+  const RoutingTrace& trace_;
+  const RouteExpectations& expected_;
+  RouteShape shape_;
+  double bits_ = 0;          // information of a token's route
+  std::vector<Row> rows_;    // [tokens][layers]
+  std::vector<bool> empty_;  // [layers], without any route; all false if every layer is
+  std::vector<std::int64_t> ids_;
+  std::vector<RouteFinding> found_;
+};
+
+void expect_size(const char* field, std::size_t given, std::int64_t expected, const char* of) {
+  if (given == 0 || given == static_cast<std::size_t>(expected)) return;
+  throw InputError({.field = field}, fmt::format("has {} values, but there are {} {}", given, expected, of));
+}
+
+}  // namespace
+
+std::vector<RouteFinding> find_route_faults(const RoutingTrace& trace, const RouteExpectations& expected) {
+  expect_size("lengths", expected.lengths.size(), trace.num_sequences(), "sequences");
+  expect_size("weight_versions", expected.weight_versions.size(), trace.num_sequences(), "sequences");
+  expect_size("attention_mask", expected.attention_mask.size(), trace.num_tokens, "tokens");
+  return Checks(trace, expected).findings();
+}
+
+RoutingTrace read_captured_routes(const std::vector<std::string>& paths, ImportOptions options, const Decode& decode) {
+  if (paths.size() == 1 && paths.front().ends_with(".safetensors")) return read_trace(paths.front());
+  options.keep_invalid_rows = true;
+  options.num_experts = 0;
+  options.model.clear();
+  Imported imported = import_files(paths, options, decode);
+  if (imported.load() != nullptr) throw InputError({.file = paths.front()}, "contains counts, not routes");
+  return std::get<RoutingTrace>(std::move(imported.value));
+}
+
+std::vector<Option> options_of(RouteCheckOptions& options) {
+  std::vector<Option> all = options_of(options.import);
+  all.push_back(list_option({.name = "lengths", .value = "N,N,…", .help = "Tokens of each sequence", .main = true},
+                            options.lengths));
+  all.push_back(list_option(
+      {.name = "weight_versions", .value = "V,V,…", .help = "Version of the weights that sampled each sequence"},
+      options.weight_versions));
+  return all;
+}
+
+std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
+                                            const Decode& decode) {
+  const ImportOptions& given = options.import;
+  RouteExpectations expected{.experts = given.num_experts,
+                             .top_k = given.top_k,
+                             .layers = given.num_layers,
+                             .weight_versions = options.weight_versions};
+  if (!given.model.empty()) {
+    const ModelShape model = model_named(given.model);
+    if (expected.experts == 0) expected.experts = model.experts;
+    if (expected.top_k == 0) expected.top_k = model.top_k;
+    expected.layers = model.moe_layers;
+    expected.dense_layers = given.drop_empty_layers ? 0 : model.dense_layers;
+  }
+  for (const std::string& length : options.lengths)
+    expected.lengths.push_back(parse_integer("lengths", length, {0, std::int64_t{1} << 40}));
+  return find_route_faults(read_captured_routes(paths, given, decode), expected);
+}
+
+static std::string line_of(const RouteFinding& f) {
+  std::string place;
+  const auto part = [&](const char* name, std::int64_t index) {
+    if (index >= 0) place += fmt::format("{}{} {}", place.empty() ? " at " : ", ", name, index);
+  };
+  part("layer", f.layer);
+  part("sequence", f.sequence);
+  part("token", f.token);
+  return fmt::format("{}{}{}: {}; {}", f.check, place, f.count > 1 ? fmt::format(" (first of {})", f.count) : "",
+                     f.cause, f.remedy);
+}
+
+std::vector<std::string> describe(const std::vector<RouteFinding>& findings) {
+  if (findings.empty()) return {"no fault was found"};
+  std::vector<std::string> lines;
+  for (const RouteFinding& finding : findings) lines.push_back(line_of(finding));
+  return lines;
+}
+
+nlohmann::ordered_json to_json(const std::vector<RouteFinding>& findings) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const RouteFinding& f : findings) {
+    list.push_back({{"check", f.check},
+                    {"layer", f.layer},
+                    {"sequence", f.sequence},
+                    {"token", f.token},
+                    {"count", f.count},
+                    {"cause", f.cause},
+                    {"remedy", f.remedy}});
+  }
+  return {{"ok", findings.empty()}, {"findings", std::move(list)}};
+}
+
+}  // namespace foremoe

@@ -1,0 +1,100 @@
+#include "foremoe/rollout/route_checks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "foremoe/core/error.h"
+#include "foremoe/testing/random_traces.h"
+
+namespace foremoe {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Damage = std::function<void(Bytes& routes)>;
+
+constexpr std::size_t kRow = 8;
+constexpr std::size_t kToken = 4 * kRow;  // of 4 layers, uint8
+
+std::vector<std::string> names(const Damage& damage, const RouteExpectations& expected = {}) {
+  auto [trace, bytes] = make_random_trace(
+      {.type = RouteType::kU8, .lengths = {40, 30, 50}, .num_layers = 4, .top_k = 8, .num_experts = 128});
+  damage(*bytes);
+  std::vector<std::string> found;
+  for (const RouteFinding& finding : find_route_faults(trace, expected)) found.push_back(finding.check);
+  return found;
+}
+
+void fill(Bytes& routes, std::size_t at, std::size_t size, int value) {
+  std::fill_n(routes.begin() + static_cast<std::ptrdiff_t>(at), size, static_cast<std::byte>(value));
+}
+
+void copy(Bytes& routes, std::size_t from, std::size_t to, std::size_t size) {
+  std::memmove(routes.data() + to, routes.data() + from, size);
+}
+
+TEST(RouteChecks, FindNothingInCleanRoutes) {
+  EXPECT_THAT(names([](Bytes&) {}), testing::IsEmpty());
+}
+
+TEST(RouteChecks, FindEachKindOfDamageAndNoOther) {
+  const std::vector<std::pair<std::string, Damage>> cases{
+      {"expert-range", [](Bytes& r) { fill(r, 5 * kToken, 1, 200); }},
+      {"duplicate-experts", [](Bytes& r) { r[7] = r[6]; }},
+      {"top-k-differs", [](Bytes& r) { fill(r, 7, 1, 255); }},
+      {"padding", [](Bytes& r) { fill(r, 3 * kToken, 2 * kToken, 0); }},
+      {"prefix-missing", [](Bytes& r) { fill(r, 0, 6 * kToken, 255); }},
+      {"missing-rows", [](Bytes& r) { fill(r, 9 * kToken + kRow, kRow, 255); }},
+      {"repeated-rows", [](Bytes& r) { copy(r, 9 * kToken, 10 * kToken, kToken); }},
+      {"repeated-sequence",
+       [](Bytes& r) {
+         copy(r, 0, 70 * kToken, 39 * kToken);
+         fill(r, 109 * kToken, 11 * kToken, 255);
+       }},
+      {"equal-layers",
+       [](Bytes& r) {
+         for (std::size_t t = 0; t < 120; ++t) copy(r, t * kToken, t * kToken + kRow, kRow);
+       }},
+      {"constant-rows",
+       [](Bytes& r) {
+         for (std::size_t t = 1; t < 39; ++t) copy(r, kRow, t * kToken + kRow, kRow);
+       }},
+      {"empty-layer",
+       [](Bytes& r) {
+         for (std::size_t t = 0; t < 120; ++t) fill(r, t * kToken + 2 * kRow, kRow, 0);
+       }},
+  };
+  for (const auto& [check, damage] : cases) {
+    const std::vector<std::string> found = names(damage);
+    EXPECT_THAT(found, testing::Contains(check));
+    if (check != "repeated-sequence") EXPECT_THAT(found, testing::SizeIs(1)) << check;
+  }
+}
+
+TEST(RouteChecks, CompareWithWhatIsExpected) {
+  const Damage none = [](Bytes&) {};
+  using testing::ElementsAre;
+  EXPECT_THAT(names(none, {.lengths = {40, 31, 50}}), ElementsAre());
+  EXPECT_THAT(names(none, {.lengths = {40, 35, 50}}), ElementsAre("row-count"));
+  EXPECT_THAT(names(none, {.top_k = 6}), ElementsAre("top-k-differs"));
+  EXPECT_THAT(names(none, {.layers = 3}), ElementsAre("mtp-layers"));
+  EXPECT_THAT(names(none, {.layers = 3, .dense_layers = 1}), ElementsAre("layer-shift"));
+  EXPECT_THAT(names(none, {.weight_versions = {"1", "1", "2"}}), ElementsAre("weight-versions"));
+  EXPECT_THROW(names(none, {.lengths = {40}}), InputError);
+}
+
+TEST(RouteChecks, NameTheFirstPlaceAndTheNumberOfPlaces) {
+  auto [trace, bytes] =
+      make_random_trace({.type = RouteType::kU8, .lengths = {40, 30}, .num_layers = 4, .top_k = 8, .num_experts = 128});
+  fill(*bytes, 45 * kToken + 2 * kRow, 1, 200);
+  fill(*bytes, 46 * kToken + 2 * kRow, 1, 201);
+  const std::vector<RouteFinding> found = find_route_faults(trace, {});
+  ASSERT_EQ(found.size(), 1);
+  EXPECT_EQ(found[0].sequence, 1);
+  EXPECT_EQ(found[0].token, 5);
+  EXPECT_EQ(found[0].layer, 2);
+  EXPECT_EQ(found[0].count, 2);
+  EXPECT_THAT(describe(found)[0], testing::HasSubstr("expert-range at layer 2, sequence 1, token 5 (first of 2)"));
+}
+
+}  // namespace
+}  // namespace foremoe
