@@ -360,10 +360,12 @@ std::vector<Option> options_of(RouteCheckOptions& options) {
 std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
                                             const Decode& decode) {
   const ImportOptions& given = options.import;
-  RouteExpectations expected{.experts = given.num_experts,
-                             .top_k = given.top_k,
-                             .layers = given.num_layers,
-                             .weight_versions = options.weight_versions};
+  const RoutingTrace trace = read_captured_routes(paths, given, decode);
+  RouteExpectations expected{
+      .experts = given.num_experts, .top_k = given.top_k, .weight_versions = options.weight_versions};
+  if (given.num_layers != trace.num_layers && !given.drop_empty_layers) {
+    expected.layers = given.num_layers;  // as recorded, dense layers included
+  }
   if (!given.model.empty()) {
     const ModelShape model = model_named(given.model);
     if (expected.experts == 0) expected.experts = model.experts;
@@ -373,7 +375,7 @@ std::vector<RouteFinding> check_route_files(const std::vector<std::string>& path
   }
   for (const std::string& length : options.lengths)
     expected.lengths.push_back(parse_integer("lengths", length, {0, std::int64_t{1} << 40}));
-  return find_route_faults(read_captured_routes(paths, given, decode), expected);
+  return find_route_faults(trace, expected);
 }
 
 static std::string line_of(const RouteFinding& f) {
