@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/error.h"
+#include "foremoe/rollout/route_report.h"
 #include "foremoe/testing/random_traces.h"
 
 namespace foremoe {
