@@ -19,8 +19,8 @@ FOREMOE = os.environ.get("FOREMOE", str(ROOT / "build" / "release" / "bin" / "fo
 BUNDLED = ROOT / "data" / "rollout-math.safetensors"
 DATA = ROOT / "data"
 
-SUBCOMMANDS = ("synth", "import", "collect", "pack", "inspect", "homes", "plan", "verify", "compare", "run", "calibrate",
-               "simulate", "fit", "report", "options")
+SUBCOMMANDS = ("synth", "import", "routes", "collect", "pack", "inspect", "homes", "plan", "verify", "compare", "run",
+               "calibrate", "simulate", "fit", "report", "options")
 
 
 def npy(shape, values):

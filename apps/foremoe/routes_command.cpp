@@ -9,7 +9,7 @@
 
 #include "command.h"
 #include "console.h"
-#include "foremoe/rollout/route_checks.h"
+#include "foremoe/rollout/route_report.h"
 #include "run_in_python.h"
 
 namespace foremoe::cli {

@@ -8,7 +8,7 @@
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/importers/import_json.h"
 #include "foremoe/rollout/packing.h"
-#include "foremoe/rollout/route_checks.h"
+#include "foremoe/rollout/route_report.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
 
 namespace foremoe::python {

@@ -73,10 +73,10 @@ def check_routes(
         weight_versions=[] if weight_versions is None else [str(version) for version in weight_versions],
     )
     places = ("layer", "sequence", "token")
-    return [
-        RouteFinding(**{key: None if key in places and value < 0 else value for key, value in of.items()})
-        for of in found["findings"]
-    ]
+    findings: list[dict[str, Any]] = found["findings"]
+    for of in findings:
+        of.update({key: None for key in places if of[key] < 0})
+    return [RouteFinding(**of) for of in findings]
 
 
 def _array(values: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_importing import flat, npy, npz, text
 
 import foremoe
 
@@ -140,3 +141,24 @@ def test_the_command_reads_payloads_and_traces(tmp_path: pathlib.Path) -> None:
         assert done.returncode == 1, done.stderr
         (found,) = json.loads(done.stdout)["findings"]
         assert (found["check"], found["layer"], found["token"]) == ("duplicate-experts", 4, 9)
+
+
+def test_payloads_of_each_server_raise_no_alarm(tmp_path: pathlib.Path) -> None:
+    routes, _ = captured()
+    rows = routes[:455]
+    buffer = np.concatenate([rows, np.zeros_like(rows[:1])])  # SGLang: zeros for the last token and in dense layers
+    dense = np.concatenate([np.zeros_like(buffer[:, :1]), buffer], 1)
+    envelope = f"nrlre1:int16:455x8x8:{text(rows.astype('<i2').tobytes())}"
+    for content, options in [
+        (npz({"a.npy": npy(rows), "b.npy": npy(routes[456:911])}), []),
+        (text(npy(rows)), []),
+        (envelope, []),
+        (json.dumps({"choices": [{"routed_experts": text(npy(rows))}]}), ["--lengths", 456]),
+        (json.dumps({"meta_info": {"routed_experts": flat(buffer)}}), ["--layers", 8, "--top-k", 8]),
+        (json.dumps({"meta_info": {"routed_experts": flat(dense)}}), ["--layers", 9, "--top-k", 8]),
+        (flat(dense), ["--layers", 9, "--top-k", 8, "--drop-empty-layers"]),
+    ]:
+        path = tmp_path / "payload"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        done = command("routes", "check", path, "--experts", 128, *options)
+        assert (done.returncode, done.stdout) == (0, "no fault was found\n"), done.stderr

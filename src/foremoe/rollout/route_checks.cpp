@@ -6,17 +6,12 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
-#include <numbers>
-#include <set>
 #include <string_view>
 #include <unordered_map>
 
-#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/count_routes.h"
 #include "foremoe/rollout/route_entry.h"
-#include "foremoe/rollout/trace_file.h"
 
 namespace foremoe {
 namespace {
@@ -38,9 +33,8 @@ class Checks {
       : trace_(trace), expected_(expected), shape_(shape_of(trace)) {
     if (expected.experts > 0) shape_.num_experts = expected.experts;
     rows_.resize(static_cast<std::size_t>(trace.num_tokens) * layers());
-    const double n = shape_.num_experts;
-    const double k = shape_.top_k;
-    bits_ = n > k ? (std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1)) / std::numbers::ln2 : 0;
+    for (int k = 0; k < shape_.top_k && shape_.top_k < shape_.num_experts; ++k)
+      bits_ += std::log2(static_cast<double>(shape_.num_experts - k) / (k + 1));
     bits_ *= static_cast<double>(layers());
   }
 
@@ -335,78 +329,6 @@ std::vector<RouteFinding> find_route_faults(const RoutingTrace& trace, const Rou
   expect_size("weight_versions", expected.weight_versions.size(), trace.num_sequences(), "sequences");
   expect_size("attention_mask", expected.attention_mask.size(), trace.num_tokens, "tokens");
   return Checks(trace, expected).findings();
-}
-
-RoutingTrace read_captured_routes(const std::vector<std::string>& paths, ImportOptions options, const Decode& decode) {
-  if (paths.size() == 1 && paths.front().ends_with(".safetensors")) return read_trace(paths.front());
-  options.keep_invalid_rows = true;
-  options.num_experts = 0;
-  options.model.clear();
-  Imported imported = import_files(paths, options, decode);
-  if (imported.load() != nullptr) throw InputError({.file = paths.front()}, "contains counts, not routes");
-  return std::get<RoutingTrace>(std::move(imported.value));
-}
-
-std::vector<Option> options_of(RouteCheckOptions& options) {
-  std::vector<Option> all = options_of(options.import);
-  all.push_back(list_option({.name = "lengths", .value = "N,N,…", .help = "Tokens of each sequence", .main = true},
-                            options.lengths));
-  all.push_back(list_option(
-      {.name = "weight_versions", .value = "V,V,…", .help = "Version of the weights that sampled each sequence"},
-      options.weight_versions));
-  return all;
-}
-
-std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
-                                            const Decode& decode) {
-  const ImportOptions& given = options.import;
-  RouteExpectations expected{.experts = given.num_experts,
-                             .top_k = given.top_k,
-                             .layers = given.num_layers,
-                             .weight_versions = options.weight_versions};
-  if (!given.model.empty()) {
-    const ModelShape model = model_named(given.model);
-    if (expected.experts == 0) expected.experts = model.experts;
-    if (expected.top_k == 0) expected.top_k = model.top_k;
-    expected.layers = model.moe_layers;
-    expected.dense_layers = given.drop_empty_layers ? 0 : model.dense_layers;
-  }
-  for (const std::string& length : options.lengths)
-    expected.lengths.push_back(parse_integer("lengths", length, {0, std::int64_t{1} << 40}));
-  return find_route_faults(read_captured_routes(paths, given, decode), expected);
-}
-
-static std::string line_of(const RouteFinding& f) {
-  std::string place;
-  const auto part = [&](const char* name, std::int64_t index) {
-    if (index >= 0) place += fmt::format("{}{} {}", place.empty() ? " at " : ", ", name, index);
-  };
-  part("layer", f.layer);
-  part("sequence", f.sequence);
-  part("token", f.token);
-  return fmt::format("{}{}{}: {}; {}", f.check, place, f.count > 1 ? fmt::format(" (first of {})", f.count) : "",
-                     f.cause, f.remedy);
-}
-
-std::vector<std::string> describe(const std::vector<RouteFinding>& findings) {
-  if (findings.empty()) return {"no fault was found"};
-  std::vector<std::string> lines;
-  for (const RouteFinding& finding : findings) lines.push_back(line_of(finding));
-  return lines;
-}
-
-nlohmann::ordered_json to_json(const std::vector<RouteFinding>& findings) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const RouteFinding& f : findings) {
-    list.push_back({{"check", f.check},
-                    {"layer", f.layer},
-                    {"sequence", f.sequence},
-                    {"token", f.token},
-                    {"count", f.count},
-                    {"cause", f.cause},
-                    {"remedy", f.remedy}});
-  }
-  return {{"ok", findings.empty()}, {"findings", std::move(list)}};
 }
 
 }  // namespace foremoe

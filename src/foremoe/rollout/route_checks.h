@@ -11,12 +11,9 @@
 // Time is linear in the routes; comparing pairs of layers reads at most 1,024 tokens.
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
-#include "foremoe/core/option.h"
-#include "foremoe/rollout/importers/importer.h"
 #include "foremoe/rollout/routing_trace.h"
 
 namespace foremoe {
@@ -44,22 +41,5 @@ struct RouteFinding {
 // Returns one finding per check that failed. The routes themselves may be invalid. Throws InputError if an expectation
 // has the wrong length.
 std::vector<RouteFinding> find_route_faults(const RoutingTrace& trace, const RouteExpectations& expected);
-
-// Reads a trace, or payloads with invalid rows as they were recorded. Throws InputError like import_files().
-RoutingTrace read_captured_routes(const std::vector<std::string>& paths, ImportOptions options,
-                                  const Decode& decode = {});
-
-// Options of `foremoe routes check` besides those of import.
-struct RouteCheckOptions {
-  ImportOptions import;  // experts, layers, top_k and model are expectations
-  std::vector<std::string> lengths;
-  std::vector<std::string> weight_versions;
-};
-std::vector<Option> options_of(RouteCheckOptions& options);
-std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
-                                            const Decode& decode = {});
-
-std::vector<std::string> describe(const std::vector<RouteFinding>& findings);  // one line each
-nlohmann::ordered_json to_json(const std::vector<RouteFinding>& findings);     // {ok, findings}
 
 }  // namespace foremoe

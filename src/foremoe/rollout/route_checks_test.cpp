@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/error.h"
+#include "foremoe/rollout/route_report.h"
 #include "foremoe/testing/random_traces.h"
 
 namespace foremoe {
@@ -17,7 +18,7 @@ constexpr std::size_t kToken = 4 * kRow;  // of 4 layers, uint8
 
 std::vector<std::string> names(const Damage& damage, const RouteExpectations& expected = {}) {
   auto [trace, bytes] = make_random_trace(
-      {.type = RouteType::kU8, .lengths = {40, 30, 50}, .num_layers = 4, .top_k = 8, .num_experts = 128});
+      {.type = RouteType::kU8, .lengths = {40, 30, 40}, .num_layers = 4, .top_k = 8, .num_experts = 128});
   damage(*bytes);
   std::vector<std::string> found;
   for (const RouteFinding& finding : find_route_faults(trace, expected)) found.push_back(finding.check);
@@ -45,14 +46,10 @@ TEST(RouteChecks, FindEachKindOfDamageAndNoOther) {
       {"prefix-missing", [](Bytes& r) { fill(r, 0, 6 * kToken, 255); }},
       {"missing-rows", [](Bytes& r) { fill(r, 9 * kToken + kRow, kRow, 255); }},
       {"repeated-rows", [](Bytes& r) { copy(r, 9 * kToken, 10 * kToken, kToken); }},
-      {"repeated-sequence",
-       [](Bytes& r) {
-         copy(r, 0, 70 * kToken, 39 * kToken);
-         fill(r, 109 * kToken, 11 * kToken, 255);
-       }},
+      {"repeated-sequence", [](Bytes& r) { copy(r, 0, 70 * kToken, 40 * kToken); }},
       {"equal-layers",
        [](Bytes& r) {
-         for (std::size_t t = 0; t < 120; ++t) copy(r, t * kToken, t * kToken + kRow, kRow);
+         for (std::size_t t = 0; t < 110; ++t) copy(r, t * kToken, t * kToken + kRow, kRow);
        }},
       {"constant-rows",
        [](Bytes& r) {
@@ -60,21 +57,20 @@ TEST(RouteChecks, FindEachKindOfDamageAndNoOther) {
        }},
       {"empty-layer",
        [](Bytes& r) {
-         for (std::size_t t = 0; t < 120; ++t) fill(r, t * kToken + 2 * kRow, kRow, 0);
+         for (std::size_t t = 0; t < 110; ++t) fill(r, t * kToken + 2 * kRow, kRow, 0);
        }},
   };
   for (const auto& [check, damage] : cases) {
     const std::vector<std::string> found = names(damage);
-    EXPECT_THAT(found, testing::Contains(check));
-    if (check != "repeated-sequence") EXPECT_THAT(found, testing::SizeIs(1)) << check;
+    EXPECT_THAT(found, testing::ElementsAre(check));
   }
 }
 
 TEST(RouteChecks, CompareWithWhatIsExpected) {
   const Damage none = [](Bytes&) {};
   using testing::ElementsAre;
-  EXPECT_THAT(names(none, {.lengths = {40, 31, 50}}), ElementsAre());
-  EXPECT_THAT(names(none, {.lengths = {40, 35, 50}}), ElementsAre("row-count"));
+  EXPECT_THAT(names(none, {.lengths = {40, 31, 40}}), ElementsAre());
+  EXPECT_THAT(names(none, {.lengths = {40, 35, 40}}), ElementsAre("row-count"));
   EXPECT_THAT(names(none, {.top_k = 6}), ElementsAre("top-k-differs"));
   EXPECT_THAT(names(none, {.layers = 3}), ElementsAre("mtp-layers"));
   EXPECT_THAT(names(none, {.layers = 3, .dense_layers = 1}), ElementsAre("layer-shift"));

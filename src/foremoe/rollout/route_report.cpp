@@ -1,0 +1,89 @@
+#include "foremoe/rollout/route_report.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <variant>
+
+#include "foremoe/cluster/model_shape.h"
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/trace_file.h"
+
+namespace foremoe {
+
+RoutingTrace read_captured_routes(const std::vector<std::string>& paths, ImportOptions options, const Decode& decode) {
+  if (paths.size() == 1 && paths.front().ends_with(".safetensors")) return read_trace(paths.front());
+  options.keep_invalid_rows = true;
+  options.num_experts = 0;
+  options.model.clear();
+  Imported imported = import_files(paths, options, decode);
+  if (imported.load() != nullptr) throw InputError({.file = paths.front()}, "contains counts, not routes");
+  return std::get<RoutingTrace>(std::move(imported.value));
+}
+
+std::vector<Option> options_of(RouteCheckOptions& options) {
+  std::vector<Option> all = options_of(options.import);
+  all.push_back(list_option({.name = "lengths", .value = "N,N,…", .help = "Tokens of each sequence", .main = true},
+                            options.lengths));
+  all.push_back(list_option(
+      {.name = "weight_versions", .value = "V,V,…", .help = "Version of the weights that sampled each sequence"},
+      options.weight_versions));
+  return all;
+}
+
+std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
+                                            const Decode& decode) {
+  const ImportOptions& given = options.import;
+  const RoutingTrace trace = read_captured_routes(paths, given, decode);
+  RouteExpectations expected{
+      .experts = given.num_experts, .top_k = given.top_k, .weight_versions = options.weight_versions};
+  if (given.num_layers != trace.num_layers && !given.drop_empty_layers) {
+    expected.layers = given.num_layers;  // as recorded, dense layers included
+  }
+  if (!given.model.empty()) {
+    const ModelShape model = model_named(given.model);
+    if (expected.experts == 0) expected.experts = model.experts;
+    if (expected.top_k == 0) expected.top_k = model.top_k;
+    expected.layers = model.moe_layers;
+    expected.dense_layers = given.drop_empty_layers ? 0 : model.dense_layers;
+  }
+  for (const std::string& length : options.lengths)
+    expected.lengths.push_back(parse_integer("lengths", length, {0, std::int64_t{1} << 40}));
+  return find_route_faults(trace, expected);
+}
+
+static std::string line_of(const RouteFinding& f) {
+  std::string place;
+  const auto part = [&](const char* name, std::int64_t index) {
+    if (index >= 0) place += fmt::format("{}{} {}", place.empty() ? " at " : ", ", name, index);
+  };
+  part("layer", f.layer);
+  part("sequence", f.sequence);
+  part("token", f.token);
+  return fmt::format("{}{}{}: {}; {}", f.check, place, f.count > 1 ? fmt::format(" (first of {})", f.count) : "",
+                     f.cause, f.remedy);
+}
+
+std::vector<std::string> describe(const std::vector<RouteFinding>& findings) {
+  if (findings.empty()) return {"no fault was found"};
+  std::vector<std::string> lines;
+  for (const RouteFinding& finding : findings) lines.push_back(line_of(finding));
+  return lines;
+}
+
+nlohmann::ordered_json to_json(const std::vector<RouteFinding>& findings) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const RouteFinding& f : findings) {
+    list.push_back({{"check", f.check},
+                    {"layer", f.layer},
+                    {"sequence", f.sequence},
+                    {"token", f.token},
+                    {"count", f.count},
+                    {"cause", f.cause},
+                    {"remedy", f.remedy}});
+  }
+  return {{"ok", findings.empty()}, {"findings", std::move(list)}};
+}
+
+}  // namespace foremoe

@@ -1,0 +1,32 @@
+#pragma once
+
+// The work of `foremoe routes check`: reads captured routes, checks them, and describes the findings.
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "foremoe/core/option.h"
+#include "foremoe/rollout/importers/importer.h"
+#include "foremoe/rollout/route_checks.h"
+
+namespace foremoe {
+
+// Reads a trace, or payloads with invalid rows as they were recorded. Throws InputError like import_files().
+RoutingTrace read_captured_routes(const std::vector<std::string>& paths, ImportOptions options,
+                                  const Decode& decode = {});
+
+// Options of `foremoe routes check` besides those of import.
+struct RouteCheckOptions {
+  ImportOptions import;  // experts, top_k and model are expectations; layers: as recorded
+  std::vector<std::string> lengths;
+  std::vector<std::string> weight_versions;
+};
+std::vector<Option> options_of(RouteCheckOptions& options);
+std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
+                                            const Decode& decode = {});
+
+std::vector<std::string> describe(const std::vector<RouteFinding>& findings);  // one line each
+nlohmann::ordered_json to_json(const std::vector<RouteFinding>& findings);     // {ok, findings}
+
+}  // namespace foremoe
