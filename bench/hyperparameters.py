@@ -105,6 +105,8 @@ OURS = {
     "rehome": "ours: optimizer states stay",
     "stages": "paper, figure 5: its four stages; S is ours",
     "prefer": "ours",
+    "copy_price": "ours: from cluster and model",
+    "free_copies": "ours: from cluster and model",
     "tolerance": "ours: less balance saves copies",
     "max_copies_per_rank": "ours",
     "max_copies_per_source": "ours",

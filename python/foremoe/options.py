@@ -30,7 +30,9 @@ class PlannerOptions(TypedDict, total=False):
     rehome: Annotated[int | Literal["free"], 0]
     in_flight: Annotated[int, 1]
     stages: Annotated[str, "BLPT"]
-    prefer: Annotated[Literal["balance", "links"], "balance"]
+    prefer: Annotated[Literal["balance", "links", "time"], "balance"]  # time: needs copy_price or a cluster
+    copy_price: Annotated[float | None, None]  # None: of cluster and model
+    free_copies: Annotated[float | None, None]  # None: of cluster and model
     tolerance: Annotated[float | None, None]  # None: 0.006; 0.01 under residency shared
     max_copies_per_source: Annotated[int | Literal["none"], "none"]
     min_tokens_per_guest: Annotated[int, 0]

@@ -23,7 +23,8 @@ PHASES = ("recompute", "policy_update")
 RESIDENCIES = ("static", "resident", "shared")
 # Options of foremoe.plan() that do not move homes, except in_flight, which the executor sets.
 OPTIONS = {
-    "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
+    "prefer", "copy_price", "free_copies", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source",
+    "min_tokens_per_guest", "seed",
 }  # fmt: skip
 
 # Policies that can start from a previous plan.

@@ -50,8 +50,8 @@ def attach(
         cluster: Cluster for which shadow mode predicts the seconds of a step; see foremoe.evaluate(). None: predicts no
             seconds.
         model: Model of that prediction. None: derived from the configuration.
-        options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed; see
-            foremoe.plan().
+        options: prefer, copy_price, free_copies, tolerance, stages, max_copies_per_rank, max_copies_per_source,
+            min_tokens_per_guest, seed; see foremoe.plan().
 
     Raises:
         ImportError: for an unsupported version of megatron-core.

@@ -78,7 +78,8 @@ class ExpertParallel:
         replicate_group: Ranks that own the same experts as this rank, one per expert-parallel group that trains the
             model. Gradients are also averaged over them. None: no other rank owns these experts. Required unless
             `group` has all processes.
-        options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
+        options: prefer, copy_price, free_copies, tolerance, stages, max_copies_per_rank, max_copies_per_source,
+            min_tokens_per_guest, seed.
 
     Raises:
         InputError: on all ranks, with the argument's name, if one rank refuses an argument, if ranks of a group differ

@@ -28,6 +28,8 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "cluster": ("h200", "h100"),
     "model": ("Mixtral-8x7B", None),
     "prefer": ("links", "balance"),
+    "copy_price": (1.0, 2.0),
+    "free_copies": (1.0, None),
     "tolerance": (0.1, 0.2),
     "stages": ("BL", "BLP"),
     "max_copies_per_rank": (2, 3),

@@ -32,6 +32,8 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "host_timeout": (31.0, 30.0),
     "ranks_per_node": (2, None),
     "prefer": ("links", "balance"),
+    "copy_price": (1.0, 2.0),
+    "free_copies": (1.0, None),
     "tolerance": (0.1, 0.2),
     "stages": ("BL", "BLP"),
     "max_copies_per_rank": (2, 3),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -237,8 +238,34 @@ CheckOptions check_options(const Workload& workload, const PlanFigures* reported
   return {.initial_home = workload.homes, .align = align, .tokens = workload.tokens_of_load(), .reported = reported};
 }
 
+// Sets the price of a copy for Prefer::kTime. Its weights cross a link in each phase, and its gradient once. A token
+// that leaves its node crosses one of the node's links twice per round trip. Copies may travel while a layer computes.
+static void price_copies(const LoadTable& load, const CostModel& cost, PlannerOptions& planner) {
+  const Tokens tokens = mean_tokens_per_rank(load);
+  const Tokens assignments{std::max<std::int64_t>(1, tokens.value * load.top_k)};
+  const auto weights = static_cast<double>(cost.expert_weights().value);
+  const double copy = 2 * weights + static_cast<double>(cost.expert_gradient().value);
+  // The forward passes of recompute and policy update, and the backward.
+  const int round_trips = 2 * cost.round_trips(Pass::kForward) + cost.round_trips(Pass::kBackward);
+  double token = 2.0 * round_trips * static_cast<double>(cost.row().value) / load.ranks_per_node;
+  if (cost.options().dispatch == Dispatch::kToken) {  // it leaves anyway if another of its experts is on that node
+    double nodes = load.topology().num_nodes();
+    const ExpertGroups& groups = cost.model().groups;
+    if (groups.count > 1) nodes = std::max(1.0, nodes * groups.per_token / groups.count);
+    token *= std::pow(1 - 1 / nodes, load.top_k - 1);
+  }
+  const double window = cost.dense(tokens, Pass::kForward) + cost.experts({&assignments, 1}, Pass::kForward);
+  planner.copy_price = copy / token / static_cast<double>(assignments.value);
+  if (!planner.free_copies) {
+    const double hidden = window * cost.cluster().network.bytes_per_second / weights;
+    // Another layer must compute before the layer that needs the copy. No layer does before the first one.
+    planner.free_copies = hidden * (load.num_layers() - 1) / load.num_layers();
+  }
+}
+
 PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& load, const CostModel* cost) {
   PlannerOptions planner = options.planner;
+  if (planner.prefer == Prefer::kTime && !planner.copy_price && cost != nullptr) price_copies(load, *cost, planner);
   if (!options.hidden_copies) return planner;
   if (cost == nullptr) {
     throw InputError({.field = "max_copies_per_rank"}, "hidden needs `cluster` and `model`");

@@ -119,9 +119,12 @@ Complaint complaint(const StepPlan& plan, std::string_view option, const json& v
   if (option == "residency") return same(value, to_string(plan.residency));
   if (option == "in-flight") return same(value, plan.in_flight);
   if (option == "stages") return stages(value);
-  if (option == "prefer") return one_of(value, {"balance", "links"});
+  if (option == "prefer") return one_of(value, {"balance", "links", "time"});
   if (option == "tolerance") {
     return value.is_number() && value >= 0.0 && value <= 1.0 ? Complaint() : "not a number in 0 … 1";
+  }
+  if (option == "copy-price" || option == "free-copies") {
+    return value.is_number() && value >= 0.0 ? Complaint() : "not a number of at least 0";
   }
   if (option == "max-copies-per-rank" || option == "max-copies-per-source") return limit(value, "none");
   if (option == "rehome") return limit(value, "free");

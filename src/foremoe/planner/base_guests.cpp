@@ -31,10 +31,10 @@ bool copies_hide(const LayerProblem& problem) {
   return rows >= kRowsThatHide * problem.num_ranks() * problem.num_micro_steps;
 }
 
-BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal, Prefer prefer)
+BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal, LocalGuests local)
     : problem_(problem),
       goal_(goal),
-      local_(problem, prefer),
+      local_(std::move(local)),
       per_guest_(goal == BaseGoal::kFinal ? 0.0F : 1.0F / kCopyWorth),
       now_(problem.num_micro_steps),
       without_(problem.num_micro_steps),

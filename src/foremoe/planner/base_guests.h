@@ -12,7 +12,7 @@
 // over the micro-steps. In groups of 128 ranks or more, it adds several guests per scoring. Each sweep then empties
 // every guest slot in turn and fills it with the best expert or none, until a sweep changes nothing.
 //
-// Locality (local_guests.h, only with Prefer::kLinks). If guests are final, local guests fill the slots that are not
+// Locality (local_guests.h). If guests are final, local guests fill the slots that are not
 // needed for balance. If they may be replaced, their local tokens lower the cost: local guests fill all free slots
 // first, and sweeps give a slot to balance where that lowers the cost more.
 //
@@ -42,7 +42,8 @@ bool copies_hide(const LayerProblem& problem);
 
 class BaseGuests {
  public:
-  BaseGuests(const LayerProblem& problem, BaseGoal goal, Prefer prefer = Prefer::kBalance);
+  BaseGuests(const LayerProblem& problem, BaseGoal goal) : BaseGuests(problem, goal, LocalGuests(problem)) {}
+  BaseGuests(const LayerProblem& problem, BaseGoal goal, LocalGuests local);
 
   // Fills the guest slots of `graph`, starting from the guests already there. Without `sweeps`, only adds guests.
   void choose(ReplicaGraph& graph, bool sweeps = true);

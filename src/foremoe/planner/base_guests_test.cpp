@@ -118,7 +118,7 @@ TEST(BaseGuests, KeepTheMostTokensOnTheirNodeIfLinksArePreferred) {
   const LayerProblem p = test::problem_of(table, {.guest_slots = 1});
   for (const BaseGoal goal : kGoals) {
     ReplicaGraph graph = homes_only(p);
-    BaseGuests(p, goal, Prefer::kLinks).choose(graph);
+    BaseGuests(p, goal, LocalGuests(p, {.prefer = Prefer::kLinks})).choose(graph);
     EXPECT_EQ(num_guests(p, graph), 2);
     EXPECT_GE(graph.find(3, 0), 0);
     EXPECT_GE(graph.find(0, 1), 0);
@@ -148,7 +148,7 @@ TEST(BaseGuests, AreMoreLocalAndNoLessBalancedThanLocalGuestsAloneIfLinksArePref
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     const LayerProblem p = test::problem_of(test::bursty_load({.ranks = 8, .experts = 32}, seed), {.guest_slots = 2});
     ReplicaGraph graph = homes_only(p);
-    BaseGuests guests(p, BaseGoal::kReplaceable, Prefer::kLinks);
+    BaseGuests guests(p, BaseGoal::kReplaceable, LocalGuests(p, {.prefer = Prefer::kLinks}));
     guests.grow_all(graph);
     const double alone = rho_on(p, graph);
     guests.sweep(graph);
@@ -164,7 +164,7 @@ TEST(BaseGuests, AreAsBalancedWithLinksAsWithoutIfFinal) {
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     const LayerProblem p = test::problem_of(test::bursty_load({.ranks = 8, .experts = 32}, seed), {.guest_slots = 2});
     ReplicaGraph graph = homes_only(p);
-    BaseGuests(p, BaseGoal::kFinal, Prefer::kLinks).choose(graph);
+    BaseGuests(p, BaseGoal::kFinal, LocalGuests(p, {.prefer = Prefer::kLinks})).choose(graph);
     expect_homes_in_place(p, graph);
     EXPECT_LE(rho_on(p, graph), rho_on(p, chosen(p, BaseGoal::kFinal))) << "seed " << seed;
   }

@@ -91,9 +91,9 @@ void LayerPlanner::place_homes(StepPlan& plan) {
 }
 
 // Returns whether `resident` spends planning time on saving copies, by sweeps of B and by comparison with static
-// guests. Always true with Prefer::kLinks, where the sweeps also choose local guests.
+// guests. Always true unless Prefer::kBalance, since the sweeps also choose local guests.
 bool LayerPlanner::saves_copies() const {
-  return options_.stages.sweeps || options_.prefer == Prefer::kLinks || !copies_hide(problem_);
+  return options_.stages.sweeps || options_.prefer != Prefer::kBalance || !copies_hide(problem_);
 }
 
 ReplicaGraph LayerPlanner::place_base(bool warm) {
@@ -102,7 +102,7 @@ ReplicaGraph LayerPlanner::place_base(bool warm) {
   if (uses_base_guests(options_)) {
     if (warm) start_from_previous(graph);
     const bool is_final = options_.residency == Residency::kStatic;
-    BaseGuests(problem_, is_final ? BaseGoal::kFinal : BaseGoal::kReplaceable, options_.prefer)
+    BaseGuests(problem_, is_final ? BaseGoal::kFinal : BaseGoal::kReplaceable, LocalGuests(problem_, options_))
         .choose(graph, is_final || saves_copies());
   }
   base_cpu_seconds_ += thread_cpu_seconds() - begin;
@@ -180,20 +180,20 @@ static bool rivals_static(const PlannerOptions& options) {
          options.prefer == Prefer::kBalance && options.min_tokens_per_guest == 0;
 }
 
-// Each micro-step starts from the guests left by the previous one. Guests without tokens are requested only with
-// Prefer::kLinks, since they may then serve local tokens.
+// Each micro-step starts from the guests left by the previous one. Guests without tokens are requested only if
+// tokens count as local, which they may then serve.
 GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   Replication replication(problem_, options_);
   Assignment assignment;
   if (rivals_static(options_)) rival_.emplace(problem_, graph);
-  const bool keep_local = options_.prefer == Prefer::kLinks;
+  const LocalGuests local(problem_, options_);
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     const ReplicaGraph found = graph;
     balance(m, graph, assignment, replication);
-    if (keep_local) renew_local_guests(problem_, m, assignment, graph);
+    local.renew(m, assignment, found, graph);
     wanted_[m] = rival_ && busiest(assignment) > problem_.target[m]
                      ? search_alternatives(m, found, graph, assignment, replication)
-                     : guests_in(graph, problem_, keep_local ? nullptr : &assignment);
+                     : guests_in(graph, problem_, local.count() ? nullptr : &assignment);
     count(kPlacingParts);
   }
   GuestSlots guests = retain_guests(problem_, options_, order_, wanted_);

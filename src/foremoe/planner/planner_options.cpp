@@ -14,6 +14,7 @@ namespace {
 constexpr IntegerRange kGuestSlots{0, kMaxExperts};
 constexpr IntegerRange kInFlight{1, std::numeric_limits<int>::max()};
 constexpr NumberRange kToleranceRange{.least = 0, .most = 1};
+constexpr NumberRange kPrice{.least = 0, .most = 1e9};
 constexpr IntegerRange kCount{0, std::numeric_limits<int>::max() - 1};  // less than kNoLimit
 constexpr IntegerRange kMinTokens{0, std::numeric_limits<std::int32_t>::max()};
 
@@ -105,9 +106,25 @@ std::vector<Option> options_of(PlannerOptions& o) {
           {.name = "prefer",
            .value = "WORD",
            .help = "Objective. balance: the smallest load of the busiest rank. links: also less traffic "
-                   "between nodes, within --tolerance",
+                   "between nodes, within --tolerance. time: as links, with copies only where they pay off. Needs "
+                   "--copy-price, or --cluster and --model where they are accepted",
            .group = group},
-          o.prefer, {{"balance", Prefer::kBalance}, {"links", Prefer::kLinks}}),
+          o.prefer, {{"balance", Prefer::kBalance}, {"links", Prefer::kLinks}, {"time", Prefer::kTime}}),
+      number_option(
+          {.name = "copy_price",
+           .value = "X",
+           .help = "With --prefer time: tokens of a node, in mean rank loads, whose way to other nodes and back takes "
+                   "as long as one copy",
+           .initial = "of --cluster and --model",
+           .group = group},
+          o.copy_price, kPrice),
+      number_option(
+          {.name = "free_copies",
+           .value = "N",
+           .help = "With --prefer time: copies per rank and layer without a price, because computation hides them",
+           .initial = "of --cluster and --model",
+           .group = group},
+          o.free_copies, kPrice),
       number_option({.name = "tolerance",
                      .value = "X",
                      .help = "A micro-step is balanced if its busiest rank is at most this fraction above the mean",
@@ -150,10 +167,26 @@ void expect_in_range(const PlannerOptions& o) {
   expect_in(kGuestSlots, o.guest_slots, "guest_slots");
   expect_at_least(kInFlight.least, o.in_flight, "in_flight");
   expect_at_least(kCount.least, o.rehome, "rehome");
+  if (o.copy_price) expect_in(kPrice, *o.copy_price, "copy_price");
+  if (o.free_copies) expect_in(kPrice, *o.free_copies, "free_copies");
+  if (o.prefer == Prefer::kTime && !o.copy_price) {
+    throw InputError({.field = "prefer"}, "time needs copy_price, or cluster and model where they are accepted");
+  }
   if (o.tolerance) expect_in(kToleranceRange, *o.tolerance, "tolerance");
   expect_at_least(kCount.least, o.max_copies_per_rank.value_or(0), "max_copies_per_rank");
   expect_at_least(kCount.least, o.max_copies_per_source, "max_copies_per_source");
   expect_at_least(kMinTokens.least, o.min_tokens_per_guest, "min_tokens_per_guest");
+}
+
+std::string_view to_string(Prefer prefer) {
+  switch (prefer) {
+    case Prefer::kLinks:
+      return "links";
+    case Prefer::kTime:
+      return "time";
+    default:
+      return "balance";
+  }
 }
 
 std::string to_json(const PlannerOptions& o) {
@@ -167,7 +200,7 @@ std::string to_json(const PlannerOptions& o) {
                               {"residency", to_string(o.residency)},
                               {"in-flight", o.in_flight},
                               {"stages", stages},
-                              {"prefer", o.prefer == Prefer::kLinks ? "links" : "balance"},
+                              {"prefer", to_string(o.prefer)},
                               {"tolerance", o.tolerance.value_or(default_tolerance(o.residency))},
                               {"min-tokens-per-guest", o.min_tokens_per_guest},
                               {"seed", o.seed}};
@@ -176,6 +209,8 @@ std::string to_json(const PlannerOptions& o) {
   } else {
     j["rehome"] = o.rehome;
   }
+  if (o.copy_price) j["copy-price"] = *o.copy_price;
+  if (o.free_copies) j["free-copies"] = *o.free_copies;
   if (o.max_copies_per_rank) j["max-copies-per-rank"] = *o.max_copies_per_rank;
   if (o.max_copies_per_source != kNoLimit) j["max-copies-per-source"] = o.max_copies_per_source;
   return j.dump();

@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "foremoe/core/option.h"
@@ -21,7 +22,8 @@ struct PlannerStages {
   bool sweeps = false;      // S: B revises its guests even if copies are expected to hide (planner/base_guests.h)
 };
 
-enum class Prefer : std::uint8_t { kBalance, kLinks };
+// kLinks: guests also keep tokens on their node. kTime is kLinks with copies at a price.
+enum class Prefer : std::uint8_t { kBalance, kLinks, kTime };
 
 inline constexpr int kNoLimit = std::numeric_limits<int>::max();
 
@@ -32,6 +34,11 @@ struct PlannerOptions {
   PlannerStages stages;
   int rehome = 0;  // home moves allowed per layer; kNoLimit: any number
   Prefer prefer = Prefer::kBalance;
+  // For Prefer::kTime, which needs a price. copy_price: tokens of a node whose way to other nodes and back takes as
+  // long as one copy on the link of one rank, in mean rank loads. free_copies: per rank and layer, without a price,
+  // because computation hides them; none: 0.
+  std::optional<double> copy_price;
+  std::optional<double> free_copies;
   // Largest rank load of a balanced micro-step: max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋). None: default_tolerance().
   std::optional<double> tolerance;
   std::optional<int> max_copies_per_rank;  // per event and layer; none: G (under `free` no limit)
@@ -48,6 +55,8 @@ void expect_in_range(const PlannerOptions& options);
 
 // Command-line options for the fields above.
 std::vector<Option> options_of(PlannerOptions& options);
+
+std::string_view to_string(Prefer prefer);
 
 // The options as a JSON object keyed by long option name, for the plan's metadata.
 std::string to_json(const PlannerOptions& options);

@@ -38,6 +38,10 @@ TEST(BadInput, IsRejectedWithTheNameOfTheField) {
   EXPECT_EQ(refused(load, home, {.max_copies_per_rank = -1}), "max_copies_per_rank");
   EXPECT_EQ(refused(load, home, {.max_copies_per_source = -1}), "max_copies_per_source");
   EXPECT_EQ(refused(load, home, {.min_tokens_per_guest = -1}), "min_tokens_per_guest");
+  EXPECT_EQ(refused(load, home, {.prefer = Prefer::kTime}), "prefer") << "no price";
+  EXPECT_EQ(refused(load, home, {.prefer = Prefer::kTime, .copy_price = 1}), "");
+  EXPECT_EQ(refused(load, home, {.prefer = Prefer::kTime, .copy_price = -1}), "copy_price");
+  EXPECT_EQ(refused(load, home, {.prefer = Prefer::kTime, .copy_price = 1, .free_copies = -1}), "free_copies");
   for (const double tolerance : {-0.001, 1.001, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_EQ(refused(load, home, {.tolerance = tolerance}), "tolerance");
   }
