@@ -52,6 +52,20 @@ class CalibrateTest(CommandTest):
         self.assertGreater(self.budget(load, "H100"), 0)
         self.assertGreater(self.budget(load, "gb200"), self.budget(load, "a100"))
 
+    def test_the_price_of_a_copy_depends_on_the_cluster_and_is_recorded(self):
+        load = self.model_load()
+
+        def price(*options):
+            self.succeed("plan", load, "--prefer", "time", *options, "--out", "plan.safetensors")
+            self.succeed("verify", load, "plan.safetensors")
+            recorded = json.loads(st.read(self.folder / "plan.safetensors")[0]["options"])
+            return recorded["copy-price"], recorded["free-copies"]
+
+        h100 = ("--cluster", "h100", "--model", "qwen3-30b-a3b")
+        self.assertGreater(price(*h100)[0], 0)
+        self.assertEqual(price(*h100, "--copy-price", "2.5", "--free-copies", "3"), (2.5, 3))
+        self.assertGreater(price(*h100, "--bytes-per-parameter", "4")[0], 0)
+
     def test_a_model_can_be_a_config_json(self):
         shape = {"hidden_size": 2048, "num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8,
                  "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
@@ -77,6 +91,8 @@ class CalibrateTest(CommandTest):
         plan("--cluster", "h100", "--model", "GPT-2", ("--model", "GPT-2", "Kimi-K2"))
         plan("--cluster", "h100", "--model", "DeepSeek-V3", ("--model", "256", "128"))
         plan("--max-copies-per-rank", "hidden", ("--max-copies-per-rank", "hidden needs --cluster and --model"))
+        plan("--prefer", "time", ("--prefer", "time needs --copy-price, or --cluster and --model"))
+        plan("--prefer", "time", "--copy-price", "-1", ("--copy-price",))
         self.refuse("run", load, "--max-copies-per-rank", "hidden", saying=("--max-copies-per-rank", "hidden"))
         (self.folder / "wrong.toml").write_text("name = \"x\"\nranks_per_node = \"eight\"\n")
         plan("--cluster", "wrong.toml", "--model", "Mixtral-8x7B", ("wrong.toml", "ranks_per_node", "line 2"))

@@ -37,7 +37,7 @@ class WrongUsage(CommandTest):
     def test_a_misspelt_value_is_named_with_the_nearest_one(self):
         step = self.synthesise()
         for option, value, near in (
-            ("--prefer", "lnks", "--prefer: 'lnks', expected balance or links; did you mean links?"),
+            ("--prefer", "lnks", "--prefer: 'lnks', expected balance, links or time; did you mean links?"),
             ("--residency", "sahred", "did you mean shared?"),
             ("--rehome", "fre", "nor free; did you mean free?"),
             ("--policy", "relbra", "did you mean relibra?"),

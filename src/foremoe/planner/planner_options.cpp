@@ -170,7 +170,7 @@ void expect_in_range(const PlannerOptions& o) {
   if (o.copy_price) expect_in(kPrice, *o.copy_price, "copy_price");
   if (o.free_copies) expect_in(kPrice, *o.free_copies, "free_copies");
   if (o.prefer == Prefer::kTime && !o.copy_price) {
-    throw InputError({.field = "prefer"}, "time needs copy_price, or cluster and model where they are accepted");
+    throw InputError({.field = "prefer"}, "time needs `copy_price`, or `cluster` and `model` where they are accepted");
   }
   if (o.tolerance) expect_in(kToleranceRange, *o.tolerance, "tolerance");
   expect_at_least(kCount.least, o.max_copies_per_rank.value_or(0), "max_copies_per_rank");
