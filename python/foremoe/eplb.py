@@ -80,8 +80,8 @@ def place(
 ) -> NDArray[np.int64]:
     """Returns the physical_to_logical_map of rebalance_experts().
 
-    distinct: GPUs have no two replicas of an expert, where exchanges can separate them. Then the first guarantee of
-    rebalance_experts() does not hold.
+    distinct: GPUs have no two replicas of an expert, unless nothing can separate them. The busiest GPU may then have
+    more tokens than under EPLB.
     """
     numbers = {"num_replicas": num_replicas, "num_groups": num_groups, "num_nodes": num_nodes, "num_gpus": num_gpus}
     expect(Integral, **numbers)

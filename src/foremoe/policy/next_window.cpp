@@ -171,6 +171,30 @@ class NodeReplicas {
   std::vector<double> rank_load_;
 };
 
+// Leaves experts at most one replica per rank of their node: gives other slots of a rank that has the expert twice to
+// the expert with the most tokens per replica. `slots` is [rank of the node][slot].
+void limit_replicas(ArrayView<ExpertId, 2> slots, std::span<const double> tokens, std::span<int> num_replicas) {
+  const auto num_ranks = static_cast<int>(slots.extent(0));
+  const std::vector<ExpertId> of_node(slots.flat().begin(), slots.flat().end());
+  for (std::size_t r = 0; r < slots.extent(0); ++r) {
+    const auto row = slots.row(r);
+    for (std::size_t s = 1; s < row.size(); ++s) {
+      if (num_replicas[row[s].index()] <= num_ranks || std::ranges::count(row.first(s), row[s]) == 0) continue;
+      double most = -1;
+      ExpertId other = row[s];
+      for (const ExpertId e : of_node) {
+        const double each = tokens[e.index()] / num_replicas[e.index()];
+        if (each <= most || num_replicas[e.index()] >= num_ranks || std::ranges::count(row, e) > 0) continue;
+        most = each;
+        other = e;
+      }
+      --num_replicas[row[s].index()];
+      ++num_replicas[other.index()];
+      row[s] = other;
+    }
+  }
+}
+
 // Places one layer.
 EplbPlacement place_layer(ArrayView<const double, 3> windows, std::size_t layer, const EplbShape& shape,
                           bool distinct) {
@@ -178,12 +202,16 @@ EplbPlacement place_layer(ArrayView<const double, 3> windows, std::size_t layer,
   EplbPlacement placement = eplb_rebalance(in_eplb_units(expected.tokens), shape);
   const EplbPlacement reference =
       expected.spread == 0 ? placement : eplb_rebalance(in_eplb_units(sum_of(windows, layer)), shape);
-  const std::vector<double> load = replica_loads(expected, placement);
   const auto ranks_per_node = static_cast<std::size_t>(
       shape.num_groups % shape.num_nodes == 0 ? shape.num_ranks / shape.num_nodes : shape.num_ranks);
-  const auto slots_per_rank = placement.slot_expert.extent(2);
+  std::vector<ArrayView<ExpertId, 2>> nodes;  // [node][rank of the node][slot]
   for (std::size_t r = 0; r < placement.slot_expert.extent(1); r += ranks_per_node) {
-    NodeReplicas node({placement.slot_expert.row(0, r).data(), {ranks_per_node, slots_per_rank}}, load);
+    nodes.push_back({placement.slot_expert.row(0, r).data(), {ranks_per_node, placement.slot_expert.extent(2)}});
+    if (distinct) limit_replicas(nodes.back(), expected.tokens, placement.num_replicas.row(0));
+  }
+  const std::vector<double> load = replica_loads(expected, placement);
+  for (const ArrayView<ExpertId, 2> slots : nodes) {
+    NodeReplicas node(slots, load);
     node.separate_duplicates();
     node.lower_busiest();
   }

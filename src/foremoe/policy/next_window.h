@@ -30,8 +30,9 @@
 namespace foremoe {
 
 // `windows` is [window][layer][expert], nonnegative tokens in any unit, oldest first, at least one window. `distinct`:
-// every layer uses the exchanged placement, so that a rank has two replicas of an expert only if no exchange can
-// separate them; nothing is then guaranteed. Requires !eplb_shape_error(shape).
+// every layer uses the exchanged placement, and experts have at most one replica per rank of their node, so that a rank
+// has two replicas of an expert only if no exchange can separate them; nothing is then guaranteed. Requires
+// !eplb_shape_error(shape).
 EplbPlacement place_for_next_window(ArrayView<const double, 3> windows, const EplbShape& shape, bool distinct = false);
 
 }  // namespace foremoe
