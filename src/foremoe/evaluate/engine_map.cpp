@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::vector<int> experts_of(ArrayView<const ExpertId, 2> slots) {
+std::vector<int> expert_ids_of(ArrayView<const ExpertId, 2> slots) {
   std::vector<int> experts;
   for (const ExpertId e : slots.flat()) experts.push_back(e.value);
   return experts;
@@ -24,17 +24,17 @@ std::vector<int> experts_of(ArrayView<const ExpertId, 2> slots) {
 
 std::string sglang_file(const EngineMap& map, int dense_layers) {
   Json rows = Json::array();
-  std::vector<int> in_order = experts_of(map.slot_expert.view()[0]);
+  std::vector<int> in_order = expert_ids_of(map.slot_expert.view()[0]);
   for (std::size_t i = 0; i < in_order.size(); ++i) in_order[i] = static_cast<int>(i) % map.num_experts;
   for (int l = 0; l < dense_layers; ++l) rows.push_back(in_order);
-  for (std::size_t l = 0; l < map.slot_expert.extent(0); ++l) rows.push_back(experts_of(map.slot_expert.view()[l]));
+  for (std::size_t l = 0; l < map.slot_expert.extent(0); ++l) rows.push_back(expert_ids_of(map.slot_expert.view()[l]));
   return Json{{"physical_to_logical_map", rows}}.dump() + "\n";
 }
 
 std::string tensorrt_llm_file(const EngineMap& map, int dense_layers) {
   std::string text = "initial_global_assignments:\n";
   for (std::size_t l = 0; l < map.slot_expert.extent(0); ++l) {
-    const std::vector<int> experts = experts_of(map.slot_expert.view()[l]);
+    const std::vector<int> experts = expert_ids_of(map.slot_expert.view()[l]);
     text += fmt::format("  {}: [{}]\n", dense_layers + static_cast<int>(l), fmt::join(experts, ", "));
   }
   return text + fmt::format("layer_updates_per_iter: 0\nnum_slots: {}\n",
@@ -64,7 +64,7 @@ std::string vllm_ascend_file(const EngineMap& map, int dense_layers) {
 }
 
 // Gives empty slots of one layer to experts. `tokens` is [expert].
-void fill(ArrayView<ExpertId, 2> slots, std::span<const std::int64_t> tokens) {
+void fill_empty(ArrayView<ExpertId, 2> slots, std::span<const std::int64_t> tokens) {
   std::vector<double> replicas(tokens.size());
   for (const ExpertId e : slots.flat()) {
     if (e != kNoExpert) ++replicas[e.index()];
@@ -162,7 +162,7 @@ EngineMap place_for_engine(const StepPlan& plan, const std::string& path) {
         }
       }
     }
-    fill(map.slot_expert[l], tokens);
+    fill_empty(map.slot_expert[l], tokens);
   }
   return map;
 }

@@ -9,9 +9,9 @@
 namespace foremoe {
 namespace {
 
-constexpr double kLeastGain = 0.03;     // relative to the busiest rank of EPLB's placement
-constexpr double kLeastShare = 0.01;    // of an expert, relative to the mean; bounds logarithms
-constexpr double kNoChange = 1 - 1e-9;  // excludes exchanges that only move rounding errors
+constexpr double kLeastPredictedGain = 0.03;  // relative to the busiest rank of EPLB's placement
+constexpr double kLeastShare = 0.01;          // of an expert, relative to the mean; bounds logarithms
+constexpr double kNoChange = 1 - 1e-9;        // excludes exchanges that only move rounding errors
 
 struct Forecast {
   std::vector<double> tokens;  // [expert], in any unit
@@ -27,7 +27,7 @@ std::vector<double> sum_of(ArrayView<const double, 3> windows, std::size_t layer
   return sum;
 }
 
-double mean_of(std::span<const double> values) {
+double average_of(std::span<const double> values) {
   return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
 }
 
@@ -57,7 +57,7 @@ Forecast forecast(ArrayView<const double, 3> windows, std::size_t layer) {
     variance += of_mean / (share[e] * share[e]) / static_cast<double>(num_experts);
     log_share[e] = std::log(share[e]);
   }
-  const double centre = mean_of(log_share);
+  const double centre = average_of(log_share);
   double of_experts = 0;
   for (const double log : log_share) of_experts += (log - centre) * (log - centre);
   of_experts /= std::max(1.0, static_cast<double>(num_experts) - 1);
@@ -88,7 +88,7 @@ std::vector<double> replica_loads(const Forecast& expected, const EplbPlacement&
   return load;
 }
 
-double load_of(std::span<const ExpertId> experts, std::span<const double> load) {
+double sum_of_loads(std::span<const ExpertId> experts, std::span<const double> load) {
   double sum = 0;
   for (const ExpertId e : experts) sum += load[e.index()];
   return sum;
@@ -97,7 +97,7 @@ double load_of(std::span<const ExpertId> experts, std::span<const double> load) 
 double busiest(const EplbPlacement& placement, std::span<const double> load) {
   double most = 0;
   for (std::size_t r = 0; r < placement.slot_expert.extent(1); ++r) {
-    most = std::max(most, load_of(placement.slot_expert.row(0, r), load));
+    most = std::max(most, sum_of_loads(placement.slot_expert.row(0, r), load));
   }
   return most;
 }
@@ -107,7 +107,7 @@ class NodeReplicas {
  public:
   // `slots` is [rank][slot]; `load` is [expert], of one replica.
   NodeReplicas(ArrayView<ExpertId, 2> slots, std::span<const double> load) : slots_(slots), load_(load) {
-    for (std::size_t r = 0; r < slots.extent(0); ++r) rank_load_.push_back(load_of(slots.row(r), load));
+    for (std::size_t r = 0; r < slots.extent(0); ++r) rank_load_.push_back(sum_of_loads(slots.row(r), load));
   }
 
   void separate_duplicates() {
@@ -163,7 +163,7 @@ class NodeReplicas {
 
   void apply(const Exchange& exchange) {
     std::swap(*exchange.one, *exchange.other);
-    for (const std::size_t r : {exchange.rank, exchange.other_rank}) rank_load_[r] = load_of(slots_.row(r), load_);
+    for (const std::size_t r : {exchange.rank, exchange.other_rank}) rank_load_[r] = sum_of_loads(slots_.row(r), load_);
   }
 
   ArrayView<ExpertId, 2> slots_;
@@ -217,7 +217,7 @@ EplbPlacement place_layer(ArrayView<const double, 3> windows, std::size_t layer,
   }
   if (distinct) return placement;
   const double reference_load = busiest(reference, replica_loads(expected, reference));
-  return busiest(placement, load) < (1 - kLeastGain) * reference_load ? placement : reference;
+  return busiest(placement, load) < (1 - kLeastPredictedGain) * reference_load ? placement : reference;
 }
 
 }  // namespace
