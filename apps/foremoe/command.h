@@ -58,6 +58,7 @@ Command plan_command();
 Command fit_command();
 Command verify_command();
 Command homes_command();
+Command maps_command();
 Command compare_command();
 Command run_command();
 Command simulate_command();

@@ -34,7 +34,7 @@ void occupy_closed_streams() {
   }
 }
 
-constexpr std::array<CommandEntry, 16> kCommands{{
+constexpr std::array<CommandEntry, 17> kCommands{{
     {"synth", synth_command},
     {"import", import_command},
     {"routes", routes_command},
@@ -49,6 +49,7 @@ constexpr std::array<CommandEntry, 16> kCommands{{
     {"simulate", simulate_command},
     {"fit", fit_command},
     {"calibrate", calibrate_command},
+    {"maps", maps_command},
     {"report", report_command},
     {"options", options_command},
 }};

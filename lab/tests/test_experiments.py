@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import foremoe
-from experiments import foremoe_figure_4, foremoe_wrong_routes, review_foresight, review_gap
+from experiments import foremoe_figure_4, foremoe_rollout, foremoe_wrong_routes, review_foresight, review_gap
 from experiments.foremoe_wrong_routes import OnOtherRoutes, OtherRoutes, executed_quotas, on_other_routes
 from experiments.review_foresight import Forecasting
 from kit import Case, Drawn, Input, Measured, System, drawn
@@ -200,3 +200,20 @@ def test_figures_describe_executed_routes_and_include_gathering_of_counts() -> N
     rho, step, *rest = rows[4][3]
     assert (rho, step - gathered, *rest) == pytest.approx(rows[4][0])
     assert foremoe_wrong_routes.systems[-1].label == "foremoe" and Case
+
+
+@pytest.mark.parametrize("by", ["eplb", "foremoe"])
+def test_replicas_for_a_rollout_serve_equal_parts(by: str) -> None:
+    steps = np.zeros((2, 16, 1, 2, 4), np.int64)
+    steps[0, :12, 0, 1] = [20, 20, 100, 20]  # the former step, until its last window
+    steps[0, 12:, 0, 1] = steps[1, :, 0, 0] = [60, 20, 20, 20]
+    load = foremoe.Load.from_array(steps.reshape(32, 1, 2, 4), top_k=1)
+    case = Case(Input("", lambda seed: Drawn(load), steps=2), Drawn(load), load, None, 1, 1)
+    of = {
+        knows: foremoe_rollout.Placing("", by, knows).measure(case)[""].rho
+        for knows in ("nothing", "window", "windows", "this", "former")
+    }
+    # Each rank has three slots. Expert 0 has three replicas, so each slot serves 20 of 120 tokens.
+    assert of["window"] == of["windows"] == of["this"] == pytest.approx((1, 1))
+    assert of["nothing"] == pytest.approx((80 / 60, 80 / 60))
+    assert of["former"][0] > 1.1

@@ -177,6 +177,7 @@ Phase phase_named(const std::string& name);  // throws InputError, field `phase`
 // Throws PolicySkipped.
 [[noreturn]] void raise_skipped(const Policy& policy, const std::string& reason);
 
+void bind_eplb(nb::module_& m);
 void bind_evaluation(nb::module_& m);
 void bind_evaluated_plan(nb::module_& m);
 void bind_rollout(nb::module_& m);

@@ -37,6 +37,7 @@ NB_MODULE(_core, m) {
   foremoe::python::bind_collector(m);
   foremoe::python::bind_inputs(m);
   foremoe::python::bind_homes(m);
+  foremoe::python::bind_eplb(m);
   foremoe::python::bind_plan(m);
   foremoe::python::bind_planning(m);
   foremoe::python::bind_evaluation(m);

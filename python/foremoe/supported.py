@@ -108,6 +108,10 @@ VERL = Framework(
     name="verl", package="verl", oldest=(0, 9), newest=(0, 9), refused_by="`foremoe.verl`", tested=("0.9.1",),
     routes="run", shadow="run", plans="run",
 )  # fmt: skip
+VLLM = Framework(
+    name="vLLM's EPLB", package="vllm", oldest=(0, 14), newest=(0, 23), refused_by="`foremoe.eplb.vllm_policy`",
+    sources="0.14.0, 0.18.1, 0.23.0", plans="run with a stand-in",
+)  # fmt: skip
 FRAMEWORKS = (
     PYTHON,
     TORCH,
@@ -130,6 +134,7 @@ FRAMEWORKS = (
     ),
     Framework(name="OpenRLHF", sources="0.11.0, 3c3be62", routes="run with hand-made responses of vLLM"),
     Framework(name="torchtitan", sources="0.2.2, b5bcd76", plans="read: extension point"),
+    VLLM,
     Framework(name="AReaL", sources="2.0.0, cbff54d", routes="read"),
 )  # fmt: skip
 TITLES = ("framework", "accepted", "others refused by", "tested or read", "recorded routes", "shadow", "plans")

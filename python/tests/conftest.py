@@ -26,6 +26,7 @@ NEEDS = {
     "test_plot": ["matplotlib"],
     "test_kept_weights": ["torch.nn"],
     "test_exchange": ["torch.nn"],
+    "test_vllm_policy": ["torch.nn"],
     "test_parallel": ["torch.nn"],
     "test_relays": ["torch.nn"],
     "test_processes": ["torch.nn"],

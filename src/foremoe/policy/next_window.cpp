@@ -1,0 +1,240 @@
+#include "foremoe/policy/next_window.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace foremoe {
+namespace {
+
+constexpr double kLeastPredictedGain = 0.03;  // relative to the busiest rank of EPLB's placement
+constexpr double kLeastShare = 0.01;          // of an expert, relative to the mean; bounds logarithms
+constexpr double kNoChange = 1 - 1e-9;        // excludes exchanges that only move rounding errors
+
+struct Forecast {
+  std::vector<double> tokens;  // [expert], in any unit
+  double spread = 0;           // s
+};
+
+std::vector<double> sum_of(ArrayView<const double, 3> windows, std::size_t layer) {
+  std::vector<double> sum(windows.extent(2));
+  for (std::size_t m = 0; m < windows.extent(0); ++m) {
+    const auto of_window = windows.row(m, layer);
+    std::ranges::transform(sum, of_window, sum.begin(), std::plus<>());
+  }
+  return sum;
+}
+
+double average_of(std::span<const double> values) {
+  return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
+}
+
+Forecast forecast(ArrayView<const double, 3> windows, std::size_t layer) {
+  const std::size_t num_experts = windows.extent(2);
+  std::vector<double> share(num_experts);
+  std::vector<double> square(num_experts);
+  double count = 0;  // of windows with tokens
+  for (std::size_t m = 0; m < windows.extent(0); ++m) {
+    const auto tokens = windows.row(m, layer);
+    const double total = std::reduce(tokens.begin(), tokens.end());
+    if (total <= 0) continue;
+    ++count;
+    for (std::size_t e = 0; e < num_experts; ++e) {
+      share[e] += tokens[e] / total;
+      square[e] += tokens[e] / total * (tokens[e] / total);
+    }
+  }
+  if (count < 2) return {.tokens = sum_of(windows, layer)};
+
+  double variance = 0;
+  std::vector<double> log_share(num_experts);
+  for (std::size_t e = 0; e < num_experts; ++e) {
+    share[e] /= count;
+    const double of_mean = std::max(0.0, square[e] / count - share[e] * share[e]) / (count - 1);
+    share[e] = std::max(share[e], kLeastShare / static_cast<double>(num_experts));
+    variance += of_mean / (share[e] * share[e]) / static_cast<double>(num_experts);
+    log_share[e] = std::log(share[e]);
+  }
+  const double centre = average_of(log_share);
+  double of_experts = 0;
+  for (const double log : log_share) of_experts += (log - centre) * (log - centre);
+  of_experts /= std::max(1.0, static_cast<double>(num_experts) - 1);
+  const double weight = of_experts > variance ? variance / of_experts : 1;  // B
+  for (std::size_t e = 0; e < num_experts; ++e) share[e] = std::exp(weight * centre + (1 - weight) * log_share[e]);
+  return {.tokens = std::move(share), .spread = std::sqrt(variance)};
+}
+
+// Converts to EPLB's unit. A power of two keeps the single-precision values of the reference.
+Array<std::int64_t, 2> in_eplb_units(std::span<const double> tokens) {
+  Array<std::int64_t, 2> units({1, tokens.size()});
+  const double most = std::ranges::max(tokens);
+  const int shift = most > 0 ? 40 - std::ilogb(most) : 0;
+  std::ranges::transform(tokens, units.flat().begin(), [&](double t) { return std::llround(std::ldexp(t, shift)); });
+  return units;
+}
+
+// Load of one replica of each expert: [expert]. EplbPlacement has one layer here and below.
+std::vector<double> replica_loads(const Forecast& expected, const EplbPlacement& placement) {
+  std::vector<double> load(expected.tokens.size());
+  for (std::size_t e = 0; e < load.size(); ++e) load[e] = expected.tokens[e] / placement.num_replicas(0, e);
+  double squares = 0;
+  for (const ExpertId e : placement.slot_expert.flat()) squares += load[e.index()] * load[e.index()];
+  const auto num_ranks = static_cast<double>(placement.slot_expert.extent(1));
+  if (squares <= 0) return load;
+  const double risk = expected.spread * std::sqrt(std::log(num_ranks) * num_ranks / squares);
+  for (double& l : load) l += risk * l * l;
+  return load;
+}
+
+double sum_of_loads(std::span<const ExpertId> experts, std::span<const double> load) {
+  double sum = 0;
+  for (const ExpertId e : experts) sum += load[e.index()];
+  return sum;
+}
+
+double busiest(const EplbPlacement& placement, std::span<const double> load) {
+  double most = 0;
+  for (std::size_t r = 0; r < placement.slot_expert.extent(1); ++r) {
+    most = std::max(most, sum_of_loads(placement.slot_expert.row(0, r), load));
+  }
+  return most;
+}
+
+// The replicas of one node, and exchanges between its ranks.
+class NodeReplicas {
+ public:
+  // `slots` is [rank][slot]; `load` is [expert], of one replica.
+  NodeReplicas(ArrayView<ExpertId, 2> slots, std::span<const double> load) : slots_(slots), load_(load) {
+    for (std::size_t r = 0; r < slots.extent(0); ++r) rank_load_.push_back(sum_of_loads(slots.row(r), load));
+  }
+
+  void separate_duplicates() {
+    for (std::size_t r = 0; r < slots_.extent(0); ++r) {
+      const auto experts = slots_.row(r);
+      for (std::size_t s = 1; s < experts.size(); ++s) {
+        if (std::ranges::count(experts.first(s), experts[s]) == 0) continue;
+        Exchange best;
+        find(r, s, /*lowers=*/false, best);
+        if (best.other != nullptr) apply(best);
+      }
+    }
+  }
+
+  void lower_busiest() {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const auto r = static_cast<std::size_t>(std::ranges::max_element(rank_load_) - rank_load_.begin());
+      Exchange best{.busier = rank_load_[r] * kNoChange};
+      for (std::size_t s = 0; s < slots_.extent(1); ++s) find(r, s, /*lowers=*/true, best);
+      if (best.other == nullptr) return;
+      apply(best);
+    }
+  }
+
+ private:
+  struct Exchange {
+    double busier = std::numeric_limits<double>::infinity();  // load of the busier of both ranks afterwards
+    std::size_t rank = 0;
+    ExpertId* one = nullptr;  // on `rank`
+    std::size_t other_rank = 0;
+    ExpertId* other = nullptr;
+  };
+
+  bool has(std::size_t rank, ExpertId expert) const {
+    const auto experts = slots_.row(rank);
+    return std::ranges::find(experts, expert) != experts.end();
+  }
+
+  // Updates `best` with exchanges of one slot. lowers: only those that take load from this rank.
+  void find(std::size_t rank, std::size_t slot, bool lowers, Exchange& best) {
+    ExpertId& one = slots_(rank, slot);
+    for (std::size_t r = 0; r < slots_.extent(0); ++r) {
+      if (r == rank) continue;
+      for (ExpertId& other : slots_.row(r)) {
+        const double moved = load_[one.index()] - load_[other.index()];
+        if (lowers && moved <= 0) continue;
+        const double busier = std::max(rank_load_[rank] - moved, rank_load_[r] + moved);
+        if (busier >= best.busier || has(r, one) || has(rank, other)) continue;
+        best = {.busier = busier, .rank = rank, .one = &one, .other_rank = r, .other = &other};
+      }
+    }
+  }
+
+  void apply(const Exchange& exchange) {
+    std::swap(*exchange.one, *exchange.other);
+    for (const std::size_t r : {exchange.rank, exchange.other_rank}) rank_load_[r] = sum_of_loads(slots_.row(r), load_);
+  }
+
+  ArrayView<ExpertId, 2> slots_;
+  std::span<const double> load_;
+  std::vector<double> rank_load_;
+};
+
+// Leaves experts at most one replica per rank of their node: gives other slots of a rank that has the expert twice to
+// the expert with the most tokens per replica. `slots` is [rank of the node][slot].
+void limit_replicas(ArrayView<ExpertId, 2> slots, std::span<const double> tokens, std::span<int> num_replicas) {
+  const auto num_ranks = static_cast<int>(slots.extent(0));
+  const std::vector<ExpertId> of_node(slots.flat().begin(), slots.flat().end());
+  for (std::size_t r = 0; r < slots.extent(0); ++r) {
+    const auto row = slots.row(r);
+    for (std::size_t s = 1; s < row.size(); ++s) {
+      if (num_replicas[row[s].index()] <= num_ranks || std::ranges::count(row.first(s), row[s]) == 0) continue;
+      double most = -1;
+      ExpertId other = row[s];
+      for (const ExpertId e : of_node) {
+        const double each = tokens[e.index()] / num_replicas[e.index()];
+        if (each <= most || num_replicas[e.index()] >= num_ranks || std::ranges::count(row, e) > 0) continue;
+        most = each;
+        other = e;
+      }
+      --num_replicas[row[s].index()];
+      ++num_replicas[other.index()];
+      row[s] = other;
+    }
+  }
+}
+
+// Places one layer.
+EplbPlacement place_layer(ArrayView<const double, 3> windows, std::size_t layer, const EplbShape& shape,
+                          bool distinct) {
+  const Forecast expected = forecast(windows, layer);
+  EplbPlacement placement = eplb_rebalance(in_eplb_units(expected.tokens), shape);
+  const EplbPlacement reference =
+      expected.spread == 0 ? placement : eplb_rebalance(in_eplb_units(sum_of(windows, layer)), shape);
+  const auto ranks_per_node = static_cast<std::size_t>(
+      shape.num_groups % shape.num_nodes == 0 ? shape.num_ranks / shape.num_nodes : shape.num_ranks);
+  std::vector<ArrayView<ExpertId, 2>> nodes;  // [node][rank of the node][slot]
+  for (std::size_t r = 0; r < placement.slot_expert.extent(1); r += ranks_per_node) {
+    nodes.push_back({placement.slot_expert.row(0, r).data(), {ranks_per_node, placement.slot_expert.extent(2)}});
+    if (distinct) limit_replicas(nodes.back(), expected.tokens, placement.num_replicas.row(0));
+  }
+  const std::vector<double> load = replica_loads(expected, placement);
+  for (const ArrayView<ExpertId, 2> slots : nodes) {
+    NodeReplicas node(slots, load);
+    node.separate_duplicates();
+    node.lower_busiest();
+  }
+  if (distinct) return placement;
+  const double reference_load = busiest(reference, replica_loads(expected, reference));
+  return busiest(placement, load) < (1 - kLeastPredictedGain) * reference_load ? placement : reference;
+}
+
+}  // namespace
+
+EplbPlacement place_for_next_window(ArrayView<const double, 3> windows, const EplbShape& shape, bool distinct) {
+  assert(!eplb_shape_error(shape) && windows.extent(2) == static_cast<std::size_t>(shape.num_experts));
+  const std::size_t num_layers = windows.extent(1);
+  const auto num_ranks = static_cast<std::size_t>(shape.num_ranks);
+  EplbPlacement all{.slot_expert = Array<ExpertId, 3>(
+                        {num_layers, num_ranks, static_cast<std::size_t>(shape.num_replicas) / num_ranks}),
+                    .num_replicas = Array<int, 2>({num_layers, windows.extent(2)})};
+  for (std::size_t l = 0; l < num_layers; ++l) {
+    const EplbPlacement placed = place_layer(windows, l, shape, distinct);
+    std::ranges::copy(placed.slot_expert.flat(), all.slot_expert[l].flat().begin());
+    std::ranges::copy(placed.num_replicas.flat(), all.num_replicas.row(l).begin());
+  }
+  return all;
+}
+
+}  // namespace foremoe
