@@ -255,7 +255,8 @@ static void price_copies(const LoadTable& load, const CostModel& cost, PlannerOp
     token *= std::pow(1 - 1 / nodes, load.top_k - 1);
   }
   const double window = cost.dense(tokens, Pass::kForward) + cost.experts({&assignments, 1}, Pass::kForward);
-  planner.copy_price = copy / token / static_cast<double>(assignments.value);
+  // On one node, no token leaves its node, so no copy pays.
+  planner.copy_price = std::min(copy / token / static_cast<double>(assignments.value), kMostCopyPrice);
   if (!planner.free_copies) {
     const double hidden = window * cost.cluster().network.bytes_per_second / weights;
     // Another layer must compute before the layer that needs the copy. No layer does before the first one.

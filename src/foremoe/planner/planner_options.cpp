@@ -14,7 +14,7 @@ namespace {
 constexpr IntegerRange kGuestSlots{0, kMaxExperts};
 constexpr IntegerRange kInFlight{1, std::numeric_limits<int>::max()};
 constexpr NumberRange kToleranceRange{.least = 0, .most = 1};
-constexpr NumberRange kPrice{.least = 0, .most = 1e9};
+constexpr NumberRange kPrice{.least = 0, .most = kMostCopyPrice};
 constexpr IntegerRange kCount{0, std::numeric_limits<int>::max() - 1};  // less than kNoLimit
 constexpr IntegerRange kMinTokens{0, std::numeric_limits<std::int32_t>::max()};
 

@@ -25,6 +25,7 @@ struct PlannerStages {
 // kLinks: guests also keep tokens on their node. kTime is kLinks with copies at a price.
 enum class Prefer : std::uint8_t { kBalance, kLinks, kTime };
 
+inline constexpr double kMostCopyPrice = 1e9;  // no copy pays
 inline constexpr int kNoLimit = std::numeric_limits<int>::max();
 
 struct PlannerOptions {
