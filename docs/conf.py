@@ -11,12 +11,13 @@ from sphinx.application import Sphinx
 
 NAVIGATION = {
     "Users": [f"docs/users/{page}" for page in (
-        "python", "adopting", "recorders", "command_line", "simulation", "library", "formats", "glossary")],
+        "python", "adopting", "recorders", "command_line", "simulation", "library", "formats", "troubleshooting",
+        "glossary")],
     "Developers": [f"docs/developers/{page}" for page in ("first_change", "contributing", "architecture", "algorithms", "execution")],
     "Laboratory": [f"lab/{page}" for page in (
         "README", "results", "performance", "measured/README", "policies", "hyperparameters", "seeds")],
     "API": [f"docs/api/{page}" for page in (
-        "foremoe", "options", "recorders", "report", "torch", "hf", "trl", "megatron", "slime", "verl", "supported")],
+        "foremoe", "options", "recorders", "report", "eplb", "torch", "hf", "trl", "megatron", "slime", "verl", "supported")],
     "Project": ["CHANGELOG", "SECURITY", "data/README", "lab/measured/NOTICE"],
 }
 

@@ -96,7 +96,8 @@ def load_whole_state_dict(shards: ExpertShards, model: torch.nn.Module, state: M
     for name, value in entries.items():
         if isinstance(value, Tensor):
             expect_shape(name, state[name], value)
-            own[name] = state[name] if shards.holds(value) else distributed(state[name], value)
+            takes_whole = shards.holds(value) and not shards.came_sharded  # each rank takes its experts when loading
+            own[name] = state[name] if takes_whole else distributed(state[name], value)
     unwrapped(model).load_state_dict(own)
 
 

@@ -41,7 +41,7 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "min_tokens_per_guest": (2, 3),
     "seed": (1, 2),
 }
-ELSEWHERE = {"layers", "group", "copy_group", "replicate_group"}  # compared below, and in test_replicas.py
+ELSEWHERE = {"layers", "group", "copy_group", "replicate_group", "homes"}  # below, test_replicas.py, test_homes.py
 MAY_DIFFER = {"threads"}
 
 
