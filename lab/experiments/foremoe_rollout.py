@@ -26,6 +26,7 @@ from window to window.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,7 @@ class Placing(System):
     def measure(self, case: Case) -> dict[str, Measured]:
         steps = case.load.array.reshape(case.on.steps, -1, *case.load.array.shape[1:])
         rho = []
-        for former, step in zip(steps[:-1], steps[1:], strict=True):
+        for former, step in itertools.pairwise(steps):
             served = np.concatenate([self.served(case, *part) for part in self.parts(former, step)])
             both = (of.max(-1) / of.mean(-1) for of in (served.sum(0), served))
             rho.append([float(of.mean()) for of in both])
