@@ -91,7 +91,7 @@ std::string describe_dispatch(const std::vector<Evaluation>& evaluations) {
     return "dispatch row: sends every token–expert assignment directly to its rank\n";
   const char* const note = phase.dispatch_estimated
                                ? "; estimated, since a load does not record which experts each token chose together"
-                           : phase.rows == Rows::kToken ? "; rows by token, which no executor of ForeMoE does yet"
+                           : phase.rows == Rows::kToken ? "; rows by token, as foremoe.torch sends them"
                                                         : "";
   return fmt::format("dispatch token: sends a token once to each node, and from there once to each rank{}\n", note);
 }

@@ -110,15 +110,16 @@ def drawn(
     former_step: bool = False,
     drift: float = 0.0,
     trace: bool = False,
+    packed: Options | None = None,
     **options: Any,
 ) -> Input:
     """Makes an input whose load is drawn.
 
     former_step: systems know the load of an earlier step with the same popularity of experts and other tokens. drift:
     share of the last step's tokens that follow another popularity. The share grows linearly from 0. trace: draw every
-    token's route, so that rows by token are counted, not estimated. options: of foremoe.evaluate() (cluster, model, …)
-    and of foremoe.synthesize_load(). `model` gives layers, experts
-        and top_k if these are absent.
+    token's route, so that rows by token are counted, not estimated. packed: keywords of pack(), which batches a drawn
+    trace anew. options: of foremoe.evaluate() (cluster, model, …) and of foremoe.synthesize_load(). `model` gives
+    layers, experts and top_k if these are absent.
     """
     modelled, synthesis, seed = _divided(options)
     kinds = {"trace": trace, "drift": bool(drift), "former_step": former_step}
@@ -131,7 +132,7 @@ def drawn(
 
     def draw(seed: int) -> Drawn:
         if trace:
-            return Drawn(_core._collect(foremoe.synthesize_trace(**synthesis, seed=seed), {}, 0))
+            return Drawn(_collected(foremoe.synthesize_trace(**synthesis, seed=seed), packed, {}))
         if drift:
             return Drawn(_drifting(synthesis, seed, drift, steps))
         if not former_step:
@@ -148,16 +149,23 @@ def drawn(
 
 
 def recorded(
-    label: str, file: str, *, shuffled: bool = False, batching: Options | None = None, **options: Any
+    label: str,
+    file: str,
+    *,
+    shuffled: bool = False,
+    batching: Options | None = None,
+    packed: Options | None = None,
+    **options: Any,
 ) -> Input:
     """Makes an input from a trace or a load table.
 
     file: path from the repository's root. shuffled: the seed determines the order in which sequences are batched.
-    batching: keywords of collect(). options: keywords of Input and of foremoe.evaluate().
+    batching: keywords of collect(). packed: keywords of pack(), which batches instead. options: keywords of Input and
+    of foremoe.evaluate().
     """
     modelled = {key: options.pop(key) for key in list(options) if key in _MODELLED}
     is_trace = not pathlib.Path(file).name.startswith("load-")
-    if (shuffled or batching) and not is_trace:
+    if (shuffled or batching or packed) and not is_trace:
         raise InputError(f"{label}: a load table is batched already")
     if options.get("draws", 1) > 1 and not shuffled:
         raise InputError(f"{label}: every draw is the same unless shuffled")
@@ -168,10 +176,15 @@ def recorded(
         trace = foremoe.read_trace(ROOT / file)
         if shuffled:
             trace = _in_order(trace, np.random.default_rng(seed).permutation(trace.num_sequences))
-        # collect() would log that it batches again, which the experiment requests.
-        return Drawn(_core._collect(trace, dict(batching or {}), 0))
+        return Drawn(_collected(trace, packed, batching or {}))
 
     return Input(label, draw, modelled, estimated=not is_trace, **options)
+
+
+def _collected(trace: Trace, packed: Options | None, batching: Options) -> Load:
+    if packed is not None:
+        trace = foremoe.pack(trace, **packed)
+    return _core._collect(trace, dict(batching), 0)  # collect() would log that it batches again, as requested
 
 
 def _in_order(trace: Trace, order: np.ndarray[Any, Any]) -> Trace:

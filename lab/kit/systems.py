@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from foremoe import Evaluation, InputError, Load, Plan, _core
+from foremoe import Evaluation, Homes, InputError, Load, Plan, _core
 
 from .inputs import Case
 from .measured import Measured
@@ -45,7 +45,7 @@ class System:
     def planned(self, case: Case, load: Load, dispatch: str | None = None) -> Evaluation:
         """Plans for this load and evaluates the plan. dispatch: default: the input's first. Raises Skipped."""
         options = self.options_of(case, case.on.by_dispatch[0] if dispatch is None else dispatch)
-        known: dict[str, Any] = {"previous_load": case.former, "threads": case.threads}
+        known: dict[str, Any] = {"homes": self.homes(), "previous_load": case.former, "threads": case.threads}
         made = _core._evaluate(load, self.policy, options, self.own, previous=self.previous(case), **known)
         if made.skipped:
             raise Skipped(made.skipped)
@@ -61,6 +61,10 @@ class System:
     def options_of(self, case: Case, dispatch: str) -> dict[str, Any]:
         by = {"dispatch": dispatch} if dispatch else {}
         return {"guest_slots": case.on.guest_slots, **self.options, **case.on.modelled, **by}
+
+    def homes(self) -> Homes | None:
+        """Homes of the experts; None: contiguous. Others need an input with one dispatch."""
+        return None
 
     def previous(self, case: Case) -> Plan | None:
         """The plan to start with, if any."""

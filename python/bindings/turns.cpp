@@ -48,6 +48,12 @@ PathChoice path_named(const std::string& name) {
   throw InputError({.field = "path"}, fmt::format("'{}', expected auto, host or peer", name));
 }
 
+Rows rows_named(const std::string& name) {
+  if (name == "order") return Rows::kOrder;
+  if (name == "token") return Rows::kToken;
+  throw InputError({.field = "rows"}, fmt::format("'{}', expected order or token", name));
+}
+
 // One turn of one rank. Its rows are computed on construction.
 struct RankTurn {
   std::shared_ptr<Turns> of;
@@ -63,7 +69,8 @@ RankDispatchWorkspace& workspace() {
 }
 
 std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, const std::string& phase,
-                                  std::int64_t expert_bytes, const std::string& path, int depth) {
+                                  std::int64_t expert_bytes, const std::string& path, int depth,
+                                  const std::string& rows) {
   if (!plan.layers.is_all()) throw InputError({.field = "plan"}, "is a part of a plan: join the parts first");
   if (path == "peer" && plan.step->residency == Residency::kFree) {
     throw InputError({.field = "path"},
@@ -82,7 +89,8 @@ std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, 
     finished(plan);  // arenas contain the experts of all turns, so all must be planned
   RankTurnsOptions options{.rank = RankId{rank},
                            .schedule = {.phase = phase_named(phase), .path = path_named(path), .depth = depth},
-                           .expert = Bytes{expert_bytes}};
+                           .expert = Bytes{expert_bytes},
+                           .rows = rows_named(rows)};
   if (follows) options.planned = num_planned(plan);
   const nb::gil_scoped_release release;
   return std::make_shared<Turns>(Turns{plan, load.input, RankTurns(*plan.step, load.table(), options)});
@@ -119,7 +127,7 @@ std::vector<std::int32_t> slots_of(const RankTurn& turn, const AnyArray& routes)
   }
   std::vector<std::int32_t> slots(routes.size());
   const nb::gil_scoped_release release;
-  row_slots(turn.rows, {reinterpret_cast<const ExpertId*>(data), routes.size()}, workspace(), slots);
+  row_slots(turn.rows, {reinterpret_cast<const ExpertId*>(data), routes.size()}, top_k, workspace(), slots);
   return slots;
 }
 
@@ -268,7 +276,7 @@ void bind_turns(nb::module_& m) {
 
 A turn is one (pass, micro-step, layer) of a phase, in execution order. Index by turn number or by these three.)")
       .def(nb::new_(&make_turns), "plan"_a, "load"_a, nb::kw_only(), "rank"_a, "phase"_a = "policy_update",
-           "expert_bytes"_a = 1, "path"_a = "auto", "depth"_a = kDefaultDepth,
+           "expert_bytes"_a = 1, "path"_a = "auto", "depth"_a = kDefaultDepth, "rows"_a = "order",
            R"(Computes the turns of one rank.
 
 Args:
@@ -277,6 +285,8 @@ Args:
     expert_bytes: Size of one expert's weights, used to choose between paths.
     path: Source of copies: host (the node's arena in shared memory), peer (the rank that owns the expert) or auto.
     depth: Number of turns by which a copy starts ahead.
+    rows: How slots() assigns rows to replicas, equal on all ranks: order, or token, such that few nodes serve each
+        token. `token` is for executors that send a token once to each node.
 
 Raises:
     InputError: if the plan was made for a different load or does not support the phase, or an argument is invalid.)")

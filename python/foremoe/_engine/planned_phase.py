@@ -47,12 +47,16 @@ class PlannedPhase:
         path: str,
         depth: int,
         in_flight: int = 1,
+        rows: str = "order",
     ) -> None:
-        """Waits until the plan may begin. Raises InputError for a plan that cannot be executed."""
+        """Waits until the plan may begin. Raises InputError for a plan that cannot be executed.
+
+        rows: Argument of foremoe.RankTurns.
+        """
         self.plan = running.begin()
         expect_executable(self.plan, ranks.table, in_flight)
         self.turns = foremoe.RankTurns(
-            self.plan, load, rank=ranks.rank, phase=phase, expert_bytes=expert_bytes, path=path, depth=depth
+            self.plan, load, rank=ranks.rank, phase=phase, expert_bytes=expert_bytes, path=path, depth=depth, rows=rows
         )
         self.num_micro_steps = load.num_micro_steps
         self.has_backward = phase == "policy_update"

@@ -64,7 +64,8 @@ class ExpertParallel:
         path: Source of copies. peer: the rank that owns the expert. host: an arena in shared memory per node, filled
             when a phase begins. auto: the less loaded of both, for each copy.
         dispatch: How planned rows travel. row: each directly to its replica. token: a token once to each other node
-            that serves it, and from there once to each rank of the node that serves it. Layers that run without their
+            that serves it, and from there once to each rank of the node that serves it; each rank chooses which of its
+            tokens go to which replica, so that few nodes serve each token. Layers that run without their
             guests, rows without a route, and all rows under on_mismatch="home" are dispatched by row, and so is
             everything on a single node.
         host_timeout: Seconds that a phase waits for experts in its node's arena. After that, layers run at homes.

@@ -149,6 +149,7 @@ class Phase:
             expert_bytes=self._experts.expert_bytes,
             path=self._arguments.path,
             depth=self._arguments.depth,
+            rows="order" if self._tokens is None else "token",
         )
         ranks = self._experts.ranks
         if others := others_than("", slots_at_begin(planned.plan), ranks.rows.group, ranks.device):

@@ -114,7 +114,9 @@ class GatheredTokens:
         self._running.wait_for(micro_step)
         if self._turns is None:  # of its own, since the phase's are used by another thread
             plan = self._running.begin()
-            self._turns = foremoe.RankTurns(plan, self._load, rank=self._ranks.rank, phase="recompute", path="peer")
+            self._turns = foremoe.RankTurns(
+                plan, self._load, rank=self._ranks.rank, phase="recompute", path="peer", rows="token"
+            )
         turns = [self._turns["forward", micro_step, layer] for layer in range(self._load.num_layers)]
         own = self._routes.own[micro_step].numpy()
         num_slots = self._running.begin().num_slots
@@ -132,9 +134,10 @@ class Sent:
     def __init__(self, turn: foremoe.RankTurn, routes: Array, num_slots: int, ranks: Ranks) -> None:
         """routes: int32 [tokens, top_k]."""
         self.tokens, self.top_k = routes.shape
-        order = turn.row_order(routes)
+        target = turn.slots(routes).reshape(-1) // num_slots  # −1 in entries without a route
+        order = np.lexsort((routes.reshape(-1), target))[np.count_nonzero(target < 0) :]  # as turn.row_order()
+        target = target[order]
         token, entry = np.divmod(order, self.top_k)
-        target = turn.slots(routes).reshape(-1)[order] // num_slots
         goes = np.zeros((ranks.num_ranks, self.tokens), bool)
         goes[target, token] = True
         by_node = goes.reshape(ranks.num_nodes, ranks.ranks_per_node, self.tokens)

@@ -213,7 +213,13 @@ def rows_by_simulation(plan: foremoe.Plan, dispatch: str, ranks_per_node: int, s
     )  # fmt: skip
     load = foremoe.collect(trace, ranks_per_node=ranks_per_node)
     figures = foremoe.evaluate_plan(
-        plan, load, phase="recompute", cluster="h100", model=MODEL, dispatch=dispatch
+        plan,
+        load,
+        phase="recompute",
+        cluster="h100",
+        model=MODEL,
+        dispatch=dispatch,
+        rows="token" if dispatch == "token" else "order",
     ).figures
     assert not figures["dispatch_estimated"]
     row_bytes = {link["link"]: link["row_bytes"] for link in figures["phases"][0]["traffic"]}

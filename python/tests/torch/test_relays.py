@@ -57,7 +57,10 @@ def test_every_row_arrives_at_its_slot_and_every_sum_has_all_copies(nodes: int, 
     table = HomeTable.contiguous(LAYERS, experts, num_ranks)
     ranks = [Ranks(None, rank, num_ranks, table, width, torch.device("cpu")) for rank in range(num_ranks)]
     turns = [
-        [foremoe.RankTurns(plan, load, rank=rank, path="peer")["forward", 0, layer] for layer in range(LAYERS)]
+        [
+            foremoe.RankTurns(plan, load, rank=rank, path="peer", rows="token")["forward", 0, layer]
+            for layer in range(LAYERS)
+        ]
         for rank in range(num_ranks)
     ]
     own = [[np.ascontiguousarray(of[:, layer]) for layer in range(LAYERS)] for of in routes]

@@ -9,7 +9,7 @@
 // rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the rank's busiest link direction. The dispatch
 // determines the rows. A backward pass has twice the FLOPs of a forward pass, or three times if activations (of whole
 // layers or of experts only) are recomputed. Attention's factor is 2.5 instead of 2, since its scores are recomputed
-// (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md gives the formulas and omissions.
+// (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md lists the omissions.
 
 #include <cstdint>
 #include <optional>

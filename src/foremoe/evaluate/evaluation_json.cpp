@@ -74,6 +74,9 @@ void add_step(const Evaluation& e, Json& json) {
   json["dispatch_estimated"] = step.policy_update.dispatch_estimated;
   json["rows"] = to_string(step.policy_update.rows);
   json["attention"] = to_string(step.policy_update.attention);
+  const NetworkRows& rows = step.policy_update.network_rows;
+  json["pairs"] = rows.pairs;
+  json["nic_rows"] = {{"mean", rows.mean}, {"max", rows.max}};
   json["step_seconds"] = step.step_seconds;
   json["speedup_over_vanilla"] = e.speedup_over_vanilla;
   if (e.homes_speedup) json["homes_speedup"] = *e.homes_speedup;

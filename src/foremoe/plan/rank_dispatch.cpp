@@ -97,23 +97,29 @@ void rank_dispatch(const RoutingProblem& problem, RankId rank, RankDispatchWorks
                  .num_experts = problem.load.extent(1),
                  .num_slots = problem.quotas.slot_expert.extent(1)},
                 rank, ws, rows);
+  rows.topology = problem.topology;
+  rows.choice = problem.rows;
 }
 
 void rank_dispatch(const Shipments& shipments, RankId rank, RankDispatchWorkspace& ws, RankDispatch& rows) {
   const auto& [of_rank, num_ranks, num_experts, num_slots] = shipments;
   rows.rank = rank;
+  rows.choice = Rows::kOrder;
   rows.num_experts = static_cast<int>(num_experts);
   rows.num_slots = static_cast<int>(num_slots);
   lay_out_sent(of_rank.sent, num_ranks, ws, rows);
   lay_out_received(of_rank.received, num_ranks, num_slots, ws, rows);
 }
 
-void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& ws,
+void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, int top_k, RankDispatchWorkspace& ws,
                std::span<std::int32_t> slots) {
   if (routes.size() > std::numeric_limits<std::int32_t>::max()) {
     throw InputError({.field = "routes"}, fmt::format("{} entries, more than can be executed", routes.size()));
   }
-  if (!assign_shipments(rows.blocks, routes, ws.route, slots)) refuse_routes(rows, routes);
+  const bool counted = rows.choice == Rows::kToken
+                           ? choose_rows({rows.blocks, routes, top_k, rows.rank, rows.topology}, ws.choice, slots)
+                           : assign_shipments(rows.blocks, routes, ws.route, slots);
+  if (!counted) refuse_routes(rows, routes);
   for (std::int32_t& slot : slots) {
     if (slot < 0) continue;
     const Shipment& block = rows.blocks[static_cast<std::size_t>(slot)];

@@ -5,7 +5,8 @@
 //
 // A row is a token–expert assignment. Sent rows are ordered by destination rank, then expert, then row order at the
 // source. Received rows are ordered by source, then expert, then row order. Computed rows are ordered by slot, then
-// source, then row order, so the rows of a slot are contiguous.
+// source, then row order, so the rows of a slot are contiguous. Row order is that of `order` in row_order(): with
+// Rows::kToken, the source chooses which of its rows go to which replica (row_choice.h).
 //
 // Complexity. route_tokens_of(), plus O(ranks · slots of the rank + rows).
 
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "foremoe/plan/route_tokens.h"
+#include "foremoe/plan/row_choice.h"
 
 namespace foremoe {
 
@@ -29,6 +31,8 @@ struct RankDispatch {
   std::vector<std::int64_t> first;  // [block], its first sent row
   std::int64_t sent = 0;            // rows in all blocks
   RankId rank;
+  Topology topology;
+  Rows choice = Rows::kOrder;  // how row_slots() assigns rows to blocks
   int num_experts = 0;
   int num_slots = 0;  // per rank; row_slots() numbers slots by rank·num_slots + slot
 };
@@ -36,6 +40,7 @@ struct RankDispatch {
 // Scratch memory, reused so that a warm call allocates nothing.
 struct RankDispatchWorkspace {
   RouteWorkspace route;
+  RowChoiceWorkspace choice;
   RoutedRank routed;
   std::vector<std::int64_t> first;  // [slot][source], first received row
   std::vector<std::int64_t> next;   // [rank], next sent or received row; [rank·slots + slot], next sent row
@@ -45,7 +50,7 @@ struct RankDispatchWorkspace {
 // Throws InputError: field `slot_tokens` if quotas and load differ, field `load` if a rank has more than 2³¹ − 1 rows.
 void rank_dispatch(const RoutingProblem& problem, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
-// Shipments that one rank sends and receives, both sorted by expert. Used to dispatch rows without a plan.
+// Shipments that one rank sends and receives, both sorted by expert. Used to dispatch rows without a plan, in order.
 struct Shipments {
   const RoutedRank& of_rank;
   std::size_t num_ranks = 0;
@@ -55,9 +60,9 @@ struct Shipments {
 void rank_dispatch(const Shipments& shipments, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
 // Sets slots[i] to rank·num_slots + slot of the replica that serves routes[i], or to −1 if routes[i] is negative.
-// `routes` is [token·k + j], of this rank. An executor needs only `slots` to send its rows. Throws InputError, field
-// `routes`, if the load does not count these routes.
-void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& workspace,
+// `routes` is [token·top_k + j], of this rank. An executor needs only `slots` to send its rows. Throws InputError,
+// field `routes`, if the load does not count these routes.
+void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, int top_k, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> slots);
 
 // Sets order[i] to the index in `slots` of the entry that is sent as row i; its token is order[i] ÷ k. `slots` is the

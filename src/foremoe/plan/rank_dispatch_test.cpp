@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/random.h"
+#include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
@@ -43,7 +45,7 @@ struct Layer {
   std::vector<std::int32_t> slots(const RankDispatch& rows, int rank) const {
     RankDispatchWorkspace workspace;
     std::vector<std::int32_t> slots(routes[rank].size());
-    row_slots(rows, routes[rank], workspace, slots);
+    row_slots(rows, routes[rank], 1, workspace, slots);
     return slots;
   }
   std::vector<std::int32_t> order(const RankDispatch& rows, int rank) const {
@@ -165,6 +167,53 @@ TEST(RankDispatch, HaveTheShipmentsFromAndToTheRank) {
   }
 }
 
+TEST(RankDispatch, ByTokenServeEachTokenOnTheNodesThatTheSimulatorCounts) {
+  const test::CountedTrace recorded = test::random_trace(5, 200);
+  const SourceTokens tokens(recorded.trace, recorded.batching);
+  const Topology topology = recorded.load.topology();
+  const StepPlan plan = test::random_plan(recorded.load, {.guest_slots = 2}, 6);
+  std::int64_t by_token = 0, in_order = 0;  // pairs of token and other node
+  for (const auto [m, l] : {std::pair(0, 0), std::pair(0, 1), std::pair(1, 0), std::pair(1, 1)}) {
+    const RoutingProblem problem{recorded.load.load[m][l], layer_quotas(plan, EventId{m}, LayerId{l}), topology,
+                                 Rows::kToken};
+    const TokenDispatch expected =
+        token_dispatch(route_tokens(problem), {tokens, MicroStepId{m}, LayerId{l}, topology, Rows::kToken});
+    const TokenDispatch ordered = token_dispatch(route_tokens({problem.load, problem.quotas, topology}),
+                                                 {tokens, MicroStepId{m}, LayerId{l}, topology});
+    RankDispatchWorkspace workspace;
+    Array<std::int64_t, 2> sent({4, 4}), received({4, 4});
+    for (int r = 0; r < topology.num_ranks; ++r) {
+      RankDispatch rows;
+      rank_dispatch(problem, RankId{r}, workspace, rows);
+      std::vector<ExpertId> routes;
+      tokens.gather(MicroStepId{m}, RankId{r}, LayerId{l}, routes);
+      std::vector<std::int32_t> slots(routes.size());
+      row_slots(rows, routes, tokens.top_k(), workspace, slots);
+      std::vector<std::int64_t> to_node(2);
+      for (std::size_t token = 0; token < slots.size(); token += 3) {
+        std::set<int> nodes;
+        for (const std::int32_t slot : std::span(slots).subspan(token, 3)) {
+          if (slot >= 0) nodes.insert(topology.node_of(RankId{slot / plan.num_slots()}).value);
+        }
+        for (const int n : nodes) ++to_node[static_cast<std::size_t>(n)];
+      }
+      const int other = 1 - r / 2;
+      for (int n = 0; n < 2; ++n) EXPECT_EQ(to_node[static_cast<std::size_t>(n)], expected.to_node(r, n).value);
+      by_token += expected.to_node(r, other).value;
+      in_order += ordered.to_node(r, other).value;
+      for (int q = 0; q < 4; ++q) {
+        sent(r, q) = rows.send[static_cast<std::size_t>(q)];
+        received(q, r) = rows.recv[static_cast<std::size_t>(q)];
+        std::int64_t to_rank = 0;
+        for (const std::int32_t slot : slots) to_rank += slot >= 0 && slot / plan.num_slots() == q;
+        EXPECT_EQ(to_rank, sent(r, q));
+      }
+    }
+    EXPECT_TRUE(std::ranges::equal(sent.flat(), received.flat()));
+  }
+  EXPECT_LT(by_token, in_order);
+}
+
 TEST(RankDispatch, RejectQuotasThatDifferFromTheLoad) {
   const LoadTable load = test::random_load(kShape, 5);
   StepPlan plan = test::random_plan(load, {.guest_slots = 1}, 6);
@@ -180,7 +229,7 @@ struct RowSlots : testing::Test {
   std::string refusal(const std::vector<ExpertId>& routes) {
     std::vector<std::int32_t> served(routes.size());
     try {
-      row_slots(rows, routes, workspace, served);
+      row_slots(rows, routes, 1, workspace, served);
     } catch (const InputError& error) {
       EXPECT_EQ(error.where().field, "routes");
       return error.what();
@@ -206,7 +255,7 @@ struct RowSlots : testing::Test {
 
 TEST_F(RowSlots, AreNegativeForRowsWithoutARoute) {
   std::vector<std::int32_t> served(4);
-  row_slots(rows, std::vector{ExpertId{1}, kNoExpert, ExpertId{0}, ExpertId{0}}, workspace, served);
+  row_slots(rows, std::vector{ExpertId{1}, kNoExpert, ExpertId{0}, ExpertId{0}}, 1, workspace, served);
   EXPECT_THAT(served, ElementsAre(1, -1, 0, 0));
   std::vector<std::int32_t> order(3);
   row_order(rows, served, workspace, order);

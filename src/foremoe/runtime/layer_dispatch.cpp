@@ -8,7 +8,7 @@ namespace foremoe {
 
 void find_sent_rows(std::span<const ExpertId> routes, int top_k, DispatchWorkspace& ws, LayerDispatch& dispatch) {
   ws.slots.resize(routes.size());
-  row_slots(dispatch.rows, routes, ws.rows, ws.slots);
+  row_slots(dispatch.rows, routes, top_k, ws.rows, ws.slots);
   ws.order.resize(static_cast<std::size_t>(dispatch.rows.sent));
   row_order(dispatch.rows, ws.slots, ws.rows, ws.order);
   dispatch.token_of_sent_row.resize(ws.order.size());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace foremoe {
 
@@ -89,6 +90,31 @@ class RankActivations {
 };
 
 }  // namespace
+
+NetworkRows network_rows(const PhaseProfile& profile, const Topology& topology) {
+  NetworkRows found;
+  std::vector<std::int64_t> sent, received;  // [rank]
+  for (const LayerProfile& layer : profile.layers) {
+    sent.clear();
+    received.clear();
+    for (const RankRows& rows : layer.rows) {
+      sent.push_back(rows.sent_to_nodes);
+      received.push_back(rows.received_from_nodes);
+    }
+    for (const LayerProfile::PassedOn& rows : layer.passed_on) {
+      if (topology.same_node(rows.home, rows.guest)) continue;
+      sent[rows.home.index()] += rows.rows;
+      received[rows.guest.index()] += rows.rows;
+    }
+    found.pairs = std::accumulate(sent.begin(), sent.end(), found.pairs);
+    found.max += static_cast<double>(std::max(std::ranges::max(sent), std::ranges::max(received)));
+  }
+  if (profile.layers.empty()) return found;
+  const auto dispatches = static_cast<double>(profile.layers.size());
+  found.mean = static_cast<double>(found.pairs) / (dispatches * topology.num_ranks);
+  found.max /= dispatches;
+  return found;
+}
 
 std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem) {
   const ClusterLinks& links = problem.phase.links;

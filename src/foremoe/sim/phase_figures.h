@@ -28,6 +28,7 @@ struct TrafficProblem {
   double seconds = 0;  // of the phase
 };
 
+NetworkRows network_rows(const PhaseProfile& profile, const Topology& topology);
 std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem);  // one entry per kind of link
 Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem);    // [from][to], rows, copies and arenas
 

@@ -44,6 +44,7 @@ TEST(SimulatedDispatch, DispatchDeterminesTheRowsSent) {
   EXPECT_EQ(expected.dispatch, Dispatch::kToken);
 
   std::int64_t between_nodes = 0;  // one row per token served by another node
+  std::int64_t busiest = 0;        // sum over dispatches; what a rank sends, one other rank receives
   const SourceTokens tokens(recorded.trace, recorded.batching);
   for (int m = 0; m < 2; ++m) {
     for (int l = 0; l < 2; ++l) {
@@ -52,9 +53,18 @@ TEST(SimulatedDispatch, DispatchDeterminesTheRowsSent) {
                                                .quotas = layer_quotas(plan, EventId{m}, LayerId{l}),
                                                .topology = topology});
       const TokenDispatch dispatch = token_dispatch(routed, {tokens, MicroStepId{m}, LayerId{l}, topology});
-      for (int s = 0; s < 4; ++s) between_nodes += dispatch.to_node(s, 1 - s / 2).value;
+      std::int64_t most = 0;
+      for (int s = 0; s < 4; ++s) {
+        const std::int64_t sent = dispatch.to_node(s, 1 - s / 2).value;
+        between_nodes += sent;
+        most = std::max(most, sent);
+      }
+      busiest += most;
     }
   }
+  EXPECT_EQ(counted.network_rows.pairs, between_nodes);
+  EXPECT_DOUBLE_EQ(counted.network_rows.mean, static_cast<double>(between_nodes) / (4 * 4));
+  EXPECT_DOUBLE_EQ(counted.network_rows.max, static_cast<double>(busiest) / 4);
   constexpr std::int64_t kThereAndBack = 2;
   EXPECT_EQ(row_bytes(counted, "network").value, kThereAndBack * between_nodes * 20);
   EXPECT_LT(row_bytes(counted, "network"), row_bytes(rows, "network"));

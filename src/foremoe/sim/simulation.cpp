@@ -78,6 +78,7 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
   phase.activations = activations(problem);
   phase.memory = rank_memory(problem, phase.activations);
   const TrafficProblem traffic{.phase = problem, .replay = replay, .arena = arena, .seconds = phase.seconds};
+  phase.network_rows = network_rows(profile, links.topology());
   phase.traffic = link_traffic(traffic);
   phase.between_nodes = bytes_between_nodes(traffic);
   phase.copies = transfers.num_copies;

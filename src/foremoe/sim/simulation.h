@@ -129,6 +129,14 @@ struct LinkTraffic {
   double busiest_use = 0;  // share of that link's time, 0 to 1
 };
 
+// Rows between nodes in one dispatch of every layer in every micro-step of the plan. With dispatch by token, a row is a
+// token on its way to another node that serves it: a pair of token and node.
+struct NetworkRows {
+  std::int64_t pairs = 0;
+  double mean = 0;  // that a rank sends in a dispatch
+  double max = 0;   // that the busiest rank sends or receives in a dispatch, mean over dispatches
+};
+
 struct SimulatedPhase {
   Dispatch dispatch = Dispatch::kToken;
   bool dispatch_estimated = false;  // true if the tokens behind the load are unknown
@@ -145,6 +153,7 @@ struct SimulatedPhase {
   Tokens peak_tokens;                 // the most assignments that any rank computes in any turn
   RankMemory memory;
   Array<Activations, 2> activations;  // [event][rank]
+  NetworkRows network_rows;
   std::vector<LinkTraffic> traffic;
   Array<Bytes, 2> between_nodes;  // [from][to], rows and copies
   std::int64_t copies = 0;        // of the plan's layers

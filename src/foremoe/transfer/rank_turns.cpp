@@ -54,15 +54,20 @@ RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurn
 
 RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options,
                      const std::shared_ptr<TransferSchedule>& made)
-    : RankTurns(plan, load, options.rank, made) {
+    : RankTurns(plan, load, options.rank, made, options.rows) {
   if (!is_lent(plan, options)) return;
   lending_ = made;
   lend(options.planned.value_or(plan.num_micro_steps()));
 }
 
 RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank,
-                     std::shared_ptr<const TransferSchedule> schedule)
-    : plan_(plan), load_(load), rank_(rank), schedule_(std::move(schedule)), home_expert_(home_experts_of(plan)) {
+                     std::shared_ptr<const TransferSchedule> schedule, Rows rows)
+    : plan_(plan),
+      load_(load),
+      rank_(rank),
+      rows_(rows),
+      schedule_(std::move(schedule)),
+      home_expert_(home_experts_of(plan)) {
   expect_index("rank", rank.value, plan.num_ranks());
   const std::array<std::size_t, 4> expected{
       static_cast<std::size_t>(plan.num_micro_steps()), static_cast<std::size_t>(plan.num_layers()),
@@ -131,8 +136,8 @@ std::span<const ScheduledCopy> RankTurns::starting(TurnId t) const {
 void RankTurns::rows(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const {
   const Turn& turn = order()[t];
   rank_dispatch(
-      {load_.load[turn.micro_step][turn.layer], layer_quotas(plan_, turn.event, turn.layer), load_.topology()}, rank_,
-      workspace, rows);
+      {load_.load[turn.micro_step][turn.layer], layer_quotas(plan_, turn.event, turn.layer), load_.topology(), rows_},
+      rank_, workspace, rows);
 }
 
 void RankTurns::rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const {

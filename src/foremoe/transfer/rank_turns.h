@@ -40,7 +40,8 @@ struct GradientReturn {
 struct RankTurnsOptions {
   RankId rank;
   ScheduleOptions schedule;
-  Bytes expert{1};  // weights of one expert; determines the choice of paths
+  Bytes expert{1};           // weights of one expert; determines the choice of paths
+  Rows rows = Rows::kOrder;  // equal on all ranks; kToken is for executors that dispatch by token
   // Number of planned micro-steps; nullopt: all. Fewer are allowed only under `shared` with copies from peers.
   std::optional<int> planned = std::nullopt;
 };
@@ -51,7 +52,8 @@ class RankTurns {
   // the load has another shape. Also throws the errors of make_transfer_schedule.
   RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options);
   // Like the constructor above, with a schedule of this plan that the ranks of one process share.
-  RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank, std::shared_ptr<const TransferSchedule> schedule);
+  RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank, std::shared_ptr<const TransferSchedule> schedule,
+            Rows rows = Rows::kOrder);
   // Not copyable: lend() would add leases to the schedule of one copy only.
   RankTurns(const RankTurns&) = delete;
   RankTurns(RankTurns&&) = default;
@@ -111,6 +113,7 @@ class RankTurns {
   const StepPlan& plan_;
   const LoadTable& load_;
   const RankId rank_;
+  const Rows rows_;
   std::shared_ptr<const TransferSchedule> schedule_;
   std::shared_ptr<TransferSchedule> lending_;  // schedule_ if lend() extends it, else null
   std::vector<MicroStepId> needed_;            // [turn], the last micro-step of any turn up to it
