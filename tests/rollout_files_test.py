@@ -62,12 +62,14 @@ class Pack(CommandTest):
             self.assertAlmostEqual(figures["rho_max"], rho["max"])
             _, tensors = st.read(self.folder / path)
             starts = st.values(tensors["cu_seqlens"])
-            squares = {}
-            for s, cell in enumerate(zip(st.values(tensors["micro_step"]), st.values(tensors["rank"]), strict=True)):
-                squares[cell] = squares.get(cell, 0) + (starts[s + 1] - starts[s]) ** 2
-            steps = {m for m, _ in squares}
-            self.assertAlmostEqual(figures["attention"]["mean"], sum(squares.values()) / 4)
-            self.assertAlmostEqual(figures["attention"]["max"], sum(max(squares.get((m, r), 0) for r in range(4)) for m in steps))
+            for name, linear in (("attention", 0), ("dense", 4096)):
+                work = {}
+                for s, cell in enumerate(zip(st.values(tensors["micro_step"]), st.values(tensors["rank"]), strict=True)):
+                    length = starts[s + 1] - starts[s]
+                    work[cell] = work.get(cell, 0) + length**2 + linear * length
+                busiest = sum(max(work.get((m, r), 0) for r in range(4)) for m in {m for m, _ in work})
+                self.assertAlmostEqual(figures[name]["mean"], sum(work.values()) / 4)
+                self.assertAlmostEqual(figures[name]["max"], busiest)
 
     def test_before_is_null_without_a_batching_for_these_ranks(self):
         trace = self.synthesise("step", kind="trace", ranks=2)

@@ -25,14 +25,15 @@ constexpr std::string_view kPackExamples =
 
 constexpr std::string_view kPackMeaning =
     R"(Micro-steps that use experts as the whole step does need fewer copies, and guests chosen once per step suffice. The
-packing keeps the experts of every micro-step close to the step's, and balances the sum of length², which attention
-costs, over ranks. It starts from the batching by tokens of collect, with as many micro-steps, and moves and exchanges
+packing keeps the experts of every micro-step close to the step's, and balances the work of dense layers over ranks.
+It starts from the batching by tokens of collect, with as many micro-steps, and moves and exchanges
 sequences while that improves both together. The output has the sequences of the input, in the same order, with other
 micro-steps and ranks. A mini-batch of n sequences needs 8 · n² bytes of memory.
 
   ρ          imbalance with experts at their contiguous homes, without replicas: busiest rank ÷ mean rank; mean and
              max over all layers and micro-steps with load. Replicas remove the imbalance that the step's skew leaves
-  attention  Σ length² of the busiest rank ÷ mean rank, both summed over micro-steps. JSON: both sums, in tokens²
+  dense      work of dense layers, Σ length² + 4,096 · length, of the busiest rank ÷ mean rank, both summed over
+             micro-steps. JSON: both sums, also of attention, Σ length²
   before     the recorded batching, if it is for the same number of ranks
 In JSON, order[micro-step][rank] lists the indices of sequences in the input.
 )";
@@ -49,12 +50,13 @@ using Json = nlohmann::ordered_json;
 Json figures_json(const PackingFigures& figures) {
   return {{"rho_mean", figures.rho_mean},
           {"rho_max", figures.rho_max},
-          {"attention", {{"mean", figures.attention_mean}, {"max", figures.attention_max}}}};
+          {"attention", {{"mean", figures.attention.mean}, {"max", figures.attention.max}}},
+          {"dense", {{"mean", figures.dense.mean}, {"max", figures.dense.max}}}};
 }
 
 std::string figures_text(const PackingFigures& figures) {
-  return fmt::format("ρ mean {:.4f}, max {:.4f}; attention {:.4f}", figures.rho_mean, figures.rho_max,
-                     figures.attention_mean > 0 ? figures.attention_max / figures.attention_mean : 1);
+  return fmt::format("ρ mean {:.4f}, max {:.4f}; dense {:.4f}", figures.rho_mean, figures.rho_max,
+                     figures.dense.mean > 0 ? figures.dense.max / figures.dense.mean : 1);
 }
 
 // Returns the sequences of each cell: [micro_step][rank][i].

@@ -58,7 +58,7 @@ def pack(
     """Chooses which sequences share a micro-step, and on which rank, as `foremoe pack` does.
 
     Keeps the experts of every micro-step close to the step's, so that guests chosen once per step serve all
-    micro-steps, and balances the sum of length², which attention costs, over ranks. See `foremoe pack --help-all`.
+    micro-steps, and balances the work of dense layers over ranks. See `foremoe pack --help-all`.
 
     Args:
         trace: Routes that a rollout recorded.

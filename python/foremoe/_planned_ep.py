@@ -1,7 +1,8 @@
 """Expert parallelism for transformers ≥ 5.23 that exchanges rows according to a plan.
 
 from_pretrained(..., distributed_config=DistributedConfig(ep_implementation="foremoe", ...)) creates one for the experts
-of each layer, before it loads this rank's part of them.
+of each layer, before it loads this rank's part of them. implementation_of() creates one for experts that were loaded
+with transformers' own "auto" or "all_to_all", whose rows it exchanges in the same way while no plan is executed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers.distributed.expert_parallel import AllToAllEP, EPImplementationInterface
+from transformers.distributed.expert_parallel import AllToAllEP, EpDispatchExpertsParallel, EPImplementationInterface
 
 import foremoe
 
@@ -46,10 +47,30 @@ class PlannedEP(AllToAllEP):
         return execute(hidden, ids, gates)
 
 
-def implementation_of(experts: torch.nn.Module) -> PlannedEP | None:
-    """Returns the implementation that "foremoe" created for these experts."""
+def implementation_of(experts: torch.nn.Module, model: torch.nn.Module) -> PlannedEP | None:
+    """Returns the implementation that executes these experts. Replaces transformers' own.
+
+    Returns None for experts that transformers' expert parallelism does not execute: sharded or wrapped by others.
+    """
+    meshes: Any = next((of._mesh_manager for of in model.modules() if getattr(of, "_mesh_manager", None)), None)
+    if experts not in _OF and meshes is not None and _is_executed_by_transformers(experts):
+        replaced = vars(experts).pop("forward")  # PlannedEP calls the class's
+        try:
+            EpDispatchExpertsParallel().install_forward(  # type: ignore[no-untyped-call]
+                experts, meshes.get_mesh("ep"), tp_mesh=meshes.get_mesh("tp"), ep_implementation="foremoe"
+            )
+        except BaseException:
+            experts.forward = replaced
+            raise
     reference = _OF.get(experts)
     return reference() if reference is not None else None
+
+
+def _is_executed_by_transformers(experts: torch.nn.Module) -> bool:
+    """Returns whether the last to replace the experts' forward was transformers' dispatch, and not, say, a hook."""
+    forward = vars(experts).get("forward")
+    of = (getattr(forward, "__module__", ""), getattr(forward, "__qualname__", ""))
+    return of == (EpDispatchExpertsParallel.__module__, "EpDispatchExpertsParallel.install_forward.<locals>.ep_forward")
 
 
 EPImplementationInterface.register("foremoe", PlannedEP)

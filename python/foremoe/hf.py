@@ -5,9 +5,8 @@
         out = rollout_model.generate(...)
     routes = recorder.routes(out, attention_mask)
 
-From transformers 5.23 on, each rank can load only its own experts, by
-DistributedConfig(fsdp_size=R, ep_size=R, ep_implementation="foremoe"). All other calls are the same. See
-foremoe.supported for accepted versions.
+From transformers 5.23 on, each rank can load only its own experts, by DistributedConfig(fsdp_size=R, ep_size=R). All
+other calls are the same. See foremoe.supported for accepted versions.
 """
 
 from __future__ import annotations
@@ -171,11 +170,14 @@ def _layer_of(model: torch.nn.Module, name: str, router: torch.nn.Module, expert
             f"not {transformers.__version__}",
             field="model",
         )
-    implementation = _planned_ep.implementation_of(experts)
+    implementation = _planned_ep.implementation_of(experts, model)
     if implementation is None:
+        placement = experts.down_proj.placements, tuple(experts.down_proj.device_mesh.shape)
         raise foremoe.InputError(
-            f"ep_implementation: {name} has experts that are sharded, but not by DistributedConfig with 'foremoe'",
-            field="ep_implementation",
+            f"model: the experts of {name} are sharded, as {placement[0]} on a mesh of {placement[1]}, but not by "
+            "transformers' expert parallelism; load them whole, or by DistributedConfig(fsdp_size=R, ep_size=R), where "
+            "R is the number of processes",
+            field="model",
         )
     for option in ("fsdp_mixed_precision", "fsdp_cpu_offload"):
         if getattr(getattr(model.config, "distributed_config", None), option, False):
@@ -218,12 +220,43 @@ def _refuse_adapters(name: str) -> NoReturn:
     )
 
 
+def _expect_no_tensor_parallelism(model: torch.nn.Module) -> None:
+    """Raises InputError if transformers has sharded a part of the model along tensors.
+
+    Early versions of transformers keep a part of each expert as a plain tensor, which looks like a whole expert.
+    """
+    for module in model.modules():
+        if (size := getattr(module, "_tp_size", None) or 1) > 1:
+            raise foremoe.InputError(
+                f"tp_size: {size}; expected 1: {type(module).__name__} is tensor-parallel, so ranks share a "
+                "batch. Load it without tp_plan and tp_size, or by DistributedConfig(fsdp_size=R, ep_size=R), where R "
+                "is the number of processes",
+                field="tp_size",
+            )
+
+
+def _expect_recordable(model: torch.nn.Module) -> None:
+    """Raises InputError if routers replace the experts of other ranks, as "ep_router" did before transformers 5.23."""
+    for module in model.modules():
+        config = getattr(getattr(module, "config", None), "distributed_config", None)
+        plan = getattr(module, "_ep_plan", None) or {}
+        if getattr(config, "enable_expert_parallel", False) and "ep_router" in plan.values():
+            raise foremoe.InputError(
+                "ep_plan: under ep_router a rank's router returns its own experts alone, numbered from 0; expected a "
+                "model without it, such as that of transformers 5.23 or newer",
+                field="ep_plan",
+            )
+
+
 def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
     """Returns the MoE layers of a transformers model in the order in which they run.
 
+    Experts that transformers' expert parallelism has sharded over all processes are taken as they are.
+
     Raises InputError if there are none, for experts or routers of unknown shape, for routers that cannot replay a
-    choice, and for experts that have adapters, are compiled, or are sharded by anything except "foremoe".
+    choice, for tensor parallelism, and for experts that have adapters, are compiled, or are sharded in another way.
     """
+    _expect_no_tensor_parallelism(model)
     layers = []
     for name, block in _experts_of(model):
         router = getattr(block, "gate", None) or getattr(block, "router", None)
@@ -299,8 +332,9 @@ class Recorder:
 def record(model: torch.nn.Module) -> Iterator[Recorder]:
     """Records the experts of every row that runs inside, without waiting for the device.
 
-    Raises InputError for a model without experts.
+    Raises InputError for a model without experts, and for one whose routers return a rank's own experts alone.
     """
+    _expect_recordable(model)
     recorder = Recorder([block.experts for _, block in _experts_of(model)])
     try:
         yield recorder

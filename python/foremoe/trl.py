@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 import foremoe
+from foremoe._engine.sharded import is_dtensor
 from foremoe._engine.together import refused_together
 
 from .hf import Recorder, expert_layers, record
@@ -55,7 +56,7 @@ _NOT_SUPPORTED = {
     "tools": "routes of several turns are not joined",
     "environment_factory": "routes of several turns are not joined",
     "rollout_func": "routes of its completions are not known",
-    "use_vllm": "routes are recorded where transformers generates",
+    "use_vllm": "trl returns no routes of vLLM's completions, neither in server nor in colocate mode",
     "use_transformers_continuous_batching": "it does not tell whose rows run",
     "torch_compile": "recording and replaying routes is done by hooks",
     "use_liger_kernel": "it replaces the experts",
@@ -71,7 +72,6 @@ _NOT_SUPPORTED = {
 _NOT_TRAINABLE = {
     "peft_config": "it has adapters",
     "hf_quantizer": "it is quantised",
-    "is_distributed_loading_by_transformers": "it is sharded already",
 }
 
 
@@ -100,6 +100,15 @@ def _expect_trainable(model: Any) -> None:
     for attribute, what in _NOT_TRAINABLE.items():
         if getattr(model, attribute, None):
             raise foremoe.InputError(f"model: {what}, which is not supported", field="model")
+    config = getattr(model.config, "distributed_config", None)
+    sharded = next((name for name, p in model.named_parameters() if is_dtensor(p)), None)
+    if sharded is not None or getattr(model, "is_distributed_loading_by_transformers", False):
+        raise foremoe.InputError(
+            f"model: it is sharded already ({sharded}; {type(config).__name__} of {type(config).__module__}), but each "
+            "rank generates with a whole copy; load it without distributed_config, or train it by foremoe.torch, which "
+            "takes experts that transformers has sharded",
+            field="model",
+        )
     expert_layers(model)
 
 

@@ -107,6 +107,13 @@ class Dense:
                 raise foremoe.InputError(
                     f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
                 )
+            parts = [name for name, p in self._dense_of(model) if is_dtensor(p) and name not in named]
+            if parts and not is_sharded and wrapper != "own":
+                raise foremoe.InputError(
+                    f"model: {parts[0]} is a DTensor that FSDP2 does not gather, as under tensor parallelism, so "
+                    'gradients are of different parts; expected tensors, or wrapper "own" if the trainer averages them',
+                    field="model",
+                )
             if wrapper in (None, "fsdp2"):  # DistributedDataParallel broadcasts from rank 0 instead
                 given.expect_equal(digests_of(_unsharded(self._dense_of(model), named)), hint=_AT_FIRST)
         self.model, self.sharded = model, named

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from processes import RANKS
 from refusals import refusal
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from training import (
     begin,
@@ -143,6 +145,17 @@ def test_different_initial_weights_are_rejected_unless_ddp_broadcasts_or_another
         return
     assert said.startswith("InputError: weights[model.layers.1.self_attn.q_proj.weight]: ")
     assert "on rank 2, " in said and "Load or initialize the same weights on all ranks" in said
+
+
+@pytest.mark.parametrize("wrapper", [None, "ddp", "fsdp2"])
+def test_tensor_parallel_weights_are_rejected_unless_the_trainer_averages(rank: int, wrapper: str | None) -> None:
+    model = make_model(F32)
+    ep, head = spread(model), model.lm_head
+    mesh = init_device_mesh(head.weight.device.type, (RANKS,))
+    head.weight = torch.nn.Parameter(distribute_tensor(head.weight.detach(), mesh, [Shard(0)]))
+    said = refusal(lambda: ep.wrap(model, wrapper))
+    assert said.startswith("InputError: model: lm_head.weight is a DTensor that FSDP2 does not gather")
+    assert refusal(lambda: ep.wrap(model, "own")) == "nothing"
 
 
 def test_a_sharded_name_that_matches_no_parameter_is_rejected(rank: int) -> None:

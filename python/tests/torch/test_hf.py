@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -240,6 +241,27 @@ def test_adapters_added_later_are_rejected_when_the_experts_run() -> None:
     torch.nn.utils.parametrize.register_parametrization(layers[0].experts, "down_proj", AddUpdate())
     with pytest.raises(foremoe.InputError, match="model: experts have adapters"):
         model(torch.zeros(1, 4, dtype=torch.long))
+
+
+def test_parts_of_experts_that_look_like_whole_ones_are_rejected() -> None:
+    """transformers 5.0 keeps a rank's part of each expert as a plain tensor. Its loading cannot run here."""
+    model = make_model("Qwen3Moe")
+    model._tp_size = 1
+    assert len(expert_layers(model)) == 2
+    model._tp_size = 2
+    with pytest.raises(foremoe.InputError, match="tp_size: 2; expected 1: Qwen3MoeForCausalLM is tensor-parallel"):
+        expert_layers(torch.nn.Sequential(model))
+
+
+def test_routes_that_a_router_has_masked_are_not_recorded() -> None:
+    """As under enable_expert_parallel of transformers 5.0 to 5.22."""
+    model = make_model("Qwen3Moe")
+    model._ep_plan = {"model.layers.*.mlp.gate": "ep_router"}
+    with record(model):
+        model(torch.zeros(1, 4, dtype=torch.long))
+    model.config.distributed_config = types.SimpleNamespace(enable_expert_parallel=True)
+    with pytest.raises(foremoe.InputError, match="ep_plan: under ep_router"), record(model):
+        pass
 
 
 def test_a_compiled_model_is_rejected_by_name() -> None:

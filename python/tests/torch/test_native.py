@@ -71,14 +71,14 @@ def attach(model: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("options", [
     {"dtype": F64}, {"dtype": F32}, {"residency": "shared", "path": "host"},
-    {"residency": "static", "checkpointing": True},
+    {"residency": "static", "checkpointing": True}, {"by": "auto"}, {"by": "all_to_all", "residency": "shared"},
 ])  # fmt: skip
 def test_losses_and_gradients_match_one_eager_process(rank: int, options: dict[str, Any]) -> None:
     options = dict(options)
     dtype, checkpointing = options.pop("dtype", F64), options.pop("checkpointing", False)
     batches, routes = ([draw(r, 3, 3) for r in range(RANKS)] for draw in (draw_batches, draw_routes))
     expected_loss, expected = reference(dtype, batches, routes)
-    model = load(dtype)
+    model = load(dtype, ep_implementation=options.pop("by", "foremoe"))
     if checkpointing:
         model.gradient_checkpointing_enable()
         model.train()
@@ -192,13 +192,23 @@ def test_the_counter_sees_the_exchange_of_counts_by_transformers(rank: int) -> N
 
 @pytest.mark.parametrize(("config", "words"), [
     ({"fsdp_size": 2, "tp_size": 2}, "tp_size: 2; expected 1"),
+    ({"fsdp_size": 1, "tp_size": 4, "ep_size": 1}, "tp_size: 4; expected 1: Qwen3MoeForCausalLM is tensor-parallel"),
+    ({"fsdp_size": 1, "tp_size": 4, "ep_implementation": "auto"}, "tp_size: 4; expected 1"),
     ({"ep_size": 2}, "ep_size: 2; expected 4"),
-    ({"ep_implementation": "all_to_all"}, "ep_implementation: model.layers.0.mlp has experts that are sharded"),
-    ({"ep_size": 1}, "ep_implementation: model.layers.0.mlp has experts that are sharded"),
+    ({"ep_size": 2, "ep_implementation": "auto"}, "ep_size: 2; expected 4"),
+    ({"ep_size": 1}, "model: the experts of model.layers.0.mlp are sharded, as (Shard(dim=0),) on a mesh of (4,)"),
     ({"fsdp_mixed_precision": True}, "fsdp_mixed_precision: is not supported"),
 ])  # fmt: skip
 def test_unsupported_sharding_options_are_rejected_by_name(rank: int, config: dict[str, Any], words: str) -> None:
     assert refusal(lambda: expert_layers(load(F32, **config))).startswith(f"InputError: {words}")
+
+
+def test_experts_whose_dispatch_another_hook_replaced_are_rejected(rank: int) -> None:
+    model = load(F32, ep_implementation="auto")
+    experts = model.model.layers[0].mlp.experts
+    dispatch = experts.forward
+    experts.forward = lambda *arguments: dispatch(*arguments)
+    assert "not by transformers' expert parallelism" in refusal(lambda: expert_layers(model))
 
 
 def test_unsupported_groups_versions_wrappers_and_calls_are_rejected_by_name(rank: int) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 import trl
 from grpo import WORDS, even, make_arguments, make_model, make_trainer
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import foremoe
 import foremoe.trl
@@ -72,6 +75,20 @@ def test_models_that_cannot_be_spread_are_rejected(
     monkeypatch.setattr(type(model), attribute, True, raising=False)
     with pytest.raises(foremoe.InputError, match=words):
         make_trainer(foremoe.trl.GRPOTrainer, str(tmp_path), model)
+
+
+def test_models_that_other_code_has_sharded_are_rejected(tmp_path: Any) -> None:
+    """trl#7297 shards at load time as transformers does, and does not set its attribute."""
+    model = make_model()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        experts = model.model.layers[1].mlp.experts
+        experts.down_proj = torch.nn.Parameter(distribute_tensor(experts.down_proj.detach(), mesh, [Shard(0)]))
+        with pytest.raises(foremoe.InputError, match=r"sharded already \(model\.layers\.1\.mlp\.experts\.down_proj;"):
+            make_trainer(foremoe.trl.GRPOTrainer, str(tmp_path), model)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_models_without_experts_and_single_processes_are_rejected(tmp_path: Any) -> None:

@@ -5,14 +5,12 @@
 // Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. An expert's rows and
 //   quotas have the same sum. Assign rows to replicas such that all ranks compute the same assignment without
 //   communication.
-// Method. Each expert has three sweeps: to the replica on the source's rank, to those on its node, to all others. If
-// the
-//   sources of a node have more rows left than its replicas have quota, the sources share the quota in proportion to
-//   their rows (divide_fairly()). Remainders of the shares are carried from expert to expert, in ascending order. In
-//   the last sweep, sources send in ascending order. Rows::kOrder   A source fills the replicas' quotas one by one, in
-//   ascending rank order. Rows::kToken   A source divides the rows of a sweep among the replicas in proportion to their
-//   remaining quotas, so
-//                  that it can choose which tokens go to which replica (row_choice.h).
+// Method. Each expert has three sweeps: to the replica on the source's rank, to those on its node, to all others. If a
+//   node's sources have more rows left than its replicas have quota, they share the quota in proportion to their rows
+//   (divide_fairly()), and remainders are carried from expert to expert, in ascending order. In the last sweep, sources
+//   send in ascending order. With Rows::kOrder, a source fills the replicas' quotas one by one, in ascending rank
+//   order. With Rows::kToken, it divides the rows of a sweep among the replicas in proportion to their remaining
+//   quotas, so that it can choose which tokens go to which replica (row_choice.h).
 // Invariant. After a sweep, if a source has rows left, no replica in the sweep's scope (own rank, own node, all ranks)
 //   has quota left for it.
 // Guarantee. All rows are placed and all quotas are met. For these quotas, the largest possible numbers of rows stay on

@@ -29,8 +29,6 @@ constexpr double kUnitsPerOne = 0x1p40;  // of the objective
 // Returns part ÷ whole in units of the objective; 0 of nothing.
 std::int64_t to_units(double part, double whole) { return whole > 0 ? std::llround(part / whole * kUnitsPerOne) : 0; }
 
-double squared(std::int64_t length) { return static_cast<double>(length) * static_cast<double>(length); }
-
 // Tokens of each sequence per layer and expert: [sequence][layer * experts + expert].
 Array<float, 2> count_sequences(const RoutingTrace& trace, ThreadPool& pool) {
   const RouteShape shape = shape_of(trace);
@@ -87,9 +85,9 @@ double inner_product(std::span<const float> a, std::span<const float> b) {
 
 // One mini-batch. Costs are in units of the objective.
 struct MiniBatch {
-  std::vector<std::int64_t> lengths;    // [sequence], tokens
-  std::vector<std::int64_t> attention;  // [sequence], length²
-  Array<std::int64_t, 2> product;       // [sequence][sequence], of deviations
+  std::vector<std::int64_t> lengths;  // [sequence], tokens
+  std::vector<std::int64_t> dense;    // [sequence], dense_work()
+  Array<std::int64_t, 2> product;     // [sequence][sequence], of deviations
 };
 
 class LocalSearch {
@@ -125,11 +123,11 @@ class LocalSearch {
  private:
   struct Cell {
     std::int64_t tokens = 0;
-    std::int64_t attention = 0;
+    std::int64_t dense = 0;
     int num_sequences = 0;
   };
   struct BusyRank {
-    std::int64_t attention = 0;
+    std::int64_t dense = 0;
     RankId rank{-1};
   };
   // A sequence goes to (micro_step, rank), and the partner, if any, comes from there.
@@ -153,7 +151,7 @@ class LocalSearch {
       if (cells_(to, to_rank).tokens - more > tokens_per_rank_) continue;
       const std::int64_t gain = profile_gain(s, to) + profile_gain(t, from) +
                                 (from == to ? 0 : 4 * given_.product(s, t)) +
-                                attention_gain(s, to, to_rank, given_.attention[s] - given_.attention[t]);
+                                dense_gain(s, to, to_rank, given_.dense[s] - given_.dense[t]);
       if (gain > best.gain) best = {.gain = gain, .micro_step = to, .rank = to_rank, .partner = t};
     }
     if (cells_(from, rank).num_sequences == 1) return best;
@@ -164,7 +162,7 @@ class LocalSearch {
         const RankId to_rank{r};
         if (from == to && rank == to_rank) continue;
         if (cells_(to, to_rank).tokens + given_.lengths[s] > tokens_per_rank_) continue;
-        const std::int64_t gain = gain_of_profile + attention_gain(s, to, to_rank, given_.attention[s]);
+        const std::int64_t gain = gain_of_profile + dense_gain(s, to, to_rank, given_.dense[s]);
         if (gain > best.gain) best = {.gain = gain, .micro_step = to, .rank = to_rank, .partner = {}};
       }
     }
@@ -177,21 +175,21 @@ class LocalSearch {
     return from == to ? 0 : 2 * (pull_(from, s) - pull_(to, s) - given_.product(s, s));
   }
 
-  // Decrease of the attention term if `moved` goes from the cell of s to (to, to_rank).
-  std::int64_t attention_gain(std::size_t s, MicroStepId to, RankId to_rank, std::int64_t moved) const {
+  // Decrease of the dense term if `moved` goes from the cell of s to (to, to_rank).
+  std::int64_t dense_gain(std::size_t s, MicroStepId to, RankId to_rank, std::int64_t moved) const {
     const MicroStepId from = batching_.micro_step[s];
     const RankId rank = batching_.rank[s];
-    const std::int64_t left = cells_(from, rank).attention - moved;
-    const std::int64_t there = cells_(to, to_rank).attention + moved;
+    const std::int64_t left = cells_(from, rank).dense - moved;
+    const std::int64_t there = cells_(to, to_rank).dense + moved;
     if (from == to) return largest(from) - std::max({left, there, largest_except(from, rank, to_rank)});
     return largest(from) - std::max(left, largest_except(from, rank, rank)) + largest(to) -
            std::max(there, largest_except(to, to_rank, to_rank));
   }
 
-  std::int64_t largest(MicroStepId m) const { return busiest_[m.index()][0].attention; }
+  std::int64_t largest(MicroStepId m) const { return busiest_[m.index()][0].dense; }
   std::int64_t largest_except(MicroStepId m, RankId a, RankId b) const {
     for (const BusyRank& busy : busiest_[m.index()]) {
-      if (busy.rank != a && busy.rank != b) return busy.attention;
+      if (busy.rank != a && busy.rank != b) return busy.dense;
     }
     return 0;  // there is no other rank
   }
@@ -221,7 +219,7 @@ class LocalSearch {
     const MicroStepId m = batching_.micro_step[s];
     Cell& cell = cells_(m, batching_.rank[s]);
     cell.tokens += sign * given_.lengths[s];
-    cell.attention += sign * given_.attention[s];
+    cell.dense += sign * given_.dense[s];
     cell.num_sequences += sign;
     const std::span<std::int64_t> pull = pull_.row(m);
     const std::span<const std::int64_t> product = given_.product.row(s);
@@ -231,9 +229,9 @@ class LocalSearch {
   void find_busiest(MicroStepId m) {
     std::array<BusyRank, 3> busiest;
     for (std::size_t r = 0; r < cells_.extent(1); ++r) {
-      BusyRank next{.attention = cells_(m, r).attention, .rank = RankId{r}};
+      BusyRank next{.dense = cells_(m, r).dense, .rank = RankId{r}};
       for (BusyRank& busy : busiest) {
-        if (busy.rank == RankId{-1} || busy.attention < next.attention) std::swap(busy, next);
+        if (busy.rank == RankId{-1} || busy.dense < next.dense) std::swap(busy, next);
       }
     }
     busiest_[m.index()] = busiest;
@@ -336,10 +334,10 @@ Packing pack(const RoutingTrace& trace, const PackingOptions& options, ThreadPoo
   Array<float, 2> deviation = count_sequences(trace, pool);
   subtract_profile(deviation, trace.num_layers, pool);
   double deviations = 0;  // Σ |d_s|²
-  double attention = 0;   // Σ over micro-steps of the mean over ranks of Σ length²
+  double dense = 0;       // Σ over micro-steps of the mean over ranks of Σ dense_work()
   for (std::size_t s = 0; s < num_sequences; ++s) {
     deviations += inner_product(deviation.row(s), deviation.row(s));
-    attention += squared(lengths[s]) / options.num_ranks;
+    dense += dense_work(lengths[s]) / options.num_ranks;
   }
 
   Packing result;
@@ -352,7 +350,7 @@ Packing pack(const RoutingTrace& trace, const PackingOptions& options, ThreadPoo
     MiniBatch mini_batch{.product = Array<std::int64_t, 2>({n, n})};
     for (const std::size_t s : sequences) {
       mini_batch.lengths.push_back(lengths[s]);
-      mini_batch.attention.push_back(to_units(squared(lengths[s]), attention));
+      mini_batch.dense.push_back(to_units(dense_work(lengths[s]), dense));
     }
     pool.for_each_index(n, [&](std::size_t i, std::size_t) {
       for (std::size_t j = 0; j <= i; ++j) {  // writes (j, i) for the task of j, which does not
@@ -396,12 +394,22 @@ PackingFigures packing_figures(const BatchedTrace& batched, ArrayView<const Rank
   }
   if (pairs > 0) figures.rho_mean = sum / pairs;
 
-  const Array<double, 2> attention = squared_lengths(batched);
-  for (std::size_t m = 0; m < attention.extent(0); ++m) {
-    const std::span<const double> ranks = attention.row(m);
-    figures.attention_mean += std::accumulate(ranks.begin(), ranks.end(), 0.0) / static_cast<double>(ranks.size());
-    figures.attention_max += std::ranges::max(ranks);
+  const auto spread_of = [](const Array<double, 2>& work) {
+    PackingFigures::Spread spread;
+    for (std::size_t m = 0; m < work.extent(0); ++m) {
+      const std::span<const double> ranks = work.row(m);
+      spread.mean += std::accumulate(ranks.begin(), ranks.end(), 0.0) / static_cast<double>(ranks.size());
+      spread.max += std::ranges::max(ranks);
+    }
+    return spread;
+  };
+  Array<double, 2> work = squared_lengths(batched);
+  figures.attention = spread_of(work);
+  for (std::size_t s = 0; s < batching.rank.size(); ++s) {
+    const std::int64_t length = trace.sequence_length(static_cast<int>(s));
+    work(batching.micro_step[s], batching.rank[s]) += static_cast<double>(kLinearLength * length);
   }
+  figures.dense = spread_of(work);
   return figures;
 }
 

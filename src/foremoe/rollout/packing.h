@@ -3,10 +3,11 @@
 // Packing: which sequences share a micro-step, and on which rank.
 //
 // Problem. Guests that are chosen once per step serve all micro-steps if every micro-step has the step's mix of
-// experts. Attention costs length² and waits for the busiest rank. A packing therefore minimises
+// experts. Dense layers wait for the rank with the most work w: scores of attention cost length², all else length. A
+// packing therefore minimises
 //
 //   Σ over micro-steps m of |d_m|² ÷ Σ over sequences s of |d_s|²
-//   + Σ over micro-steps of (max over ranks of Σ length²) ÷ Σ over micro-steps of (mean over ranks of Σ length²).
+//   + Σ over micro-steps of (max over ranks of Σ w) ÷ Σ over micro-steps of (mean over ranks of Σ w).
 //
 // The deviation d_s [layer][expert] of a sequence is its tokens minus what they would be with the step's profile: the
 // shares of the experts in all tokens of a layer. d_m is the sum over the sequences of micro-step m. The first term
@@ -53,6 +54,15 @@ struct Packing {
   double objective = 0;          // as above
 };
 
+// The length at which scores cost as much as all else in a dense layer, tokens. It is 4,600 in Qwen3-30B-A3B, without
+// the output head; modelled steps of packings for 1,024 to 16,384 differ by less than 2 %.
+inline constexpr std::int64_t kLinearLength = 4096;
+
+// Work w of the dense layers on a sequence, in units of the scores of one pair of tokens.
+constexpr double dense_work(std::int64_t length) {
+  return static_cast<double>(length) * static_cast<double>(length + kLinearLength);
+}
+
 inline constexpr int kMaxSequencesPerMiniBatch = 1 << 15;  // 8 GiB of products
 
 // Mini-batch k of K consists of the sequences of the k-th of K equal runs of recorded micro-steps, or, if the trace
@@ -65,8 +75,12 @@ Packing pack(const RoutingTrace& trace, const PackingOptions& options, ThreadPoo
 struct PackingFigures {
   double rho_mean = 1;  // over (layer, micro-step) pairs with load, all experts at home
   double rho_max = 1;
-  double attention_mean = 0;  // sum over micro-steps of the mean over ranks of Σ length², tokens²
-  double attention_max = 0;   // … of the maximum over ranks
+  struct Spread {     // sums over micro-steps
+    double mean = 0;  // of the mean over ranks
+    double max = 0;   // of the maximum over ranks
+  };
+  Spread attention;  // Σ length², tokens²
+  Spread dense;      // Σ dense_work()
 };
 
 // `home` [layer][expert].

@@ -85,7 +85,7 @@ double objective_of(const RoutingTrace& trace, const Batching& batching) {
     std::vector<double> ranks(static_cast<std::size_t>(batching.num_ranks), 0);
     for (std::size_t s = 0; s < sequences.size(); ++s) {
       const double length = static_cast<double>(trace.sequence_length(static_cast<int>(s)));
-      if (batching.micro_step[s] == MicroStepId{m}) ranks[batching.rank[s].index()] += length * length;
+      if (batching.micro_step[s] == MicroStepId{m}) ranks[batching.rank[s].index()] += length * length + 4096 * length;
     }
     largest += std::ranges::max(ranks);
     for (const double rank : ranks) all += rank;
@@ -226,13 +226,13 @@ TEST(Packing, IsNearTheOptimumOfTinyInstances) {
   EXPECT_GE(2 * num_optimal, num_tried);
 }
 
-TEST(Packing, MixesTopicsAndBalancesAttention) {
+TEST(Packing, MixesTopicsAndBalancesDenseWork) {
   // Micro-steps of one rank and two equal sequences: each must have one sequence of each topic.
   RoutingTrace shape{.name = "topics", .num_layers = 1, .top_k = 1, .num_experts = 2, .cu_seqlens = {0, 3, 6, 9, 12}};
   const RoutingTrace topics = test::trace_of({0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}, shape);
   ThreadPool pool(1);
   const Packing packing = pack(topics, {.num_ranks = 1, .tokens_per_rank = 6}, pool);
-  EXPECT_EQ(packing.objective, 1) << "deviation 0, attention balanced";
+  EXPECT_EQ(packing.objective, 1) << "deviation 0, dense work balanced";
   EXPECT_NE(packing.batching.micro_step[0], packing.batching.micro_step[1]);
   EXPECT_NE(packing.batching.micro_step[2], packing.batching.micro_step[3]);
 }
@@ -316,8 +316,10 @@ TEST(PackingFigures, AreThoseOfHandCountedLoads) {
   const PackingFigures figures = packing_figures({.trace = trace, .batching = batching}, home, pool);
   EXPECT_DOUBLE_EQ(figures.rho_mean, (1.5 + 2) / 2);
   EXPECT_DOUBLE_EQ(figures.rho_max, 2);
-  EXPECT_DOUBLE_EQ(figures.attention_mean, (9 + 1) / 2.0 + 4 / 2.0);
-  EXPECT_DOUBLE_EQ(figures.attention_max, 9 + 4);
+  EXPECT_DOUBLE_EQ(figures.attention.mean, (9 + 1) / 2.0 + 4 / 2.0);
+  EXPECT_DOUBLE_EQ(figures.attention.max, 9 + 4);
+  EXPECT_DOUBLE_EQ(figures.dense.mean, (9 + 1 + 4 + 4096 * 6) / 2.0);
+  EXPECT_DOUBLE_EQ(figures.dense.max, 9 + 4 + 4096 * 5);
 }
 
 }  // namespace
