@@ -38,9 +38,10 @@ nlohmann::json texts_of(const std::vector<Option>& options, const Given& given) 
 }
 
 void expect_in_python(const char* option, const char* package) {
-  const std::string extra = fmt::format("pip install '.[{}]'", option);
   const char* const python = python_of_package();
-  if (python == nullptr) throw InputError({.field = option}, "requires the Python package: " + extra);
+  if (python == nullptr) {
+    throw InputError({.field = option}, fmt::format("requires the Python package: pip install '.[{}]'", option));
+  }
   std::string code =
       fmt::format("import importlib.util; raise SystemExit(not importlib.util.find_spec('{}'))", package);
   const std::array<char*, 4> words{const_cast<char*>(python), const_cast<char*>("-c"), code.data(), nullptr};
@@ -51,7 +52,7 @@ void expect_in_python(const char* option, const char* package) {
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (status != 0) {
-    throw InputError({.field = option}, fmt::format("requires {}, which is not installed: {}", package, extra));
+    throw InputError({.field = option}, fmt::format("requires {0}, which is not installed: pip install {0}", package));
   }
 }
 

@@ -18,6 +18,7 @@ from ._errors import InputError
 OK, FOUND_WRONG, BAD_INPUT, GAVE_UP = 0, 1, 2, 3  # exit codes
 INTERRUPTED = 130
 OUTPUT_FAILED = "standard output cannot be written"
+REFRESH_SECONDS = 1.0  # of the line that shows progress
 
 
 def reporting(name: str, spelling: Mapping[str, str], run: Callable[[], int]) -> int:
@@ -78,7 +79,7 @@ def activity(parts: int = 0) -> Iterator[Callable[[str], None]]:
     done = threading.Event()
 
     def show() -> None:
-        while not done.wait(1):
+        while not done.wait(REFRESH_SECONDS):
             what, since = told[-1]
             now = time.monotonic()
             state = progress_text(len(told) - 2, parts, now - told[0][1]) or f"{now - since:.0f} s"

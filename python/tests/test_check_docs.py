@@ -147,6 +147,21 @@ def test_a_block_marked_not_run_is_kept_with_its_reason(blocks: Any, root: pathl
     assert (findings, new, [command.not_run for command in commands]) == ([], page, ["needs MPI"])
 
 
+@pytest.mark.parametrize("language", ["sh", "cpp", ""])
+def test_a_block_that_never_runs_must_say_why(blocks: Any, root: pathlib.Path, language: str) -> None:
+    page = f"Prose.\n\n```{language}\nfalse\n```\n"
+    with pytest.raises(blocks.PageError, match=rf"page\.md:3: ```{language} never runs; say why above"):
+        blocks.check("page.md", page, root)
+    findings, _, commands = blocks.check(
+        "page.md", page.replace("\n```" + language, "\n<!-- not run: it fails -->\n```" + language, 1), root
+    )
+    assert (findings, [command.not_run for command in commands]) == ([], ["it fails"])
+
+
+def test_the_sh_blocks_of_readme_are_left_to_scripts_check(blocks: Any, root: pathlib.Path) -> None:
+    assert blocks.check("README.md", "```sh\nfalse\n```\n", root)[2] == []
+
+
 def test_the_documented_demo_matches_the_script(blocks: Any) -> None:
     demo = (ROOT / "scripts" / "demo").read_text(encoding="utf-8").replace("\\\n ", "").replace(' "$@"', "")
     page = (ROOT / "docs" / "users" / "command_line.md").read_text(encoding="utf-8")

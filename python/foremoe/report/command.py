@@ -47,7 +47,7 @@ def _run(given: dict[str, Any], input_names: Sequence[str]) -> int:
     for remark in load.remarks:
         print(f"foremoe: {printable(remark)}", file=sys.stderr)
     with activity(request.num_evaluations) as progress:
-        report = gather_report(load, request, progress)
+        report = gather_report(load, request, progress=progress)
     write_text(given["out"], to_html(report))
     print(printable(f"{given['out']}: {conclusion(report)}"))
     for wrong in report.wrong:

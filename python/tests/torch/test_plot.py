@@ -140,4 +140,4 @@ def test_missing_packages_are_named_before_planning() -> None:
         return done.stderr
 
     assert "--plot: requires the Python package: pip install '.[plot]'" in refused(None)
-    assert "--plot: requires matplotlib, which is not installed: pip install '.[plot]'" in refused("/bin/false")
+    assert "--plot: requires matplotlib, which is not installed: pip install matplotlib" in refused("/bin/false")

@@ -39,7 +39,7 @@ std::string lowered(std::string_view text) {
 std::string did_you_mean(std::string_view given, std::span<const std::string> names) {
   const std::string word = lowered(given);
   const std::string* near = nullptr;
-  std::size_t least = std::max<std::size_t>(1, word.size() / 4) + 1;
+  std::size_t least = std::max<std::size_t>(1, word.size() / 3) + 1;
   for (const std::string& name : names) {
     const std::size_t distance = edit_distance(word, lowered(name));
     if (distance >= least) continue;

@@ -23,9 +23,10 @@ TEST(DidYouMean, CountsAnExchangeOfNeighboursAsOneEdit) {
   EXPECT_EQ(did_you_mean("naplp", kNames), "");
 }
 
-TEST(DidYouMean, PermitsAnErrorInEveryFourCharacters) {
+TEST(DidYouMean, PermitsAnErrorInEveryThreeCharacters) {
   EXPECT_EQ(did_you_mean("--gest-solts", kNames), "; did you mean --guest-slots?");
-  EXPECT_EQ(did_you_mean("cxmpxre", kNames), "");
+  EXPECT_EQ(did_you_mean("--policies", std::vector<std::string>{"--policy", "--plot"}), "; did you mean --policy?");
+  EXPECT_EQ(did_you_mean("cxmpxxe", kNames), "");
 }
 
 TEST(DidYouMean, CompletesAWordThatStartsAName) {

@@ -159,7 +159,9 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool binary(binary_t&) override { fail("unexpected binary data"); }
 
   bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) override {
-    throw InputError({.file = file_, .field = "header", .index = fmt::format("byte {}", position)}, error.what());
+    const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at …"
+    const std::string index = fmt::format("byte {}", position);
+    throw InputError({.file = file_, .field = "header", .index = index}, std::string(what.substr(what.find(' ') + 1)));
   }
 
  private:

@@ -152,7 +152,7 @@ TEST(Safetensors, NamesTheFieldOfAMalformedHeader) {
   const std::vector<Malformed> corpus{
       Malformed{"[]", 0, "does not begin with '{'"},
       Malformed{" {}", 0, "does not begin with '{'"},
-      Malformed{"{}x", 0, "header byte"},
+      Malformed{"{}x", 0, "header byte 3: parse error at line 1, column 3: "},
       Malformed{"{\"a\":1}", 0, "a: unexpected number"},
       Malformed{"{\"\xff\":{}}", 0, "header byte"},
       Malformed{R"({"a":null})", 0, "a: unexpected null"},
