@@ -16,6 +16,9 @@ report the possible gain. For other arguments, create hooks in a module of your 
 
 Active mode reads routes from the lists that slime replays (--use-rollout-routing-replay, --use-routing-replay).
 
+With --colocate or --offload-train, use shadow mode: its process groups are gloo's, which slime does not end when it
+offloads. Active mode is refused.
+
 Written from slime's sources (foremoe.supported names the revision) and tested with stand-ins. Not run with slime. miles
 has the same flags. On miles, the first flag selects shadow mode; active mode is refused (docs/users/adopting.md).
 """
@@ -152,8 +155,12 @@ class Hooks:
 
     def _attached(self, args: Any, model: Any) -> Replicas:
         if self.replicas is None:
-            if getattr(args, "offload_train", False):
-                _refuse("offload_train", "is not supported, since slime ends all process groups when it offloads")
+            if self._is_active and getattr(args, "offload_train", False):
+                _refuse(
+                    "offload_train",
+                    "is True, as with --colocate; expected False in mode active, since slime ends the group for copies "
+                    "and pauses the memory of guests when it offloads, and they are not made again; or mode shadow",
+                )
             if self._is_active and not getattr(args, "use_routing_replay", False):
                 _refuse("use_routing_replay", "is False; mode active needs routes that are known before the step")
             if self._is_active and getattr(args, "moe_router_fusion", False):

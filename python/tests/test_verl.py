@@ -82,7 +82,7 @@ def test_a_missing_package_is_reported_on_use() -> None:
 
 
 def test_another_version_of_verl_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("0.8.2", "0.90.0", "1.0.0"):
+    for version in ("0.8.2", "0.10.0.dev", "0.10.0", "0.90.0", "1.0.0"):
         monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__=version))  # type: ignore[misc]
         with pytest.raises(ImportError, match=f"needs verl 0.9 and .*: verl is {version}"):
             foremoe.verl.register()

@@ -235,3 +235,38 @@ def test_the_documented_flag_enables_shadow_mode_and_changes_no_results(rank: in
     metrics = hooks.replicas.metrics()
     assert 1 <= metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
     assert "foremoe/rho_computed" not in metrics
+
+
+def test_shadow_mode_uses_only_groups_that_slime_keeps_when_it_offloads(rank: int) -> None:
+    """Between steps slime ends all groups but those made with backend="gloo". Written from its sources."""
+    begin_groups(2)
+    fill_slimes_lists(rank)
+    hooks = foremoe.slime.Hooks(ranks_per_node=2)
+    kept: list[Any] = []
+    used: list[Any] = []
+    make = dist.new_group
+
+    def new_group(*arguments: Any, backend: str, **keywords: Any) -> Any:
+        assert backend == "gloo"
+        kept.append(make(*arguments, backend=backend, **keywords))
+        return kept[-1]
+
+    def noted(collective: Any) -> Any:
+        def call(*arguments: Any, group: Any = None, **keywords: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():  # it may plan while slime offloads
+                used.append(group)
+            return collective(*arguments, group=group, **keywords)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ARGS, "offload_train", True)
+        patch.setattr(dist, "get_backend", lambda *_: "cpu:gloo")  # not the word by which slime knows gloo
+        patch.setattr(dist, "new_group", new_group)
+        for name in ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all_single"):
+            patch.setattr(dist, name, noted(getattr(dist, name)))
+        found, _ = train_with(hooks, hooks.before_train_step)
+        hooks.replicas.detach()  # waits for the background thread
+    assert is_bitwise(found, train_unplanned(SLIMES))
+    assert hooks.replicas.metrics()["foremoe/rho_planned"] < hooks.replicas.metrics()["foremoe/rho_vanilla"]
+    assert used and all(any(group is of for of in kept) for group in used)
