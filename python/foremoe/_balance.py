@@ -1,4 +1,4 @@
-"""Rows per rank under a plan, and the imbalance ratio ρ."""
+"""Rows per rank under a plan, the imbalance ratio ρ, and the load violations of experts."""
 
 from __future__ import annotations
 
@@ -40,3 +40,21 @@ def spread(rows: npt.NDArray[np.int64]) -> tuple[float, float]:
     rho = imbalance(rows)
     rho = rho[rho > 0]
     return (float(rho.mean()), float(rho.max())) if rho.size else (1.0, 1.0)
+
+
+def violations(counts: npt.NDArray[np.int64]) -> dict[str, float]:
+    """Returns max_vio and avg_vio: maximum of d and mean of |d| over experts, d = load ÷ mean − 1.
+
+    Both are means over layers and micro-steps with rows; 0 if none has. A plan does not change them: ρ − 1 is the
+    largest d of ranks.
+
+    counts: [micro_steps, layers, ranks, experts].
+
+    Source: MaxVio of arXiv 2408.15664; avg_vio as in verl.
+    """
+    loads = counts.sum(2)
+    loads = loads[loads.any(-1)]
+    if not loads.size:
+        return {"max_vio": 0.0, "avg_vio": 0.0}
+    d = loads / loads.mean(-1, keepdims=True) - 1
+    return {"max_vio": float(d.max(-1).mean()), "avg_vio": float(abs(d).mean())}

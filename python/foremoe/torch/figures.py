@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._balance import planned_rows, rows_at_homes, spread
+from foremoe._balance import planned_rows, rows_at_homes, spread, violations
 from foremoe._engine.communication import gathered
 from foremoe._engine.guests import Guests
 from foremoe._engine.ranks import Ranks
@@ -78,6 +78,7 @@ def figures_of(
         "rho_vanilla": _spread(at_homes),
         "rho_planned": _spread(planned),
         "rho_computed": _spread(computed),
+        **violations(routes.counts),
         "most_rows": int(computed.max(initial=0)),
         "copies": sum(guests.copies.values()),
         "host_copies": guests.copies["host"],

@@ -353,6 +353,15 @@ def rho_at_homes(counts: Any) -> float:
     return float((at_homes.amax(-1) / at_homes.mean(-1)).mean())
 
 
+def violations_of(counts: Any) -> dict[str, float]:
+    """max_vio and avg_vio. counts: [micro_steps, layers, experts], summed over ranks."""
+    d = [of / of.mean() - 1 for of in counts.double().flatten(0, 1) if of.sum() > 0]
+    return {
+        "max_vio": float(sum(of.max() for of in d)) / len(d),
+        "avg_vio": float(sum(of.abs().mean() for of in d)) / len(d),
+    }
+
+
 def expect_planned_rows(metrics: dict[str, float]) -> None:
     """Asserts that ranks computed the planned rows, and that the plan balances rows."""
     assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
@@ -362,6 +371,8 @@ def expect_planned_rows(metrics: dict[str, float]) -> None:
 def expect_shadow(metrics: dict[str, float], counts: list[Any], in_flight: int = 1) -> None:
     """Asserts that the metrics of shadow mode match `counts`, one array per rank of this rank's group."""
     assert metrics["foremoe/rho_vanilla"] == pytest.approx(rho_at_homes(sum(counts)), rel=1e-12)
+    for name, value in violations_of(sum(counts)).items():
+        assert metrics[f"foremoe/{name}"] == pytest.approx(value, rel=1e-12)
     assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
     seconds = modelled_seconds(counts, in_flight)
     assert metrics["foremoe/modelled_seconds_vanilla"] == seconds["vanilla"]

@@ -60,14 +60,17 @@ def test_figures_at_homes_are_those_of_the_given_homes(rank: int) -> None:
     ep, _, trained = begin(homes=homes, guest_slots=0)
     figures = run_phase(ep, trained).figures()
     of_all = gather(draw_routes(rank, 2, 3))
-    ratios = []
+    ratios, violations = [], []
     for m in range(2):
         for layer in range(len(homes)):
             ids = torch.cat([of[m][:, :-1, layer].flatten() for of in of_all]).numpy()
             rows = np.bincount(homes[layer][ids], minlength=RANKS)
             ratios.append(rows.max() / rows.mean())
+            loads = np.bincount(ids, minlength=homes.shape[1])
+            violations.append((loads.max() / loads.mean() - 1, abs(loads / loads.mean() - 1).mean()))
     assert figures["rho_vanilla"] == pytest.approx({"mean": np.mean(ratios), "max": max(ratios)})
     assert figures["rho_computed"] == figures["rho_vanilla"]
+    assert (figures["max_vio"], figures["avg_vio"]) == pytest.approx(tuple(np.mean(violations, 0)))
 
 
 def test_forwards_without_a_plan_run_the_experts_of_the_router(rank: int) -> None:
