@@ -10,7 +10,8 @@ Inside step() each MoE layer's dispatcher routes rows to slots instead of expert
 other ranks' experts. Loss and gradients equal Megatron-LM's up to rounding. Nothing is registered in the model:
 checkpoints, optimizer and weight sync see the same model as before. Outside of step() the model is unchanged.
 
-permute_experts() moves experts to other homes, before attach().
+counts_from_routes() counts the rows of one rank under tensor and context parallelism. permute_experts() moves experts
+to other homes, before attach().
 
 With mode="shadow" step() leaves execution unchanged: it counts rows and plans, and metrics() estimates the benefit.
 
@@ -21,5 +22,6 @@ from .attach import attach
 from .permuted import permute_experts
 from .plan import Plan
 from .replicas import Replicas
+from .rows import Place, counts_from_routes, with_filler_routes
 
-__all__ = ["Plan", "Replicas", "attach", "permute_experts"]
+__all__ = ["Place", "Plan", "Replicas", "attach", "counts_from_routes", "permute_experts", "with_filler_routes"]

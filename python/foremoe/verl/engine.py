@@ -17,11 +17,11 @@ from verl.utils.megatron_utils import unwrap_model
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 from verl.workers.engine.utils import prepare_micro_batches
 
-from foremoe.megatron import Plan, Replicas, attach
+from foremoe.megatron import Plan, Replicas, attach, with_filler_routes
 from foremoe.megatron.supported import moe_layers
 
 from .ahead import Counts, MiniBatchSplit, UpdatePlanner
-from .routes import Place, counts_of, refuse, with_filler_routes
+from .routes import counts_of, refuse
 
 __all__ = ["Engine", "arguments"]
 
@@ -222,7 +222,6 @@ class _Layers:
                     [routes[s] for s in of],
                     [responses[s] for s in of],
                     [lengths[s] for s in of],
-                    _place(),
                     layers=self._recorded(routes[of[0]].shape[1]),
                     num_experts=self._tf_config.num_moe_experts,
                     top_k=self._tf_config.moe_router_topk,
@@ -257,14 +256,3 @@ class _Layers:
             own(routes)
 
         return set_target_indices
-
-
-def _place() -> Place:
-    from megatron.core import parallel_state as groups
-
-    return Place(
-        groups.get_tensor_model_parallel_world_size(),
-        groups.get_tensor_model_parallel_rank(),
-        groups.get_context_parallel_world_size(),
-        groups.get_context_parallel_rank(),
-    )

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import foremoe
-from foremoe.verl.routes import Place, counts_of, local_tokens, replayed_tokens, with_filler_routes
+from foremoe.megatron import Place, with_filler_routes
+from foremoe.megatron.rows import local_tokens
+from foremoe.verl.routes import counts_of
 
 EXPERTS, TOP_K, RECORDED = 10, 3, 4
 LENGTHS, RESPONSES = [7, 1, 13, 24, 5], [3, 0, 12, 0, 5]
@@ -64,7 +66,7 @@ def counts_by_hand(routes: list[Any], place: Place, layers: list[int], first: in
 
 def count(routes: list[Any], place: Place = PLACES[0], layers: Any = (0, 2, 3), first: int = 5, **more: Any) -> Any:
     options = {"layers": layers, "num_experts": EXPERTS, "top_k": TOP_K, "first": first, **more}
-    return counts_of(routes, RESPONSES, LENGTHS, place, **options)
+    return counts_of(routes, RESPONSES, LENGTHS, place=place, **options)
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
@@ -95,8 +97,9 @@ def test_counts_match_a_count_of_every_row(missing_last: bool) -> None:
 
 
 def test_rows_that_are_not_replayed_get_experts_round_robin() -> None:
-    replayed = replayed_tokens(LENGTHS, RESPONSES)
-    assert replayed.sum() == 6 + 12 + 4
+    replayed = np.zeros(50, bool)
+    for begin, end in ((0, 6), (8, 20), (45, 49)):  # sequences with a response, without their last tokens
+        replayed[begin:end] = True
     routes = torch.full((50, TOP_K), -1)
     found = with_filler_routes(routes, torch.from_numpy(replayed), num_experts=EXPERTS, first=8)
     assert (found[replayed] == -1).all()
