@@ -11,6 +11,7 @@
 #include "foremoe/evaluate/fit.h"
 #include "foremoe/evaluate/memory_remarks.h"
 #include "planning_arguments.h"
+#include "plot.h"
 
 namespace foremoe::cli {
 namespace {
@@ -44,6 +45,7 @@ constexpr std::size_t kRanksShown = 16;
 
 struct FitArguments : PlanningArguments {
   std::string policy = "foremoe";
+  std::string plot;
   int most_guest_slots = 4;
 };
 
@@ -151,6 +153,7 @@ void print(const Fit& fit, const PlanningSession& session, const FitArguments& a
 }
 
 int run(FitArguments arguments, const Given& given) {
+  expect_plot(arguments.plot, files_of(arguments));
   PlanningSession session(arguments, given, {.policies = {arguments.policy}, .one_policy = true, .simulates = true});
   const Fit found = fit(
       {.policy = *session.policies.front(), .workload = session.input, .most_guest_slots = arguments.most_guest_slots},
@@ -163,7 +166,10 @@ int run(FitArguments arguments, const Given& given) {
   } else {
     print(found, session, arguments);
   }
-  return budget && found.planned.exceeds ? kFoundWrong : kOk;
+  const int code = budget && found.planned.exceeds ? kFoundWrong : kOk;
+  draw_fit({.path = arguments.plot, .load = session.input.load, .cost = *session.cost, .options = arguments.evaluate},
+           found, code);
+  return code;
 }
 
 }  // namespace
@@ -189,6 +195,7 @@ Command fit_command() {
                                 .value = "G",
                                 .help = "If vanilla does not fit, try up to this number of guest slots"},
                                a->most_guest_slots, {0, 64}),
+                plot_option(a->plot, "rows and memory of the busiest rank by micro-step, with the limit,"),
                 json_option(a->json, "Print all figures as one JSON object")}}),
           .run = [a](const Given& given) { return cli::run(*a, given); }};
 }

@@ -47,13 +47,29 @@ std::vector<std::string> facts_of(const PlotRequest& plot) {
   return facts;
 }
 
+Json peaks_of(const std::string& name, const FitOfPlan& plan) {
+  Json rows = Json::array();
+  Json gigabytes = Json::array();
+  for (const FitPeak& peak : plan.micro_steps) {
+    rows.push_back(peak.rows.value);
+    gigabytes.push_back(static_cast<double>(peak.memory.value) / 1e9);
+  }
+  return {{"name", name}, {"rows", std::move(rows)}, {"gigabytes", std::move(gigabytes)}};
+}
+
+void draw_in_python(const Json& request, const std::string& path) {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return;
+  run_in_python("_plot", request.dump(-1, ' ', false, Json::error_handler_t::replace), {path});
+}
+
 }  // namespace
 
-Option plot_option(std::string& path) {
+Option plot_option(std::string& path, const std::string& shows) {
   return text_option({.name = "plot",
                       .value = "FILE",
-                      .help = "Draw the modelled seconds of each policy by part as a .png or .svg file. Needs "
-                              "--cluster, the Python package and matplotlib",
+                      .help = fmt::format("Draw the {} as a .png or .svg file. Needs --cluster, the Python package and "
+                                          "matplotlib",
+                                          shows),
                       .main = true},
                      path);
 }
@@ -100,8 +116,18 @@ void draw_plot(const PlotRequest& plot, std::span<const Evaluation> evaluations,
       {"bars", std::move(bars)},
       {"left_out", std::move(left_out)},
       {"exit_code", exit_code}};
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return;
-  run_in_python("_plot", request.dump(-1, ' ', false, Json::error_handler_t::replace), {plot.path});
+  draw_in_python(request, plot.path);
+}
+
+void draw_fit(const PlotRequest& plot, const Fit& fit, int exit_code) {
+  if (plot.path.empty()) return;
+  const std::string& policy = fit.planned.evaluation.policy;
+  draw_in_python({{"title", fmt::format("Busiest rank: {} on {}", plot.cost.model().name, plot.cost.cluster().name)},
+                  {"facts", facts_of(plot)},
+                  {"series", {peaks_of("now: vanilla", fit.now), peaks_of("planned: " + policy, fit.planned)}},
+                  {"limit", static_cast<double>(fit.limit.value) / 1e9},
+                  {"exit_code", exit_code}},
+                 plot.path);
 }
 
 }  // namespace foremoe::cli

@@ -1,6 +1,7 @@
 #pragma once
 
-// The picture of compare and simulate: modelled seconds of each policy by part. The Python package draws it.
+// The pictures of compare and simulate (modelled seconds of each policy by part) and of fit (rows and memory of the
+// busiest rank by micro-step). The Python package draws them.
 
 #include <cstdint>
 #include <span>
@@ -9,10 +10,12 @@
 
 #include "foremoe/core/option.h"
 #include "foremoe/evaluate/evaluate.h"
+#include "foremoe/evaluate/fit.h"
 
 namespace foremoe::cli {
 
-Option plot_option(std::string& path);
+// shows: what the picture shows.
+Option plot_option(std::string& path, const std::string& shows = "modelled seconds of each policy by part");
 
 // Throws InputError, field `plot`, unless the path ends in .png or .svg, the file can be created and is not an
 // input, and the Python package and matplotlib are installed. Does nothing without a path.
@@ -34,5 +37,9 @@ struct PlotRequest {
 // Replaces this process by Python, which draws the plot and exits with `exit_code`, or with 2 and a message. Returns if
 // there is no path, or if standard output cannot be written.
 void draw_plot(const PlotRequest& request, std::span<const Evaluation> evaluations, int exit_code);
+
+// Draws the rows and the memory of the busiest rank by micro-step, now and planned, with the limit. Ends as
+// draw_plot().
+void draw_fit(const PlotRequest& request, const Fit& fit, int exit_code);
 
 }  // namespace foremoe::cli

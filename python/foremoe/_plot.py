@@ -1,13 +1,17 @@
-"""The picture of `foremoe compare --plot` and `foremoe simulate --plot`: modelled seconds of each policy by part.
+"""The pictures of `--plot`: modelled seconds of each policy by part (compare, simulate), and peaks of ranks (fit).
 
-The program passes the data as JSON:
+The program passes the data as JSON, for compare and simulate:
 
     {"title": "…", "facts": ["…"], "panels": [{"name": "step", "ideal": 1.5}], "note": "mean ρ",
      "bars": [{"policy": "vanilla", "note": "1.439", "parts": [{"dense": 0.5, "experts": 1.2}]}],
      "left_out": ["eplb: …"], "exit_code": 0}
 
 A policy has one entry of "parts" per panel, in seconds. "note" is the heading of a column of texts, one per policy.
-"ideal" is drawn as a line: every rank at the mean load, no copies.
+"ideal" is drawn as a line: every rank at the mean load, no copies. For fit, where "rows" and "gigabytes" are those of
+the busiest rank by micro-step:
+
+    {"title": "…", "facts": ["…"], "limit": 80.0, "exit_code": 0,
+     "series": [{"name": "now: vanilla", "rows": [4096], "gigabytes": [71.5]}]}
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ COLOURS = {
     "homes moved": "#2b2f36",
     "placement, measured here": "#e8d36a",
 }
+SERIES = ("#8b95a3", "#0068ad")
 WIDTH = 9.0  # inches, as all sizes
 BAR = 0.34
 NOTE = 0.9  # the column of notes
@@ -52,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _draw(request: Mapping[str, Any], path: str) -> int:
-    figure = draw(request)
+    figure = draw_peaks(request) if "series" in request else draw(request)
     try:
         figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.endswith(".svg") else None)
     except OSError as error:
@@ -60,12 +65,54 @@ def _draw(request: Mapping[str, Any], path: str) -> int:
     return int(request["exit_code"])
 
 
-def draw(request: Mapping[str, Any]) -> Figure:
-    """Draws one panel of stacked horizontal bars per entry of "panels", side by side. Needs matplotlib."""
+def _figure(height: float) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "foremoe", "font.size": 9})
+    return Figure(figsize=(WIDTH, height))
+
+
+def _write_head(figure: Figure, title: str, texts: Sequence[str], height: float) -> None:
+    figure.text(0.1 / WIDTH, 1 - 0.1 / height, title, va="top", fontsize=11, fontweight="bold")
+    for line, text in enumerate(texts):
+        figure.text(0.1 / WIDTH, 1 - (0.34 + 0.19 * line) / height, text, va="top", fontsize=8, color="#545d69")
+
+
+def draw_peaks(request: Mapping[str, Any]) -> Figure:
+    """Draws a panel of rows and one of memory over micro-steps, one line per entry of "series", and the limit."""
+    height = 3.4
+    figure = _figure(height)
+    texts = [_shortened(text) for text in request["facts"]]
+    top = 0.7 + 0.19 * len(texts)
+    for index, (of, label) in enumerate(
+        (("rows", "rows of the busiest rank"), ("gigabytes", "GB of the busiest rank, modelled"))
+    ):
+        left, width = 0.75 + index * WIDTH / 2, WIDTH / 2 - 0.95
+        axes = figure.add_axes((left / WIDTH, 0.5 / height, width / WIDTH, (height - top - 0.5) / height))
+        for series, colour in zip(request["series"], SERIES, strict=True):
+            steps = [step - 0.5 for step in range(len(series[of]) + 1)]
+            axes.stairs(series[of], steps, color=colour, linewidth=1.5, baseline=None, label=series["name"])
+        if of == "gigabytes":
+            axes.axhline(request["limit"], color="#1b1f24", linewidth=1, linestyle="--", label="limit")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("micro-step")
+        axes.set_ylabel(label)
+        axes.yaxis.grid(color="#e7eaee")
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    _write_head(figure, request["title"], texts, height)
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="upper left", ncols=len(names), frameon=False, fontsize=8, handlelength=1.4,
+        bbox_to_anchor=(0.02 / WIDTH, 1 - (top - 0.4) / height), borderpad=0.2,
+    )  # fmt: skip
+    return figure
+
+
+def draw(request: Mapping[str, Any]) -> Figure:
+    """Draws one panel of stacked horizontal bars per entry of "panels", side by side. Needs matplotlib."""
     bars, panels = request["bars"], request["panels"]
     most = max((sum(parts.values()) for bar in bars for parts in bar["parts"]), default=0.0)
     used = [p for p in COLOURS if any(parts.get(p, 0.0) > VISIBLE * most for bar in bars for parts in bar["parts"])]
@@ -74,7 +121,7 @@ def draw(request: Mapping[str, Any]) -> Figure:
     rows = -(-(len(used) + 1) // IN_A_ROW)  # of the legend
     top, bottom = 0.58 + 0.19 * (len(texts) + rows), 0.55 + 0.19 * len(below)
     height = top + BAR * (len(bars) + 0.6) + bottom
-    figure = Figure(figsize=(WIDTH, height))
+    figure = _figure(height)
     names = 0.1 + 0.082 * max(len(bar["policy"]) for bar in bars)
     room = (WIDTH - names - NOTE) / len(panels)
     legend: dict[str, Any] = {}
@@ -105,9 +152,7 @@ def draw(request: Mapping[str, Any]) -> Figure:
         across = axes.get_yaxis_transform()  # of the last panel
         for row, note in enumerate([request["note"], *(bar["note"] for bar in bars)]):
             axes.text(1 + 0.8 * NOTE / width, row - 1, note, ha="right", va="center", fontsize=8, transform=across)
-    figure.text(0.1 / WIDTH, 1 - 0.1 / height, request["title"], va="top", fontsize=11, fontweight="bold")
-    for line, text in enumerate(texts):
-        figure.text(0.1 / WIDTH, 1 - (0.34 + 0.19 * line) / height, text, va="top", fontsize=8, color="#545d69")
+    _write_head(figure, request["title"], texts, height)
     for line, text in enumerate(below):
         figure.text(0.1 / WIDTH, (0.08 + 0.19 * line) / height, text, fontsize=8, color="#545d69")
     entries = [*legend.items(), ("ideal: mean load, no copies", ideal)]

@@ -1,4 +1,4 @@
-"""The pictures of `foremoe compare --plot` and `foremoe simulate --plot`, which need matplotlib."""
+"""The pictures of `--plot` of compare, simulate and fit, which need matplotlib."""
 
 from __future__ import annotations
 
@@ -110,6 +110,25 @@ def test_a_png_is_written_and_the_exit_code_is_that_of_the_command() -> None:
     assert "ρ mean" in done.stdout
     _, request = request_of("compare", *ON, "--policy", "vanilla", "--plot", "out.svg")
     assert _plot.main([json.dumps({**request, "exit_code": 1}), "out.svg"]) == 1
+
+
+def test_the_picture_of_fit_shows_the_peaks_of_micro_steps_and_the_limit() -> None:
+    _, request = request_of("fit", *ON, "--memory-budget", "300", "--plot", "out.svg")
+    command = [commands.PROGRAM, "fit", *ON, "--memory-budget", "300", "--json"]
+    expected = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    rows, memory = _plot.draw_peaks(request).axes
+    assert request["series"][0]["name"] == "now: vanilla" and request["series"][1]["name"] == "planned: foremoe"
+    for series, plan in enumerate(("now", "planned")):
+        peaks = expected[plan]["micro_steps"]
+        assert rows.patches[series].get_data().values.tolist() == [peak["rows"] for peak in peaks]
+        assert memory.patches[series].get_data().values == pytest.approx([peak["bytes"] / 1e9 for peak in peaks])
+    assert [set(line.get_ydata()) for line in memory.lines] == [{300.0}] and not rows.lines
+
+
+def test_fit_draws_also_a_step_that_does_not_fit_and_exits_with_1() -> None:
+    done = foremoe_command("fit", *ON, "--memory-budget", "1", "--plot", "out.png")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert pathlib.Path("out.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 @pytest.mark.parametrize(
