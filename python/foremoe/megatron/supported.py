@@ -16,7 +16,11 @@ FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # tested with stand-ins for th
 
 # Fields of TransformerConfig: allowed values, and the reason. Fields that the Megatron version lacks are not checked.
 _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "virtual_pipeline_model_parallel_size": ((None, 1), "chunks run by turns; mode='shadow' serves it"),
+    "virtual_pipeline_model_parallel_size": (
+        (None, 1),
+        "a plan runs all layers of a micro-batch in one pass, but its chunks alternate with other micro-batches'; "
+        "mode='shadow' serves it",
+    ),
     "expert_tensor_parallel_size": ((None, 1), "an expert must lie on one rank"),
     "expert_gtp_weight_remat_size": ((None, 1), "a parameter is then a part of an expert"),
     "moe_expert_capacity_factor": ((None,), "rows are dropped by expert"),

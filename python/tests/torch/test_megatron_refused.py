@@ -53,6 +53,11 @@ def test_unsupported_configurations_are_rejected_and_most_allow_shadow_mode(rank
         attach(net, mode="shadow").detach()
 
 
+def test_interleaved_stages_are_rejected_with_what_a_plan_lacks(rank: int) -> None:
+    said = input_error(lambda: attach(make(virtual_pipeline_model_parallel_size=2)))
+    assert "since a plan runs all layers of a micro-batch in one pass, but its chunks alternate" in said
+
+
 @pytest.mark.parametrize(("fields", "words"), [
     ({"moe_token_dispatcher_type": "other"},
      "moe_token_dispatcher_type: 'other' of moe.0; expected allgather or alltoall or"),
