@@ -88,6 +88,7 @@ def begin_rank(rank: int, ranks: int, folder: str) -> None:
         MASTER_ADDR="127.0.0.1", MASTER_PORT="0", OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true",
         TOKENIZERS_PARALLELISM="false",
     )  # fmt: skip
+    faulthandler.enable()  # a rank that aborts prints the stacks of its threads
     faulthandler.dump_traceback_later(LONGEST, exit=True)
     backend = "gloo"
     if DEVICE.type == "cuda":
