@@ -173,7 +173,7 @@ TEST(RankDispatch, ByTokenServeEachTokenOnTheNodesThatTheSimulatorCounts) {
   const Topology topology = recorded.load.topology();
   const StepPlan plan = test::random_plan(recorded.load, {.guest_slots = 2}, 6);
   std::int64_t by_token = 0, in_order = 0;  // pairs of token and other node
-  for (const auto [m, l] : {std::pair(0, 0), std::pair(0, 1), std::pair(1, 0), std::pair(1, 1)}) {
+  for (const auto& [m, l] : {std::pair(0, 0), std::pair(0, 1), std::pair(1, 0), std::pair(1, 1)}) {
     const RoutingProblem problem{recorded.load.load[m][l], layer_quotas(plan, EventId{m}, LayerId{l}), topology,
                                  Rows::kToken};
     const TokenDispatch expected =
