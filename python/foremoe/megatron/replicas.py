@@ -353,8 +353,8 @@ class Replicas:
 
         foremoe/rho_vanilla, rho_planned, rho_computed: ρ (busiest rank's rows ÷ mean) with experts at home, as planned,
         and as computed (active mode only). Mean over layers and micro-steps; with suffix `_max`, the maximum.
-        foremoe/max_vio, avg_vio: Maximum of d = load ÷ mean − 1 over a layer's experts, and mean of |d|. Mean over
-        layers and micro-steps. Plans do not change them.
+        foremoe/max_vio, avg_vio: Maximum of d = load ÷ mean − 1 over a layer's experts, and the mean of its
+        absolute values. Mean over layers and micro-steps. Plans do not change them.
         foremoe/rank_capacity_factor_vanilla, rank_capacity_factor: The smallest moe_expert_rank_capacity_factor that
         drops no rows, with experts at home and as planned; infinity if no factor suffices.
         foremoe/copies: Experts copied into this rank; in shadow mode, the mean over ranks. foremoe/exposed_seconds:

@@ -366,8 +366,8 @@ class Phase:
         - rho_vanilla, rho_planned, rho_computed: busiest rank's rows ÷ mean (mean and max over layers and micro-steps)
           with experts at home; as planned; and as executed, including fallbacks and unplanned rows (no route, or
           another expert than recorded). Unplanned rows of other ranks are included after drain() or a recompute phase.
-        - max_vio, avg_vio: maximum of d = load ÷ mean − 1 over a layer's experts, and mean of |d|; means over layers
-          and micro-steps. Plans do not change them.
+        - max_vio, avg_vio: maximum of d = load ÷ mean − 1 over a layer's experts, and the mean of its absolute
+          values; means over layers and micro-steps. Plans do not change them.
         - most_rows: rows that the busiest rank computed in a layer of a micro-step, counted like rho_computed.
         - guest_weight_bytes: memory of this rank's guests; guest_gradient_bytes: the most that sums of their gradients
           occupied.
