@@ -15,8 +15,8 @@ between the two kinds of load. It is 1 µs for LP 1 by CLP, 4 µs for LP 4 and 0
 of loads is not charged.
 
 Result: Like the paper's HiGHS, CLP solves LP 1 in less than 1 ms, except with 64 GPUs and new orders; LP 4 takes 2 to
-32 times as long. Our assignment reaches the optimum of LP 1 in at most a sixth of CLP's time. Our planner, which also
-chooses replicas, takes 0.2 to 1.2 times as long as CLP, mostly before the first micro-step.
+32 times as long. Our assignment reaches the optimum of LP 1 in at most a fourth of CLP's time. Our planner, which also
+chooses replicas, takes 0.3 to 1.5 times as long as CLP, mostly before the first micro-step.
 """
 
 from kit import Published, System, drawn

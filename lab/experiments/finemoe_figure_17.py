@@ -13,7 +13,7 @@ The paper overlaps scheduling, but its measured times exceed our charge. `foremo
 
 Result: With both levels, traffic between nodes decreases and the exchange is shorter, as in the paper. The longer
 solution time of LP 4 offsets much of this: by token, the layer is 2 % faster than with LP 1 on random tokens, as in the
-paper, but 0.8 % slower if groups differ. Choosing guests for links (`foremoe, links`) reduces traffic between nodes
+paper, but 0.6 % slower if groups differ. Choosing guests for links (`foremoe, links`) reduces traffic between nodes
 much further.
 """
 

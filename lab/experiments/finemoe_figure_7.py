@@ -29,7 +29,7 @@ computation; it needs routes ahead of training, which pre-training does not have
 
 Result: FineMoE's published mean gain is between its mean gains on our two loads. Unlike in the paper, SmartMoE is never
 slower than vanilla here, and padding costs more than a third of the throughput even with 8 experts. `foremoe`, which
-knows the routes, is up to 4 % faster than FineMoE with documents, and within 1 % of it with Zipf loads.
+knows the routes, is up to 4 % faster than FineMoE with documents, and within 1.2 % of it with Zipf loads.
 """
 
 from finemoe_models import inputs_of

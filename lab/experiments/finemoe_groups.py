@@ -17,8 +17,8 @@ is one draw.
 
 Result: By token, the claim does not hold: FineEP's dispatch takes longer than that of EP in groups of half the size,
 because a larger group has more nodes to which a token must go. By row, the claim holds up to 256 GPUs, because the
-busiest rank determines the exchange. If the network is slow and memory permits it, smaller groups gain more than
-balance.
+busiest rank determines the exchange. If the network is slow and memory permits it, smaller groups gain more by token
+than balance.
 """
 
 from kit import Arranged, System, drawn

@@ -14,8 +14,8 @@ gives the bytes of each dispatch.
 
 Result: `foremoe` reduces the mean ρ of a step from at least {mixed, least | vanilla | rho_mean | 2} to at most {mixed,
 largest | foremoe | rho_mean}, and the maximum number of rows that the busiest node exchanges with others to at most
-{mixed, largest | foremoe | node_link_of_first | 2} of vanilla's. Without *links*, `foremoe` hardly reduces the bytes on
-the busiest link, which include copies and gradients.
+{mixed, largest | foremoe | node_link_of_first | 2} of vanilla's. Without *links*, the bytes on the busiest link, which
+include copies and gradients, decrease by 6 to 11 % with math and hardly with mixed.
 """
 
 from typing import Any

@@ -11,8 +11,8 @@ over its link to the host with no other traffic. *Attention* is everything in a 
 plans on its cluster, where each machine can plan some of the layers.
 
 Result: A layer's copies take less than a third of its attention, so attention can hide them. On the two cores of this
-machine, planning all 48 layers would take as long as recompute (by token) with two guest slots, and three times as long
-with one. On a cluster, each rank plans one layer, in parallel.
+machine, planning all 48 layers takes less than a tenth of the time of recompute (by token) with two guest slots, and
+about a fifth with one. On a cluster, each rank plans one layer, in parallel.
 """
 
 from kit import System, drawn, modelled

@@ -13,8 +13,9 @@ experts, groups and tokens. *Placed* charges planning, measured here. *Paired* c
 draw. Each input has both dispatches; *by token* is estimated, since these are loads.
 
 Result: The standard deviation of speedups is below 2 % (by row on 64 ranks, below 4 %), nearly all due to the imbalance
-of the drawn load. With planning included, the steps of ReLibra and UltraEP are 5 to 7 % longer than ours on 64 ranks.
-On 8 ranks, ReLibra's steps are 0.5 to 0.9 % shorter than ours, because ReLibra has almost no planning.
+of the drawn load. With planning included, the steps of UltraEP and ReLibra are 6 and 7 % longer than ours by token on
+64 ranks, and 4.5 and 7 % by row. On 8 ranks, ReLibra's steps are 0.5 to 1.0 % shorter than ours, because ReLibra has
+almost no planning.
 """
 
 from kit import System, drawn, paired

@@ -7,7 +7,7 @@ With two guest slots on 64 ranks, the planner only adds initial guests to a step
 We assume: The inputs are load tables of 64 ranks; two guest slots. *With* runs `--stages BLPTS`, *without* the default.
 Steps are modelled on H100 with token dispatch. Placement is the time for the slowest rank's layers, without the gather.
 
-Result: Without sweeps, the step is 0.0 to 1.1 % shorter on five of six inputs and 0.1 % longer on one. With planning
+Result: Without sweeps, the step is 0.3 to 1.3 % shorter on five of six inputs and 0.1 % longer on one. With planning
 included, it is never longer.
 """
 

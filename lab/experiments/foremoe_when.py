@@ -12,7 +12,7 @@ three draws. Planning is charged as if no rollout hid it. *RL step* is the remai
 
 Result: The gain grows with tokens, up to about 2,048 per rank and micro-step, and in general with nodes. With 256
 tokens on one or two nodes, copies and planning consume the gain by token. With planning included, ReLibra is 0.5 to 5 %
-faster than ours on one node. On more nodes, ours is up to 12 % faster than ReLibra, except with 256 tokens on 16 nodes.
+faster than ours on one node. On more nodes, ours is up to 13 % faster than ReLibra, except with 256 tokens on 16 nodes.
 """
 
 from kit import FIRST, System, drawn, measured_here, paired, ratio

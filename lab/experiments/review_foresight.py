@@ -20,9 +20,10 @@ Both steps have the same popularity of experts but different groups. This favour
 make them worse. Inputs are those of foremoe-seeds, with half the layers on 64 ranks. Figures are means of five draws.
 
 Result: Without foresight, our planner reaches four fifths (by token) and two thirds (by row) of its gain on 64 ranks,
-and half of it on 8 ranks. The planner needs each micro-step's loads: the step's exact mean gains hardly more than the
-previous step's mean. EPLB and LPLB, which fill all slots according to the previous step's mean, gain more than our
-planner with any mean.
+and half of it on 8 ranks. The planner needs each micro-step's loads: by token on 64 ranks, it gains {mixed, 64 ranks |
+step's mean | speedup (token) | 2} with the step's exact mean and {mixed, 64 ranks | former step's mean | speedup
+(token) | 2} with the previous step's, instead of {mixed, 64 ranks | foremoe | speedup (token) | 2}. EPLB and LPLB,
+which fill all slots according to the previous step's mean, gain more than our planner with any mean.
 """
 
 from __future__ import annotations

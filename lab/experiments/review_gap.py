@@ -16,9 +16,9 @@ refreshing the arenas and sending gradients home. *Planning* is the planning tim
 routing model of figure 8 on 64 ranks of eight nodes.
 
 Result: Most of our step's time beyond the ideal is exchange, because sources send unevenly even if all ranks receive
-the same. By token it is 3 % of the ideal step in one node and 4 % between eight nodes; by row it is 1.5 and 7 %. Slots
-and copies cost next to nothing, and partly filled tiles of replicas at most 0.5 %. Placement that no rollout hides
-costs 1 % at 8 ranks and 0.2 % at 64.
+the same. By token it is 3 % of the ideal step in one node and between eight nodes; by row it is 1.5 and 7 %. Slots and
+copies cost next to nothing, and partly filled tiles of replicas at most 0.5 %. Placement that no rollout hides costs 1
+% at 8 ranks and 0.2 % at 64.
 """
 
 from __future__ import annotations

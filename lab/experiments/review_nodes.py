@@ -10,8 +10,9 @@ effect of the links. With fewer tokens per rank and micro-step, there is less co
 model is figure 8's *mixed* one, with groups of 16; four layers represent all. Figures are means of five draws.
 
 Result: By token, balancing gains most on one or two nodes, because exchange takes more of the step on more nodes. By
-row it gains more on eight nodes than on two or four. Copies are exposed at 2,048 tokens and fewer, but balancing still
-gains at 128 tokens. With 512 tokens or fewer, preferring links loses, because it needs 2.5 to 6 times the copies.
+row it gains more on eight nodes than on two or four. With fewer than 4,096 tokens, more copies are exposed, but
+balancing still gains at 128 tokens. With 512 tokens or fewer, preferring links loses, because it needs six times the
+copies.
 """
 
 from kit import System, drawn, paired
