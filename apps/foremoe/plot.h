@@ -14,7 +14,7 @@
 
 namespace foremoe::cli {
 
-// shows: what the picture shows.
+// shows: contents of the picture, for --help.
 Option plot_option(std::string& path, const std::string& shows = "modelled seconds of each policy by part");
 
 // Throws InputError, field `plot`, unless the path ends in .png or .svg, the file can be created and is not an

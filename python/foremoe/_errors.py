@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class InputError(ValueError):
     """Invalid input. `str()` returns the whole message. The attributes locate the error; they are empty if unknown.
@@ -19,6 +21,14 @@ class InputError(ValueError):
         self.field = field
         self.index = index
         self.problem = message
+
+
+def refuse(field: str, problem: str, index: str = "", *, file: str = "") -> NoReturn:
+    """Raises InputError. file: Source that contains the field; "" if the field is an argument."""
+    words = [file, f"{field}{index}", problem.replace("`", "")]
+    error = InputError(": ".join(word for word in words if word), file=file, field=field, index=index)
+    error.problem = problem
+    raise error
 
 
 class PolicySkipped(Exception):

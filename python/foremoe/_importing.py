@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._errors import InputError
+from ._errors import refuse
 
 NPY = b"\x93NUMPY"
 DTYPES = {name: np.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
@@ -50,14 +50,6 @@ class Decoded(NamedTuple):
     content: bytes | npt.NDArray[Any]  # an .npy file, or integers [tokens, layers, top_k]
     prompt_length: int = -1  # tokens; −1: unknown
     num_tokens: int | None = None  # claimed by the response
-
-
-def refuse(field: str, problem: str, *, file: str = "", index: str = "") -> NoReturn:
-    """Raises InputError. file: Source that contains the field; "" if the field is an argument."""
-    words = [file, f"{field}{index}", problem.replace("`", "")]
-    error = InputError(": ".join(word for word in words if word), file=file, field=field, index=index)
-    error.problem = problem
-    raise error
 
 
 class SourcePlace(NamedTuple):

@@ -28,20 +28,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._errors import InputError
+from ._errors import InputError, refuse
 
 if TYPE_CHECKING:
     from .megatron import Plan, Replicas
-
-
-def _refuse(field: str, problem: str, index: str = "") -> NoReturn:
-    raise InputError(f"{field}{index}: {problem}", field=field, index=index)
 
 
 def recorded_counts(num_experts: int, first: int = 0, end: int | None = None) -> npt.NDArray[np.int64]:
@@ -64,21 +60,21 @@ def recorded_counts(num_experts: int, first: int = 0, end: int | None = None) ->
         return np.zeros((end - first, 0, num_experts), np.int64)
     recorded = sorted({len(of_layer) for of_layer in lists})
     if len(recorded) != 1:
-        _refuse("all_routing_replays", f"{len(lists)} layers with {recorded} micro-steps; expected as many in each")
+        refuse("all_routing_replays", f"{len(lists)} layers with {recorded} micro-steps; expected as many in each")
     end = recorded[0] if end is None else end
     if not 0 <= first < end <= recorded[0]:
-        _refuse("top_indices_list", f"has {recorded[0]} micro-steps; expected {first} to {end - 1} among them")
+        refuse("top_indices_list", f"has {recorded[0]} micro-steps; expected {first} to {end - 1} among them")
     counts = np.zeros((end - first, len(lists), num_experts), np.int64)
     for layer, of_layer in enumerate(lists):
         for m, indices in enumerate(of_layer[first:end]):
             place = f"[{layer}][{first + m}]"
             if hasattr(indices, "materialize_for_routing_replay"):
-                _refuse("top_indices_list", "is read when it is replayed, which is not supported", place)
+                refuse("top_indices_list", "is read when it is replayed, which is not supported", place)
             rows = np.ascontiguousarray(indices)[:, None]
             try:
                 counts[m, layer] = _core._count_routes(rows, num_experts, distinct=True)[1]
             except InputError as error:
-                _refuse("top_indices_list", f"{error.problem} in entry {error.index}", place)
+                refuse("top_indices_list", f"{error.problem} in entry {error.index}", place)
     return counts
 
 
@@ -122,7 +118,7 @@ class Hooks:
         if not self._is_active:
             return
         if rollout_data is None:
-            _refuse("rollout_data_postprocess_path", "got args alone, as in miles; mode active needs slime")
+            refuse("rollout_data_postprocess_path", "got args alone, as in miles; mode active needs slime")
         self._num_micro_steps = [int(n) for n in rollout_data["num_microbatches"]]
 
     def before_train_step(
@@ -156,15 +152,15 @@ class Hooks:
     def _attached(self, args: Any, model: Any) -> Replicas:
         if self.replicas is None:
             if self._is_active and getattr(args, "offload_train", False):
-                _refuse(
+                refuse(
                     "offload_train",
                     "is True, as with --colocate; expected False in mode active, since slime ends the group for copies "
                     "and pauses the memory of guests when it offloads, and they are not made again; or mode shadow",
                 )
             if self._is_active and not getattr(args, "use_routing_replay", False):
-                _refuse("use_routing_replay", "is False; mode active needs routes that are known before the step")
+                refuse("use_routing_replay", "is False; mode active needs routes that are known before the step")
             if self._is_active and getattr(args, "moe_router_fusion", False):
-                _refuse("moe_router_fusion", "is True; expected False, since a fused router ignores replayed routes")
+                refuse("moe_router_fusion", "is True; expected False, since a fused router ignores replayed routes")
             from .megatron import attach
 
             self.replicas = attach(model, **self._arguments)
@@ -172,7 +168,7 @@ class Hooks:
 
     def _micro_steps_of(self, step_id: int) -> tuple[int, int]:
         if self._num_micro_steps is None or step_id >= len(self._num_micro_steps):
-            _refuse("rollout_data_postprocess_path", "should be before_training of the same Hooks, for mode active")
+            refuse("rollout_data_postprocess_path", "should be before_training of the same Hooks, for mode active")
         first = sum(self._num_micro_steps[:step_id])
         return first, first + self._num_micro_steps[step_id]
 

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+import foremoe
+
 from .together import refused_together, versions
 
 _SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group does not split the default NCCL communicator
@@ -65,6 +67,18 @@ def _timeout_of(group: Any, device: torch.device) -> timedelta | None:
     """Returns the timeout of a group; None if its backend has none. gloo and NCCL have one."""
     timeout: timedelta | None = getattr(group._get_backend(device).options, "_timeout", None)
     return timeout
+
+
+def expect_backend(group: Any, device: torch.device, field: str) -> None:
+    """Raises InputError unless the group's backend works on the device of the experts. field: argument with them."""
+    try:
+        group._get_backend(device)
+    except RuntimeError as error:
+        raise foremoe.InputError(
+            f"{field}: experts are on {device}, where the group's backend, {dist.get_backend(group)}, does not work; "
+            "move the model to another device before",
+            field=field,
+        ) from error
 
 
 def groups_made() -> int:

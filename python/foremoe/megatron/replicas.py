@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
-from foremoe._engine.groups import groups_made, make_groups
+from foremoe._engine.groups import expect_backend, groups_made, make_groups
 from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
@@ -95,6 +95,7 @@ class Replicas:
         plan = plan_empty_load(nothing, arguments, table, in_flight=in_flight, executes=self.mode == "active")
         self._guest_slots, self._residency = plan.guest_slots, plan.residency  # some policies choose their own
         if self.mode == "active":
+            expect_backend(self._ranks.group, self._device, "model_chunks")
             self._prepare([name for name, _ in named])
         elif arguments.cluster is not None:
             self._modelled = Modelled(arguments.cluster, arguments.model, config, arguments.depth, arguments.threads)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foremoe import InputError, _core
+from foremoe import _core
+from foremoe._errors import refuse
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,10 @@ def counts_from_routes(
     missing = (tokens < 0) | (rows.reshape(len(rows), -1) < 0).any(1)
     if missing.any():
         if first is None:
-            _refuse(
+            refuse(
+                "routes",
                 f"have none for {missing.sum()} of this rank's rows ({(tokens < 0).sum()} of padding), where the "
-                "router would choose; give `first`, and replay with_filler_routes()"
+                "router would choose; give `first`, and replay with_filler_routes()",
             )
         nothing = torch.full((int(missing.sum()), rows.shape[2]), -1)
         rows[missing] = with_filler_routes(nothing, nothing[:, 0] >= 0, num_experts=num_experts, first=first)[:, None]
@@ -119,25 +120,25 @@ def counts_from_routes(
     return counts
 
 
-def _refuse(problem: str, index: str = "", field: str = "routes") -> NoReturn:
-    raise InputError(f"{field}{index}: {problem}", field=field, index=index)
-
-
 def _check(routes: Sequence[Tensor], num_experts: int, padded_to: int | None, place: Place) -> None:
     if not routes:
-        _refuse("has no sequence")
+        refuse("routes", "has no sequence")
     for i, of in enumerate(routes):
         index, shape = f"[{i}]", list(of.shape)
         if of.is_floating_point() or of.dim() != 3 or shape[1:] != list(routes[0].shape[1:]):
             expected = list(routes[0].shape[1:]) if i and routes[0].dim() == 3 else ["layers", "top_k"]
-            _refuse(f"is {of.dtype} {shape}; expected integers [tokens, {', '.join(map(str, expected))}]", index)
+            refuse(
+                "routes", f"is {of.dtype} {shape}; expected integers [tokens, {', '.join(map(str, expected))}]", index
+            )
         if padded_to is not None and len(of) > padded_to:
-            _refuse(f"has {len(of)} tokens; expected at most padded_to = {padded_to}", index)
+            refuse("routes", f"has {len(of)} tokens; expected at most padded_to = {padded_to}", index)
         if of.numel() and int(of.max()) >= num_experts:
-            _refuse(f"has id {int(of.max())}; expected at most {num_experts - 1}", index)
+            refuse("routes", f"has id {int(of.max())}; expected at most {num_experts - 1}", index)
         is_missing = (of < 0).flatten(1)
         some = is_missing.any(1) & ~is_missing.all(1)
         if some.any():
-            _refuse("has ids below 0 in some of its layers or entries only", f"[{i}][{int(some.nonzero()[0])}]")
+            refuse(
+                "routes", "has ids below 0 in some of its layers or entries only", f"[{i}][{int(some.nonzero()[0])}]"
+            )
     if padded_to is not None and padded_to % place.multiple:
-        _refuse(f"{padded_to}; expected a multiple of {place.multiple}, for {place}", field="padded_to")
+        refuse("padded_to", f"{padded_to}; expected a multiple of {place.multiple}, for {place}")

@@ -21,7 +21,7 @@ from torch import Tensor
 import foremoe
 from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_empty_load
 from foremoe._engine.compiled import expect_not_compiling
-from foremoe._engine.groups import can_make_gloo
+from foremoe._engine.groups import can_make_gloo, expect_backend
 from foremoe._engine.homes import HomeTable
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
@@ -65,9 +65,9 @@ class ExpertParallel:
             when a phase begins. auto: the less loaded of both, for each copy.
         dispatch: How planned rows travel. row: each directly to its replica. token: a token once to each other node
             that serves it, and from there once to each rank of the node that serves it; each rank chooses which of its
-            tokens go to which replica, so that few nodes serve each token. Layers that run without their
-            guests, rows without a route, and all rows under on_mismatch="home" are dispatched by row, and so is
-            everything on a single node.
+            tokens go to which replica, so that few nodes serve each token. Layers that run without their guests, rows
+            without a route, and all rows under on_mismatch="home" are dispatched by row, and so is everything on a
+            single node.
         host_timeout: Seconds that a phase waits for experts in its node's arena. After that, layers run at homes.
         ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory. None: 8, or all if fewer.
         threads: Threads for planning.
@@ -126,6 +126,7 @@ class ExpertParallel:
             facts = facts_of(self.layers)
             given.expect_equal(facts, among)
             weight = next(iter(self.layers[0].weights().values()))
+            expect_backend(self.group, weight.device, "layers")
             shape = 1, len(self.layers), self.num_ranks, self.layers[0].num_experts
             self.ranks = Ranks.of(
                 self.group, HomeTable.contiguous(*shape[1::2], shape[2]), ranks_per_node, weight.device

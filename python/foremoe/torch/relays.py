@@ -119,8 +119,7 @@ class GatheredTokens:
             )
         turns = [self._turns["forward", micro_step, layer] for layer in range(self._load.num_layers)]
         own = self._routes.own[micro_step].numpy()
-        num_slots = self._running.begin().num_slots
-        sent = [Sent(turn, np.ascontiguousarray(own[:, turn.layer]), num_slots, self._ranks) for turn in turns]
+        sent = [Sent(turn, np.ascontiguousarray(own[:, turn.layer]), self._ranks) for turn in turns]
         assert self._ranks.relays is not None
         parts = [packed(sent, target, self._ranks) for target in range(self._ranks.num_ranks)]
         received = exchanged_bytes(parts, self._ranks.relays.group)
@@ -131,13 +130,11 @@ class GatheredTokens:
 class Sent:
     """What this rank sends in one layer."""
 
-    def __init__(self, turn: foremoe.RankTurn, routes: Array, num_slots: int, ranks: Ranks) -> None:
+    def __init__(self, turn: foremoe.RankTurn, routes: Array, ranks: Ranks) -> None:
         """routes: int32 [tokens, top_k]."""
         self.tokens, self.top_k = routes.shape
-        target = turn.slots(routes).reshape(-1) // num_slots  # −1 in entries without a route
-        order = np.lexsort((routes.reshape(-1), target))[np.count_nonzero(target < 0) :]  # as turn.row_order()
-        target = target[order]
-        token, entry = np.divmod(order, self.top_k)
+        token, entry = np.divmod(turn.row_order(routes), self.top_k)
+        target = np.repeat(np.arange(ranks.num_ranks), turn.send)
         goes = np.zeros((ranks.num_ranks, self.tokens), bool)
         goes[target, token] = True
         by_node = goes.reshape(ranks.num_nodes, ranks.ranks_per_node, self.tokens)

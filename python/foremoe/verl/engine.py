@@ -17,11 +17,12 @@ from verl.utils.megatron_utils import unwrap_model
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 from verl.workers.engine.utils import prepare_micro_batches
 
+from foremoe._errors import refuse
 from foremoe.megatron import Plan, Replicas, attach, with_filler_routes
 from foremoe.megatron.supported import moe_layers
 
 from .ahead import Counts, MiniBatchSplit, UpdatePlanner
-from .routes import counts_of, refuse
+from .routes import counts_of
 
 __all__ = ["Engine", "arguments"]
 

@@ -8,19 +8,14 @@ not used. So they get predictable routes: all experts in turn (foremoe.megatron.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foremoe import InputError
+from foremoe._errors import refuse
 from foremoe.megatron.rows import Place, counts_from_routes
-
-
-def refuse(field: str, problem: str, index: str = "") -> NoReturn:
-    raise InputError(f"{field}{index}: {problem}", field=field, index=index)
 
 
 def counts_of(

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from counting import Counter
-from processes import RANKS, gather
+from processes import DEVICE, RANKS, gather
 from refusals import input_error
 from test_equal import error_of
 from test_host_path import after_publishing, flip_a_bit
@@ -134,14 +134,14 @@ def test_gates_wider_than_hidden_states_are_as_exact_as_by_row(rank: int) -> Non
         return forward_rows(layer, rows.float(), offsets, weights)
 
     for dispatch in ("row", "token"):
-        net = Net(Sizes(layers=1, experts=16, top_k=6, tokens=24), torch.device("cpu"))
+        net = Net(Sizes(layers=1, experts=16, top_k=6, tokens=24), DEVICE)
         ep = net.spread(ranks_per_node=2, dispatch=dispatch)
         gates = []
         in_layers = mock.patch.object(Experts, "forward_rows", in_float32)
         with in_layers, ep.plan(net_routes(net.sizes, rank, RANKS)) as phase:
             for m, hidden in enumerate(draw_inputs(net.sizes, rank)):
                 with phase.micro_step(m):
-                    given = hidden.bfloat16()
+                    given = hidden.to(DEVICE, torch.bfloat16)
                     for layer in net.moe:
                         assert layer._ids is not None and layer._execute is not None
                         gate = torch.softmax(given.float() @ layer.router.weight.T, -1).gather(-1, layer._ids)

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -105,11 +106,12 @@ def test_every_check_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
         by_status[row["outcome"]].append(row["check"])
     of_clocks = {"copies overlap with computing"}  # can fail when other programs use the processors
     assert set(by_status[FAILED]) <= of_clocks, document
-    assert by_status[CANNOT_RUN] == ["no layer waits for the device"]
+    assert len(by_status[CANNOT_RUN]) == 2
+    assert all(name.startswith("no layer waits for the device") for name in by_status[CANNOT_RUN])
     assert [row["check"] for row in document["checks"]] == [c.name for c in command.all_checks(CPU, command.SPEED)]
     num_failed = len(by_status[FAILED])
     assert done.returncode == num_failed, done.stderr
-    assert f"{len(by_status[PASSED])} passed, {num_failed} failed, 1 cannot run here" in done.stdout
+    assert f"{len(by_status[PASSED])} passed, {num_failed} failed, 2 cannot run here" in done.stdout
 
 
 def test_the_json_document_has_versions_and_results_but_no_host_or_path(whole_run: Any) -> None:
@@ -192,7 +194,8 @@ def test_a_hung_rank_is_killed_and_the_next_check_gets_new_ranks() -> None:
     hangs = Check("hangs", functools.partial(on_rank_1, hang), limit=3.0)
     hung, after = outcomes(hangs, Check("passes", pass_quietly))
     assert hung.status == FAILED
-    assert hung.detail == "all ranks: had not ended after 3 s"
+    assert re.search(r"rank 0: had not ended after 3 s, in .*\bbarrier < .*test_doctor\.py:\d+ on_rank_1", hung.detail)
+    assert re.search(r"rank 1: had not ended after [34] s, in test_doctor\.py:\d+ hang < test_doctor", hung.detail)
     assert after == Outcome(PASSED, "on 2 ranks", {"figure": 1.0})
     assert time.monotonic() - begin < 120
 

@@ -172,6 +172,12 @@ def test_an_error_on_one_rank_is_raised_on_all_and_no_group_is_made(rank: int) -
     assert refused.startswith("ranks [2] do not make the gloo group of ranks [0, 2]")
 
 
+def test_experts_on_a_device_of_no_backend_are_refused(rank: int) -> None:
+    """As of a model that is still on the CPU, in an NCCL group."""
+    refused = refusal(lambda: spread(make_model(F32).to("meta")))
+    assert refused.startswith("InputError: layers: experts are on meta, where the group's backend, gloo, does not work")
+
+
 kept: list[Any] = []
 
 

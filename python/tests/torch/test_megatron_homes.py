@@ -60,7 +60,8 @@ def by_expert(weights: dict[str, Any], homes: Any, ep: int) -> dict[str, Any]:
             if "local_experts" in name:
                 rest[2] = str(order[rank % ep * (EXPERTS // ep) + int(rest[2])])
             if "router" in name:
-                found[name] = torch.empty_like(gradient).index_copy(0, torch.tensor(order), gradient)
+                place = torch.tensor(order, device=gradient.device)
+                found[name] = torch.empty_like(gradient).index_copy(0, place, gradient)
             else:
                 found[".".join([str(rank // ep), number, *rest])] = gradient
     return found

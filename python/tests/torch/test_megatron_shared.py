@@ -27,7 +27,7 @@ from megatron_training import (
     train_unplanned,
     under_a_plan,
 )
-from processes import gather
+from processes import DEVICE, gather
 from refusals import input_error
 
 import foremoe
@@ -194,7 +194,7 @@ def test_attach_rejects_configured_checkpoints_of_several_moe_layers(
     config = make_config(
         Case(), num_layers=4, recompute_granularity="full", recompute_method=method, recompute_num_layers=layers
     )
-    block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=specs))
+    block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=specs)).to(DEVICE)
     several = "a checkpoint holds several MoE layers; expected 1 under residency shared"
     words = f"recompute_num_layers: 2, so that {several}" if refused else "nothing"
     assert input_error(lambda: foremoe.megatron.attach(block, ranks_per_node=2, **SHARED).detach()) == words

@@ -64,10 +64,7 @@ def test_every_row_arrives_at_its_slot_and_every_sum_has_all_copies(nodes: int, 
         for rank in range(num_ranks)
     ]
     own = [[np.ascontiguousarray(of[:, layer]) for layer in range(LAYERS)] for of in routes]
-    sent = [
-        [Sent(*of, plan.num_slots, ranks[rank]) for of in zip(turns[rank], own[rank], strict=True)]
-        for rank in range(num_ranks)
-    ]
+    sent = [[Sent(*of, ranks[rank]) for of in zip(turns[rank], own[rank], strict=True)] for rank in range(num_ranks)]
     parts = [[packed(sent[source], rank, ranks[source]) for rank in range(num_ranks)] for source in range(num_ranks)]
     found = [
         [unpacked(parts[source][rank], turns[rank], source, ranks[rank]) for source in range(num_ranks)]

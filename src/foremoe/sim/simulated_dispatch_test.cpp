@@ -44,7 +44,7 @@ TEST(SimulatedDispatch, DispatchDeterminesTheRowsSent) {
   EXPECT_EQ(expected.dispatch, Dispatch::kToken);
 
   std::int64_t between_nodes = 0;  // one row per token served by another node
-  std::int64_t busiest = 0;        // sum over dispatches; what a rank sends, one other rank receives
+  std::int64_t busiest = 0;        // sum over dispatches; each rank sends to one other rank
   const SourceTokens tokens(recorded.trace, recorded.batching);
   for (int m = 0; m < 2; ++m) {
     for (int l = 0; l < 2; ++l) {

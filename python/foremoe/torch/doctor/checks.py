@@ -21,7 +21,7 @@ from torch import Tensor
 from foremoe._balance import planned_rows
 
 from .hardware import SHARED, Hardware
-from .layers import Net, Sizes, draw_inputs, draw_routes
+from .layers import TOKEN, Net, Sizes, draw_inputs, draw_routes
 from .ranks import FAILED, GROUP_TIMEOUT, PASSED, CannotRun, Check, Failure, Outcome, RankReport
 
 RUNS = 3
@@ -52,7 +52,8 @@ def checks(hardware: Hardware, sizes: Sizes) -> list[Check]:
         for how in ("raises", "is killed")
     ]  # fmt: skip
     return [
-        Check("no layer waits for the device", _waits, no_cuda),
+        Check("no layer waits for the device", functools.partial(_waits, {}), no_cuda),
+        Check("no layer waits for the device: dispatch by token", functools.partial(_waits, TOKEN), no_cuda),
         Check("copies overlap with computing", _overlap, shared),
         Check("speed of a planned step", functools.partial(_speed, sizes), shared, limit=90.0),
         Check("bandwidth: all-to-all", _all_to_all),
@@ -79,7 +80,7 @@ def _counted_waits() -> Iterator[Counter[str]]:
     places.update(f"{os.path.basename(w.filename)}:{w.lineno}" for w in found if "synchroniz" in str(w.message))
 
 
-def _waits(hardware: Hardware) -> Outcome:
+def _waits(options: dict[str, Any], hardware: Hardware) -> Outcome:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = hardware.device_of(rank)
     with _counted_waits() as planted:
@@ -88,7 +89,7 @@ def _waits(hardware: Hardware) -> Outcome:
         raise Failure(f"a wait that was planted was counted {sum(planted.values())} times")
     net = Net(Sizes(dtype="bfloat16"), device)
     waits: Counter[str] = Counter()
-    ep = net.spread()
+    ep = net.spread(**options)
     inputs = [hidden.to(device, torch.bfloat16) for hidden in draw_inputs(net.sizes, rank)]
     with ep.plan(draw_routes(net.sizes, rank, ranks)) as phase:
         for m, hidden in enumerate(inputs):

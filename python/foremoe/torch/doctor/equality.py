@@ -21,12 +21,13 @@ import foremoe
 
 from ..parallel import ExpertParallel
 from .hardware import Hardware
-from .layers import Experts, Net, Sizes, draw_inputs, draw_routes
+from .layers import TOKEN, Experts, Net, Sizes, draw_inputs, draw_routes
 from .ranks import PASSED, CannotRun, Check, Failure, Outcome
 
 PATHS = ("peer", "host", "auto")
 RESIDENCIES = ("static", "resident", "shared")
 DTYPES = ("float32", "bfloat16")
+OTHER_HOMES, BY_TOKEN = "other homes", "dispatch by token"
 ROUNDING = 2.0
 """Largest error of a planned step, as a multiple of the error of one process of the same type."""
 
@@ -35,12 +36,15 @@ def checks() -> list[Check]:
     return [
         Check(
             f"equal to one process: {path}, {residency}, {dtype}",
-            functools.partial(_check, path, residency, dtype, False),
+            functools.partial(_check, path, residency, dtype, ""),
         )
         for dtype in DTYPES
         for path in PATHS
         for residency in RESIDENCIES
-    ] + [Check("equal to one process: other homes", functools.partial(_check, "peer", "resident", "float32", True))]
+    ] + [
+        Check(f"equal to one process: {variant}", functools.partial(_check, "peer", "resident", "float32", variant))
+        for variant in (OTHER_HOMES, BY_TOKEN)
+    ]
 
 
 @dataclass(frozen=True)
@@ -113,13 +117,13 @@ def draw_homes(sizes: Sizes, ranks: int) -> npt.NDArray[np.int32]:
     return np.random.default_rng(0).permuted(contiguous, axis=1)
 
 
-def _check(path: str, residency: str, dtype: str, has_other_homes: bool, hardware: Hardware) -> Outcome:
+def _check(path: str, residency: str, dtype: str, variant: str, hardware: Hardware) -> Outcome:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device, sizes = hardware.device_of(rank), Sizes(dtype=dtype)
     exact, eager = _references(sizes, device, rank, ranks)
     net = Net(sizes, device)
-    homes = draw_homes(sizes, ranks) if has_other_homes else None
-    ep = net.spread(residency=residency, path=path, homes=homes)
+    homes = draw_homes(sizes, ranks) if variant == OTHER_HOMES else None
+    ep = net.spread(residency=residency, path=path, homes=homes, **(TOKEN if variant == BY_TOKEN else {}))
     try:
         planned, figures = run_planned(net, ep, rank, ranks)
     except foremoe.InputError as error:

@@ -14,6 +14,9 @@ from foremoe._engine.layers import Execute, grouped_linear
 
 from ..parallel import ExpertParallel
 
+TOKEN: dict[str, Any] = {"dispatch": "token", "ranks_per_node": 1}
+"""Options of Net.spread() for dispatch by token between ranks that are nodes of their own."""
+
 
 @dataclass(frozen=True)
 class Sizes:

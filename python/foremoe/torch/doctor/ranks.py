@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import faulthandler
 import functools
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -25,6 +28,8 @@ GROUP_TIMEOUT = 20.0
 START_LIMIT = 100.0
 """Seconds within which ranks must import torch and form a group."""
 MOST_TEXT = 300
+MOST_CALLS = 6  # of a rank that hangs
+_CALL = re.compile(r'File ".*?([^/"]+)", line (\d+) in (.*)')  # as faulthandler prints it
 
 
 class Failure(Exception):
@@ -172,7 +177,8 @@ class _Ranks:
         for rank, process in enumerate(self._processes):
             if rank not in reports:
                 seconds = time.monotonic() - begin
-                reports[rank] = RankReport(rank, "hung", seconds, text=f"had not ended after {seconds:.0f} s")
+                where = self._place_of(rank)
+                reports[rank] = RankReport(rank, "hung", seconds, text=f"had not ended after {seconds:.0f} s{where}")
                 process.kill()
         return [reports[rank] for rank in range(len(self._processes))]
 
@@ -184,12 +190,21 @@ class _Ranks:
             process.join(5.0)
             code = process.exitcode
             how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited: {code}"
-            with open(_log_of(self._folder.name, rank), "a+", errors="replace") as log:
-                log.seek(0)
-                lines = [line.strip() for line in log if line.strip() and not line.startswith("frame #")]
+            lines = [line for line in _lines_of(self._folder.name, rank) if not line.startswith("frame #")]
             last = f"; its last line: {lines[-1][:MOST_TEXT]}" if lines else ""
             return RankReport(rank, "died", seconds, text=how + last)
         return RankReport(rank, ended, seconds, value, text)
+
+    def _place_of(self, rank: int) -> str:
+        """Returns where a rank waits: ", in " and its innermost calls, as its main thread prints them on a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
+            time.sleep(0.5)
+        lines = _lines_of(self._folder.name, rank)
+        begins = [i for i, line in enumerate(lines) if line.endswith("(most recent call first):")]
+        calls = [_CALL.match(line) for line in lines[begins[-1] + 1 :]] if begins else []
+        of = [f"{call[1]}:{call[2]} {call[3]}" for call in calls if call]
+        return f", in {' < '.join(of[:MOST_CALLS])}" if of else ""
 
     def end(self) -> None:
         """Ends all processes; kills those that do not end by themselves."""
@@ -206,6 +221,13 @@ def _log_of(folder: str, rank: int) -> str:
     return os.path.join(folder, f"rank-{rank}.log")
 
 
+def _lines_of(folder: str, rank: int) -> list[str]:
+    """Returns the lines that a rank has printed, without empty ones."""
+    with open(_log_of(folder, rank), "a+", errors="replace") as log:
+        log.seek(0)
+        return [line.strip() for line in log if line.strip()]
+
+
 def _serve(
     connection: Connection, hardware: Hardware, rank: int, folder: str, prepare: Callable[[], None] | None
 ) -> None:
@@ -213,6 +235,7 @@ def _serve(
     with open(_log_of(folder, rank), "w") as log:  # output of libraries is not part of the table
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    faulthandler.register(signal.SIGUSR1, file=2)  # prints the calls of all threads, those of the main thread last
     try:
         connection.send(_attempt(lambda: _begin(hardware, rank, folder, prepare)))
         while True:
@@ -230,6 +253,8 @@ def _begin(hardware: Hardware, rank: int, folder: str, prepare: Callable[[], Non
     if device.type == "cuda":
         # After a timeout, torch's watchdog waits four times this long (default: a minute) and ends the process.
         os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
+        # Before that it imports modules to print calls. It hangs if a thread that waits for the device has the GIL.
+        os.environ.setdefault("TORCH_INCLUDE_STACK_TRACE", "0")
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
