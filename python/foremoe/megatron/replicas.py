@@ -14,11 +14,12 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
+from foremoe._engine.failures import Channel, Failures
 from foremoe._engine.groups import expect_backend, groups_made, make_groups
 from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
-from foremoe._engine.together import Agreement, Channel, Failures, Given, others_than, slots_at_begin
+from foremoe._engine.together import Agreement, Given, others_than, slots_at_begin
 from foremoe.options import AnyHomes
 
 from .arguments import AttachArguments, expect_chunks
