@@ -132,6 +132,19 @@ def headers_are_guarded(tree):
             yield path, 1, "must start with #pragma once"
 
 
+INSTALL = "cmake/Install.cmake"
+
+
+def installed_headers_are_complete(tree):
+    """Headers that are installed exist, and include no header that is not installed."""
+    installed = {f"src/foremoe/{name}" for name in re.findall(r"(?<!\S)[\w/]+\.h(?=[\s)])", tree.get(INSTALL, ""))}
+    for path in sorted(installed - tree.keys()):
+        yield INSTALL, 1, f"{path} does not exist"
+    for path, number, match in lines(tree, r'^\s*#\s*include "(foremoe/[^"]+)"', installed.__contains__):
+        if f"src/{match[1]}" not in installed:
+            yield path, number, f"is installed, but {match[1]} is not: {INSTALL}"
+
+
 MOST_ARGUMENTS = 5
 # Existing exceptions. Do not add to this list.
 MANY_ARGUMENTS_TODAY = {
@@ -284,6 +297,10 @@ RULES = {
     merges_are_finished: {"docs/users/formats.md": "ours\n" + ">" * 7 + " main\n"},
     no_machine_is_named: {"docs/users/formats.md": "see /ho" "me/someone/trace.safetensors\n"},
     headers_are_guarded: {"src/foremoe/core/ids.h": "#ifndef IDS_H\n"},
+    installed_headers_are_complete: {
+        INSTALL: "set(public_headers core/units.h core/gone.h)\n",
+        "src/foremoe/core/units.h": '#pragma once\n#include "foremoe/core/ids.h"\n',
+    },
     functions_take_few_arguments: {
         "src/foremoe/core/a.h": "#pragma once\nvoid f(int a, int b, int c,  // three\n       int d, int e,\n       int f = 3);\n",
         "src/foremoe/core/b.cpp": "Sum::Sum(const A& a, B* b, std::span<const int> c, C c, D d, std::function<void(int, int)> e) : a_(a) {}\n",

@@ -3,7 +3,7 @@
     ep = foremoe.torch.ExpertParallel(expert_layers(model))
     with record(rollout_model) as recorder:
         out = rollout_model.generate(...)
-    routes = recorder.routes(out, attention_mask)
+    routes = recorder.routes(out, attention_mask)  # or of the input_ids of a plain forward
 
 From transformers 5.23 on, each rank can load only its own experts, by DistributedConfig(fsdp_size=R, ep_size=R). All
 other calls are the same. See foremoe.supported for accepted versions.
@@ -298,13 +298,16 @@ class Recorder:
             hook.remove()
 
     def routes(self, out: Any, attention_mask: Tensor) -> Tensor:
-        """Returns the routes of generate()'s output, int16 [batch, tokens, layers, top_k]; −1 if a token did not run.
+        """Returns the routes of the tokens, int16 [batch, tokens, layers, top_k]; −1 if a token did not run.
 
-        The last token of each sequence has no route, since it was never an input.
+        After generate() the last token of each sequence has no route, since it was never an input.
 
         Args:
-            out: Output of generate().
+            out: Output of generate(), or the input_ids of one plain forward, such as one for old log-probabilities.
             attention_mask: [batch, tokens] of prompt and completion, 0 for padding.
+
+        Raises:
+            InputError: for an argument of another shape, and if other rows ran, as in several plain forwards.
         """
         tokens = out if isinstance(out, Tensor) else out.sequences
         batch, length = tokens.shape
@@ -312,19 +315,23 @@ class Recorder:
             raise foremoe.InputError(
                 f"attention_mask: is {list(attention_mask.shape)}; expected [{batch}, {length}]", field="attention_mask"
             )
+        is_plain = all([call.shape[0] for call in calls] == [batch * length] for calls in self._calls)
         per_layer = []
         for calls in self._calls:
             rows = sum(call.shape[0] for call in calls)
-            if rows != batch * (length - 1):
+            if not is_plain and rows != batch * (length - 1):
                 raise foremoe.InputError(
-                    f"out: {rows} rows ran, but it has {batch * (length - 1)} before the last tokens",
+                    f"out: {rows} rows ran in {len(calls)} forwards, but it has {batch * (length - 1)} before the last "
+                    f"tokens; expected these, or all {batch * length} in one forward",
                     field="out",
                 )
             per_layer.append(torch.cat([call.view(batch, -1, call.shape[-1]) for call in calls], 1))
-        routes = torch.nn.functional.pad(torch.stack(per_layer, 2), (0, 0, 0, 0, 0, 1), value=-1)
+        routes = torch.stack(per_layer, 2)
         mask = attention_mask.to(routes.device).bool()
-        last = length - 1 - mask.flip(1).int().argmax(1)
-        mask = mask.scatter(1, last[:, None], False)
+        if not is_plain:
+            routes = torch.nn.functional.pad(routes, (0, 0, 0, 0, 0, 1), value=-1)
+            last = length - 1 - mask.flip(1).int().argmax(1)
+            mask = mask.scatter(1, last[:, None], False)
         return routes.masked_fill(~mask[:, :, None, None], -1)
 
 

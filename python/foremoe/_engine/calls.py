@@ -14,7 +14,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from .together import Channel, Failures, spelled
+from .failures import Channel, Failures
+from .together import spelled
 
 _LENGTH = 64  # bytes of a call's name
 _POLL_SECONDS = 0.001

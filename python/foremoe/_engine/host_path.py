@@ -20,8 +20,8 @@ from torch import Tensor
 import foremoe
 
 from .arena import NodeArena
+from .failures import Channel
 from .node_memory import Expert
-from .together import Channel
 
 
 def _expert_of(copy: foremoe.Copy) -> Expert:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from .calls import Calls
+from .failures import Channel, Failures
 from .homes import HomeTable
-from .together import Channel, Failures
 
 
 @dataclasses.dataclass(frozen=True)

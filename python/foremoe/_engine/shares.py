@@ -18,7 +18,7 @@ import foremoe
 from foremoe import _core
 
 from .communication import gathered_bytes
-from .together import Channel
+from .failures import Channel
 
 # Policies that plan each layer independently.
 POLICIES = ("foremoe", "static", "vanilla")

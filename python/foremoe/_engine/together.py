@@ -1,16 +1,10 @@
-"""Comparison of values between ranks, joint refusals, and reports of failed ranks.
+"""Comparison of values between ranks, and joint refusals.
 
 If one rank refused alone, the others would wait in the next exchange. A rank that continued with another value would
 cause a transport error or wrong gradients. Therefore:
 
 refused_together()  compares values in a gather; all ranks raise the first error
 Agreement           does the same between all ranks of a training job, over several groups, without a device
-Failures            tells the other ranks, in a phase, that this one failed, and why
-
-A rank that fails writes its reason to the store of the default group and closes its channels to the others. On gloo,
-exchanges of the other ranks end at once, with an error that names no rank, so these ranks look up the reason. A rank
-that dies writes no reason. Then the survivors report that they are alive, and name the ranks that do not report. On
-NCCL, torch's watchdog ends a rank that waits for its device in an exchange that another rank did not join.
 """
 
 from __future__ import annotations
@@ -18,144 +12,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 import foremoe
 
 from .communication import gathered
+from .failures import Failures
 from .layers import ExpertLayer
 
-PATIENCE_SECONDS = 5.0
-_POLL_SECONDS = 0.02
-_FAILED, _LOST, _LIVES, _CALLS = "failed", "lost", "lives", "calls"
-_KEPT = 64  # calls
 _LONGEST = 160  # characters of a value in an error
 _MOST_RANKS = 8  # that an error lists
 _REFUSES, _LEFT = 1, 2
-
-
-class LostConnection(RuntimeError):
-    """Another rank has lost a connection."""
-
-
-class Channel:
-    """A process group for rows, copies or agreement. Callers read `group` at each use and store no reference, so
-    close() ends its connections and the exchanges of other ranks over them."""
-
-    def __init__(self, group: Any, *, is_own: bool = False) -> None:
-        """is_own: whether close() destroys the group; a user's group is not destroyed."""
-        self._group = group
-        self._is_own = is_own
-        self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # closing it ends exchanges of other ranks
-
-    @property
-    def is_closed(self) -> bool:
-        return self._group is None
-
-    @property
-    def group(self) -> Any:
-        if self._group is None:
-            raise RuntimeError("the exchanges between ranks are closed, since a phase failed or detach() ran")
-        return self._group
-
-    def close(self) -> None:
-        if self._is_own and self._group is not None:
-            dist.destroy_process_group(self._group)
-            self._group = None
-
-
-class Failures:
-    """Failures that the ranks of one group report. Each rank reports at most one."""
-
-    def __init__(self, name: str, ranks: Sequence[int], own: int, channels: Sequence[Channel]) -> None:
-        """
-        Args:
-            name: Unique name of this group, the same on all of its ranks.
-            ranks: Its ranks in the default group.
-            own: This rank in the default group.
-            channels: Channels between these ranks, closed by a failure.
-        """
-        self._store = distributed_c10d.PrefixStore(f"foremoe/failures/{name}", distributed_c10d._get_default_store())
-        self._ranks = list(ranks)
-        self._own = own
-        self._channels = list(channels)
-        self._told = False
-
-    def end(self, error: BaseException) -> str:
-        """Reports an error of this rank, which ends the exchanges of all ranks.
-
-        Returns the rank that failed and its reason if the error is a lost connection; "" if the error is this rank's
-        own, and from the second call on.
-        """
-        if self._told:
-            return ""
-        self._told = True
-        lost = _is_lost_connection(error)
-        try:
-            if lost:
-                return self._wait_for_reason()
-            self._store.compare_set(_FAILED, "", f"{self._own} {type(error).__name__}: {error}")  # the first one counts
-            return ""
-        except RuntimeError:  # the store ended with the process that serves it
-            return "the rank that serves the store of the default group ended" if lost else ""
-        finally:
-            for channel in self._channels:
-                if channel.ends_exchanges:
-                    channel.close()
-
-    def reason(self) -> str:
-        """Returns the first rank that failed and its reason; "" if none has reported."""
-        if not self._store.check([_FAILED]):
-            return ""
-        rank, error = self._store.get(_FAILED).decode().split(" ", 1)
-        return f"rank {rank} failed: {error}"
-
-    def expect_connected(self) -> None:
-        """Raises LostConnection if another rank has lost a connection, since a rank may have died."""
-        if self._store.check([_LOST]):
-            raise LostConnection("another rank lost a connection")
-
-    def note(self, first: int, number: int, call: str) -> None:
-        """Stores the name of this rank's call, for ranks that wait for its announcement.
-
-        first: First rank of the group that makes the call. Replicas may run different numbers of micro-steps.
-        """
-        self._store.set(f"{_CALLS}/{first}/{number}", call)
-        with contextlib.suppress(RuntimeError):  # not every store deletes
-            self._store.delete_key(f"{_CALLS}/{first}/{number - _KEPT}")
-
-    def noted(self, first: int, number: int) -> str:
-        """Returns the stored name of the call of this number; "" without one."""
-        key = f"{_CALLS}/{first}/{number}"
-        return self._store.get(key).decode() if self._store.check([key]) else ""
-
-    def _wait_for_reason(self) -> str:
-        """Waits until a reason is stored, all other ranks have reported, or PATIENCE_SECONDS have passed."""
-        self._store.set(_LOST, "")
-        self._store.set(f"{_LIVES}/{self._own}", "")
-        silent = [rank for rank in self._ranks if rank != self._own]
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline and silent:
-            if reason := self.reason():
-                return reason
-            silent = [rank for rank in silent if not self._store.check([f"{_LIVES}/{rank}"])]
-            time.sleep(_POLL_SECONDS)
-        if not silent:
-            return "the connection between ranks was lost"
-        ranks = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
-        return f"{ranks} died, or did not answer for {PATIENCE_SECONDS:g} seconds"
-
-
-def _is_lost_connection(error: BaseException) -> bool:
-    """Whether gloo raised the error because a connected peer is gone or does not answer."""
-    return isinstance(error, LostConnection) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
 
 
 class Given:

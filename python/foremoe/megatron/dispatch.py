@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .experts import MoE
+from .plan import HOME
 from .step import MicroBatchRows, Step
 
 
@@ -84,8 +85,10 @@ class _Planned:
         return super().dispatch_preprocess(hidden_states, routing_map, probs)  # type: ignore[misc]
 
     def dispatch_postprocess(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        hidden, _, probs = super().dispatch_postprocess(*args)  # type: ignore[misc]
-        rows, at_home = self._rows, self._rows.home_rows
+        hidden, tokens, probs = super().dispatch_postprocess(*args)  # type: ignore[misc]
+        rows = self._rows
+        rows.arrived(tokens)
+        at_home = rows.home_rows
         rows.computed(hidden.shape[0])
         self._of_guests = hidden[at_home:], probs[at_home:]
         return hidden[:at_home], rows.tokens[: rows.homes], probs[:at_home]
@@ -111,9 +114,15 @@ class _PlannedAllGather(_Planned, MoEAllGatherTokenDispatcher):
 
 
 class _PlannedAllToAll(_Planned, MoEAlltoAllTokenDispatcher):
-    """Takes all sizes from the plan: exchanges no counts and does not wait for the device."""
+    """Takes all sizes from the plan: exchanges no counts and does not wait for the device.
+
+    Under on_mismatch="home", Megatron's code exchanges counts and waits.
+    """
 
     def preprocess(self, routing_map: Tensor) -> Tensor:
+        if self.step.on_mismatch == HOME:
+            tokens: Tensor = super().preprocess(routing_map)
+            return tokens
         rows = self._rows
         self.num_out_tokens = sum(rows.send)
         self.input_splits = rows.send
@@ -126,6 +135,8 @@ class _PlannedAllToAll(_Planned, MoEAlltoAllTokenDispatcher):
         return rows.tokens
 
     def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: Any = None) -> Any:
+        if self.step.on_mismatch == HOME:
+            return super()._maybe_dtoh_and_synchronize(point, tokens_per_expert)
         return tokens_per_expert  # already on the host
 
 

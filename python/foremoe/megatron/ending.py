@@ -8,6 +8,7 @@ import torch
 
 from foremoe._engine.together import Agreement
 
+from .plan import HOME
 from .step import Step
 
 
@@ -33,6 +34,8 @@ def end(step: Step | None, agreement: Agreement) -> str:
 
 def explain(step: Step, error: BaseException) -> None:
     """If a layer's routes differ from the plan, adds a note that names the layer to the error, as a possible cause."""
+    if step.on_mismatch == HOME:
+        return
     with contextlib.suppress(RuntimeError):  # the device may be what failed
         # The device may be blocked in an exchange that other ranks never join; reading `deviates` would then hang.
         device = step.deviates.device

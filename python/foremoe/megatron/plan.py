@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,22 @@ import numpy as np
 import foremoe
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import SharedPlan, Shares
+from foremoe._errors import refuse
 
 from .arguments import AttachArguments
 from .capacity import Buffers, planned_slots
 from .counts import Counts
+
+REFUSE, HOME = "refuse", "home"
+"""Values of on_mismatch, see Replicas.plan()."""
+
+
+def expect_mismatch(on_mismatch: str, layers: Sequence[Any]) -> None:
+    """Raises InputError for an unknown value, and if these MoE layers of Megatron-LM cannot execute it."""
+    if on_mismatch not in (REFUSE, HOME):
+        refuse("on_mismatch", f"{on_mismatch!r}; expected {REFUSE!r} or {HOME!r}")
+    if on_mismatch == HOME and layers and layers[0].config.moe_token_dispatcher_type == "flex":
+        refuse("on_mismatch", "'home' needs moe_token_dispatcher_type alltoall or allgather, not flex")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +55,12 @@ class PipelineStage:
         shape = self.in_flight, self.num_layers, self.ranks.num_ranks, self.num_experts
         return self.load_of(np.zeros(shape, np.int64))
 
-    def start(self, counts: Counts, shares: Shares, phase: str) -> Plan:
+    def start(self, counts: Counts, shares: Shares, phase: str, on_mismatch: str = REFUSE) -> Plan:
         """Starts planning in the background. Collective. counts: See load_of()."""
         load = self.load_of(counts)
         in_flight = min(self.in_flight, load.num_micro_steps) if phase == "policy_update" else 1
-        return Plan(load, shares.start_plan(load, in_flight=in_flight), phase, in_flight, self.buffers)
+        running = shares.start_plan(load, in_flight=in_flight)
+        return Plan(load, running, phase, in_flight, self.buffers, on_mismatch)
 
 
 class Plan:
@@ -59,8 +73,10 @@ class Plan:
         phase: str,
         in_flight: int,
         buffers: Buffers,
+        on_mismatch: str = REFUSE,
     ) -> None:
         self.load = load  # of the expert-parallel group
+        self.on_mismatch = on_mismatch
         self.phase = phase
         self.in_flight = in_flight  # micro-steps
         self._running = running
@@ -104,16 +120,26 @@ class EmptyPlan(Plan):
         return self.begin()
 
 
-def slot_table(turn: foremoe.RankTurn, slot_expert: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, Any]:
+def slot_table(
+    turn: foremoe.RankTurn, slot_expert: np.ndarray[Any, np.dtype[np.int32]], homes: int = 0
+) -> np.ndarray[Any, Any]:
     """Returns, for each slot, its expert and the range [first, end) of this rank's rows for that expert.
 
-    slot_expert: int32 [ranks, slots]. Returns int32 [3, ranks · slots]; empty slots have an empty range of expert 0.
+    Args:
+        turn: Turn of this rank.
+        slot_expert: int32 [ranks, slots]; −1: empty.
+        homes: First slots of each rank that serve all rows of their experts that other slots do not, however many
+            these are. 0: slots serve the planned rows.
+
+    Returns:
+        int32 [3, ranks · slots]; empty slots have an empty range of expert 0.
     """
     table = np.zeros((3, *slot_expert.shape), np.int32)
     table[0] = np.maximum(slot_expert, 0)
-    before = 0, 0  # expert, and its rows that earlier blocks serve
+    served = np.zeros(int(slot_expert.max()) + 1, np.int32)  # rows of each expert in earlier blocks
     for expert, rank, slot, rows in turn.blocks:
-        begin = before[1] if before[0] == expert else 0
-        table[1:, rank, slot] = begin, begin + rows
-        before = expert, begin + rows
+        if slot >= homes:
+            table[1:, rank, slot] = served[expert], served[expert] + rows
+            served[expert] += rows
+    table[1, :, :homes], table[2, :, :homes] = served[slot_expert[:, :homes]], np.iinfo(np.int32).max
     return table.reshape(3, -1)

@@ -14,11 +14,12 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
+from foremoe._engine.failures import Channel, Failures
 from foremoe._engine.groups import expect_backend, groups_made, make_groups
 from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
-from foremoe._engine.together import Agreement, Channel, Failures, Given, others_than, slots_at_begin
+from foremoe._engine.together import Agreement, Given, others_than, slots_at_begin
 from foremoe.options import AnyHomes
 
 from .arguments import AttachArguments, expect_chunks
@@ -28,7 +29,7 @@ from .ending import end, explain
 from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
 from .permuted import Renumbering
-from .plan import EmptyPlan, PipelineStage, Plan
+from .plan import REFUSE, EmptyPlan, PipelineStage, Plan, expect_mismatch
 from .seconds import Modelled
 from .shadow import Shadow
 from .step import Step
@@ -182,7 +183,14 @@ class Replicas:
             raise RuntimeError("a step is running: plan() and step() of another belong before or after it")
         self._agreement.expect_open()
 
-    def plan(self, counts: Any, phase: str = "policy_update", begun: Plan | None = None) -> Plan:
+    def plan(
+        self,
+        counts: Any,
+        phase: str = "policy_update",
+        begun: Plan | None = None,
+        *,
+        on_mismatch: str = REFUSE,
+    ) -> Plan:
         """Plans a phase in the background. Collective over all ranks that train the model.
 
         Args:
@@ -195,10 +203,14 @@ class Replicas:
             phase: policy_update (forward and backward) or recompute (forward only).
             begun: The result of an earlier call, on all ranks or on none. plan() returns it again if it was created
                 for this phase and, on all ranks, for these counts.
+            on_mismatch: If rows go to other experts than counts say. refuse: the step raises an error. home: each
+                expert's rows beyond those planned are computed at its home, for routers that choose anew or are
+                replayed in part. Layers then exchange counts and wait for the device, as without a plan; not for the
+                flex dispatcher. Metric foremoe/mismatched: their share of the planned rows.
 
         Raises:
-            InputError: on all ranks if a rank's counts or phase are invalid, or if ranks differ in phase, number of
-                micro-steps or whether `begun` is given. A rank whose function raised an error raises that error itself.
+            InputError: on all ranks if a rank's arguments are invalid, or if ranks differ in phase, on_mismatch, number
+                of micro-steps or whether `begun` is given. A rank whose function raised an error raises that error.
         """
         self._expect_usable()
         refused: Exception | None = None
@@ -206,6 +218,7 @@ class Replicas:
         is_other = False
         try:
             expect_phase(phase)
+            expect_mismatch(on_mismatch, self._layers)
             made = counts() if callable(counts) else counts
             own = checked_counts(made, len(self._layers), self._stage.num_experts if self._layers else 0)
             own = self._numbers.counts(own)
@@ -214,13 +227,15 @@ class Replicas:
         except Exception as error:
             refused = error
         given = "not given" if begun is None else "given"
-        self._agreement.expect_equal({"phase": phase, "begun": given, "counts": f"{len(own)} micro-steps"}, refused)
+        alike = {"phase": phase, "on_mismatch": on_mismatch, "begun": given, "counts": f"{len(own)} micro-steps"}
+        self._agreement.expect_equal(alike, refused)
         if begun is not None and not self._agreement.any(is_other):
+            begun.on_mismatch = on_mismatch
             return begun
         if not self._layers:
             return EmptyPlan()
         counts_of_all = gathered_counts(torch.from_numpy(own).to(self._device), self._ranks.group)
-        return self._stage.start(counts_of_all, self._shares, phase)
+        return self._stage.start(counts_of_all, self._shares, phase, on_mismatch)
 
     def renumbered(self, routes: torch.Tensor) -> torch.Tensor:
         """Returns routes for Megatron-LM's router replay, with experts numbered as permute_experts() did.

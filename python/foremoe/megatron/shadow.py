@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.failures import Channel
 from foremoe._engine.shares import Shares
-from foremoe._engine.together import Channel
 
 from .counts import gathered_counts
 from .metrics import figures

@@ -35,7 +35,7 @@ from foremoe._engine.ranks import Ranks
 
 from .experts import GuestExperts, MoE, gradient_type
 from .metrics import named_spread
-from .plan import Plan, slot_table
+from .plan import HOME, Plan, slot_table
 from .supported import replay_problem, replayed
 
 _OUT_OF_ORDER = (
@@ -55,6 +55,7 @@ class MicroBatchRows:
         self._step = step
         self.turn = turn
         self._again: MicroBatchRows | None = None
+        self._serves_any = step.on_mismatch == HOME
         self.guest_order: list[int] | None = None
         self.send = of.send.tolist()
         self.recv = of.recv.tolist()
@@ -85,25 +86,34 @@ class MicroBatchRows:
         """
         expert, first, end = self.table.unbind()
         expert = expert.long()
-        # other_rows() reads the result at the end of the step.
-        others = (routing_map.sum(0, dtype=torch.int32) != self.planned).any()
-        if self.turn.micro_step == 0 and (target := replayed(self._step.moes[self.turn.layer].layer)) is not None:
-            others |= ~routing_map.gather(1, target.to(routing_map.device).long()).all()
-        self._step.deviates[self.turn.micro_step, self.turn.layer] |= others
+        unplanned = routing_map.sum(0, dtype=torch.int32) - self.planned
+        if self._serves_any:
+            others = unplanned.clamp(min=0).sum()
+        else:
+            others = unplanned.abs().sum()
+            if self.turn.micro_step == 0 and (target := replayed(self._step.moes[self.turn.layer].layer)) is not None:
+                others += (~routing_map.gather(1, target.to(routing_map.device).long())).sum()
+        self._step.deviates[self.turn.micro_step, self.turn.layer].clamp_(min=others)  # other_rows() reads it
         place = (routing_map.cumsum(0, dtype=torch.int32) - 1)[:, expert]  # index among the expert's rows
         mine = routing_map[:, expert] & (place >= first) & (place < end)
         return mine, probs[:, expert] * mine
+
+    def arrived(self, tokens: Tensor) -> None:
+        """Takes the rows of each slot, integers [slots], as they are, if they may differ from the plan."""
+        if self._serves_any:
+            self.tokens = tokens.cpu()
+            self.home_rows = int(self.tokens[: self.homes].sum())
 
     def run_guests(self, rows: Tensor, probs: Tensor) -> Tensor:
         if self.guest_order is not None and torch.is_grad_enabled():
             moved: Tensor = _MovedGuests.apply(rows, probs, self, self.guest_order)
             return moved
-        return self.run_guests_in_place(rows, probs)
+        return self.run_guests_in_place(rows, probs, self.tokens[self.homes :])
 
-    def run_guests_in_place(self, rows: Tensor, probs: Tensor) -> Tensor:
-        """Computes rows of the guest slots with the weights of the current turn."""
+    def run_guests_in_place(self, rows: Tensor, probs: Tensor, tokens: Tensor) -> Tensor:
+        """Computes rows of the guest slots with the weights of the current turn. tokens: int64 [guest slots]."""
         step, weights = self._step, self.turn.weights()
-        guests, tokens = step.guests[self.turn.layer], self.tokens[self.homes :]
+        guests = step.guests[self.turn.layer]
         if not step.engine.guests.are_lent:
             return guests(rows, tokens, probs)
         step.point_guests(self.turn.layer, weights)
@@ -150,14 +160,14 @@ class _MovedGuests(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: MicroBatchRows, order: list[int]) -> Tensor:
         """order: For each guest slot of the backward, the slot of the forward; −1 for a slot without rows."""
         ctx.save_for_backward(rows, probs)
-        ctx.turn, ctx.order = turn, order
-        return turn.run_guests_in_place(rows, probs)
+        ctx.turn, ctx.order, ctx.tokens = turn, order, turn.tokens[turn.homes :]
+        return turn.run_guests_in_place(rows, probs, ctx.tokens)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         turn, order = ctx.turn, ctx.order
-        sizes = turn.tokens[turn.homes :].tolist()
+        sizes = ctx.tokens.tolist()
 
         def moved(of_slots: Tensor) -> Tensor:
             parts = of_slots.split(sizes)  # type: ignore[no-untyped-call]
@@ -165,7 +175,9 @@ class _MovedGuests(torch.autograd.Function):
 
         rows, probs = (moved(of).detach().requires_grad_() for of in ctx.saved_tensors)
         with torch.enable_grad():
-            out = turn.again.run_guests_in_place(rows, probs)
+            out = turn.again.run_guests_in_place(
+                rows, probs, torch.tensor([sizes[slot] if slot >= 0 else 0 for slot in order])
+            )
         torch.autograd.backward(out, moved(grads[0]))
         place = moved(torch.arange(sum(sizes), device=rows.device))  # original index of each moved row
 
@@ -200,6 +212,7 @@ class Step:
         gradients = gradient_type(self.moes)
         self.engine.open(self.moes, _OUT_OF_ORDER, gradient_type=gradients)
         self.homes = ranks.homes
+        self.on_mismatch = plan.on_mismatch
         self.has_main_grads = all(hasattr(p, "main_grad") for moe in self.moes for p in moe.parameters())
         self._ranks = ranks
         self._load = plan.load
@@ -207,12 +220,13 @@ class Step:
         # Micro-steps whose forward has begun and whose backward has not ended, in order.
         self._in_flight: collections.deque[list[MicroBatchRows]] = collections.deque()
         self.computed = np.zeros((self.engine.num_micro_steps, len(self.moes)), np.int64)  # rows
-        # [micro-step, layer], on the device: whether this rank's rows differed from the plan.
-        self.deviates = torch.zeros(*self.computed.shape, dtype=torch.bool, device=ranks.device)
+        # [micro-step, layer], on the device: this rank's rows that differ from the plan; under "home" those beyond it.
+        self.deviates = torch.zeros(*self.computed.shape, dtype=torch.int64, device=ranks.device)
         self._trained = [self.engine.guests.trained(i) if self.engine.has_backward else set() for i in range(len(moes))]
         self._sums: list[dict[str, Tensor]] = []  # guests' gradients of each layer, or of all: by name [slots, …]
         for layer in range(len(self.guests)):
             self._make_sums(layer, gradients)
+        self._mismatched: dict[str, float] = {}
         self._router_calls = [0] * len(self.moes)  # router calls before each layer's first forward
         self._hooks = [moe.layer.router.register_forward_hook(self._count(i)) for i, moe in enumerate(self.moes)]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-megatron")
@@ -228,6 +242,8 @@ class Step:
         """Raises RuntimeError unless the router ran exactly once in micro-step 0 and replays given routes."""
         moe, times = self.moes[layer], self._router_calls[layer]
         self._hooks[layer].remove()
+        if self.on_mismatch == HOME:  # the router may choose
+            return
         if times != 1:
             raise RuntimeError(f"{moe.name}: its router was consulted {times} times in micro-step 0; expected once")
         if refusal := replay_problem(moe.layer):
@@ -314,7 +330,8 @@ class Step:
         return np.where(tokens[turn.layer] > 0, experts[turn.layer], -1)
 
     def _table_of(self, turn: foremoe.RankTurn) -> np.ndarray[Any, Any]:
-        return slot_table(turn, self.engine.plan._slots_of_event(turn.event)[0][turn.layer])
+        homes = self.homes if self.on_mismatch == HOME else 0
+        return slot_table(turn, self.engine.plan._slots_of_event(turn.event)[0][turn.layer], homes)
 
     def _pinned(self, array: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -330,18 +347,21 @@ class Step:
         self._in_flight.append(prepared.rows)
 
     def other_rows(self) -> list[list[int]]:
-        """Returns each (micro-step, layer) where rows of any rank differed from the plan. Collective; call once.
-
-        Call it before metrics().
+        """Returns each (micro-step, layer) where rows of any rank differed from the plan, none under "home".
+        Collective; call once, before metrics().
         """
-        own = torch.stack([torch.from_numpy(self.computed).to(self._ranks.device), self.deviates.long()])
+        own = torch.stack([torch.from_numpy(self.computed).to(self._ranks.device), self.deviates])
         computed, others = gathered(own, self._ranks.group, -1).cpu().unbind()
         self._of_ranks = computed.numpy()
+        if self.on_mismatch == HOME:
+            self._mismatched = {"foremoe/mismatched": float(others.sum()) / max(1, self._load.array.sum())}
+            return []
         places: list[list[int]] = torch.nonzero(others.any(-1)).tolist()
         return places
 
     def metrics(self) -> dict[str, float]:
         return {
+            **self._mismatched,
             **named_spread("rho_computed", self._of_ranks),
             "foremoe/copies": float(self.engine.guests.copies["peer"]),
             "foremoe/exposed_seconds": self.engine.guests.exposed_seconds,

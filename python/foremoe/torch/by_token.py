@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from foremoe._engine.failures import Channel
 from foremoe._engine.ranks import Ranks
-from foremoe._engine.together import Channel
 
 from .dispatch import SlotRows
 from .exchange import AllToAll

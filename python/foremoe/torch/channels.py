@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine.calls import Calls
+from foremoe._engine.failures import Channel, Failures
 from foremoe._engine.groups import can_make_gloo, groups_made, make_groups
 from foremoe._engine.ranks import Ranks
-from foremoe._engine.together import Channel, Failures
 
 
 def with_channels(

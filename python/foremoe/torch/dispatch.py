@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from foremoe._engine.together import Channel
+from foremoe._engine.failures import Channel
 
 ON_MISMATCH = ("refuse", "replay", "home")
 

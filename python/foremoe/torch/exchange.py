@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from foremoe._engine.failures import Channel
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import KeptWeights
 from foremoe._engine.sharded import local_weights
-from foremoe._engine.together import Channel
 
 from .dispatch import Dispatch, SlotRows
 

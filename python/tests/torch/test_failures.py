@@ -15,7 +15,7 @@ from processes import RANKS, begin_rank, rank_starter
 from refusals import refusal
 from training import begin, draw_batches, draw_routes
 
-from foremoe._engine import planned_phase, shares, together
+from foremoe._engine import failures, planned_phase, shares
 from foremoe.torch import relays
 
 FAILING = 2
@@ -112,7 +112,7 @@ def work_until_killed(rank: int, folder: str, place: str) -> None:
         train(rank, ep, model, {place: die})
     except Exception as error:
         pathlib.Path(folder, f"{rank}.txt").write_text(f"{type(error).__name__}: {error}")
-        time.sleep(together.PATIENCE_SECONDS + 1)  # so that other ranks do not report this rank as dead
+        time.sleep(failures.PATIENCE_SECONDS + 1)  # so that other ranks do not report this rank as dead
     os._exit(0)
 
 

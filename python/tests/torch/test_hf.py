@@ -174,6 +174,26 @@ def test_routes_of_generate_are_recorded_and_replay_without_mismatch() -> None:
         recorder.routes(torch.cat([out, out[:, :1]], 1), torch.ones(4, out.shape[1] + 1))
 
 
+def test_routes_of_a_plain_forward_are_those_of_the_router_logits() -> None:
+    model = make_model("Qwen3Moe")
+    ids, mask = torch.randint(3, 97, (3, 7)), torch.ones(3, 7, dtype=torch.long)
+    mask[1, :3] = mask[2, 5:] = 0  # padding on either side
+    with record(model) as recorder:
+        out = model(ids, attention_mask=mask, output_router_logits=True)
+        out.logits.sum().backward()
+    routes = recorder.routes(ids, mask)
+    expected = torch.stack([of.topk(TOP_K, -1).indices.view(3, 7, TOP_K) for of in out.router_logits], 2)
+    present = mask.bool()
+    assert torch.equal(routes[present].sort(-1).values.long(), expected[present].sort(-1).values)
+    assert (routes[~present] == -1).all()
+
+    with record(model) as recorder, torch.no_grad():
+        for _ in range(2):
+            model(ids, attention_mask=mask)
+    with pytest.raises(foremoe.InputError, match=r"42 rows ran in 2 forwards, .* or all 21 in one forward"):
+        recorder.routes(ids, mask)
+
+
 def test_models_without_experts_and_unknown_routers_are_rejected() -> None:
     dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(**BASE))
     with pytest.raises(foremoe.InputError, match="no experts"):

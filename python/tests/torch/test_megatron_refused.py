@@ -179,7 +179,9 @@ def test_an_error_is_explained_only_if_the_device_is_idle(monkeypatch: pytest.Mo
         device = torch.device("cuda")
 
     deviates = torch.ones(1, 1, dtype=torch.bool).as_subclass(OnCuda)
-    step: Any = types.SimpleNamespace(deviates=deviates, moes=[types.SimpleNamespace(name="moe.0")])
+    step: Any = types.SimpleNamespace(
+        on_mismatch="refuse", deviates=deviates, moes=[types.SimpleNamespace(name="moe.0")]
+    )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(query=lambda: idle))
     error = RuntimeError("an exchange failed")
     explain(step, error)

@@ -18,8 +18,8 @@ from training import LAYERS, begin, draw_routes, run_phase
 
 import foremoe
 from foremoe._engine import shares as shares_module
+from foremoe._engine.failures import Channel
 from foremoe._engine.shares import Shares, layers_of
-from foremoe._engine.together import Channel
 
 PLANNED: list[dict[str, Any]] = [
     {"policy": "foremoe", "residency": "resident"},

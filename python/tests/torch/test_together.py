@@ -17,7 +17,8 @@ from refusals import ODD, OTHERS, input_error
 
 from foremoe._engine.arguments import OPTIONS
 from foremoe._engine.calls import Calls
-from foremoe._engine.together import Channel, Failures, refused_together, shortened, spelled
+from foremoe._engine.failures import Channel, Failures
+from foremoe._engine.together import refused_together, shortened, spelled
 from foremoe.torch import ExpertParallel, stand_by
 
 input_error = functools.partial(input_error, within=5.0)

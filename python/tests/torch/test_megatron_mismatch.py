@@ -1,0 +1,193 @@
+"""Megatron-LM's layers under plans for other routes than those that run: on_mismatch="home"."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import megatron_flex_kernels as kernels
+import megatron_training
+import pytest
+import test_megatron_pipeline as pipeline
+import torch
+import torch.distributed as dist
+from megatron_training import (
+    EXPERTS,
+    LAYERS,
+    MICRO_STEPS,
+    STEPS,
+    TOP_K,
+    Case,
+    batch,
+    begin_groups,
+    counts_of,
+    expect_equal,
+    make_config,
+    make_net,
+    routes_of,
+    train,
+    train_unplanned,
+)
+from processes import gather
+from refusals import ODD, input_error
+
+import foremoe.megatron
+
+OVERLAP = {"overlap_grad_reduce": True}
+CASES = {
+    "alltoall, EP 4": (Case(), {}),
+    "two guests, shared": (Case(), {"residency": "shared", "guest_slots": 2}),
+    "allgather": (Case(dispatcher="allgather"), {}),
+    "EP 2 × 2, overlap": (Case(ep=2, ddp=OVERLAP), {"guest_slots": 2}),
+    "layers recomputed": (Case(recompute="moe"), {"residency": "shared"}),
+    "all recomputed": (Case(ep=2, recompute="all", ddp=OVERLAP), {}),
+    "no guests": (Case(), {"guest_slots": 0}),
+}
+TWENTIETH, ALL = 0.05, 1.0  # shares of a router's choices that were not recorded
+
+
+def recorded(step: int, micro_step: int, layer: int, rank: int, share: float) -> Any:
+    """Routes of which a share of the tokens' experts is replaced, so that rows run elsewhere. int64 [tokens, top_k].
+
+    ALL: experts 0 and 1 for all tokens, so that no other expert has planned rows.
+    """
+    routes = routes_of(step, micro_step, layer, rank).cpu()
+    if share == ALL:
+        return torch.tensor([0, 1]).expand_as(routes)
+    random = torch.Generator().manual_seed(1000 * step + 100 * micro_step + 10 * layer + rank)
+    for ids in routes:
+        for k in (torch.rand(TOP_K, generator=random) < share).nonzero()[:, 0].tolist():
+            free = [e for e in range(EXPERTS) if e not in ids.tolist()]
+            ids[k] = free[int(torch.randint(len(free), (), generator=random))]
+    return routes
+
+
+def counts_of_recorded(
+    share: float, step: int, rank: int, layers: Sequence[int] = range(LAYERS), micro_steps: int = MICRO_STEPS
+) -> Any:
+    """See counts_of()."""
+    counts = torch.zeros(micro_steps, len(layers), EXPERTS, dtype=torch.int64)
+    for m in range(micro_steps):
+        for i, layer in enumerate(layers):
+            counts[m, i] = torch.bincount(recorded(step, m, layer, rank, share).flatten(), minlength=EXPERTS)
+    return counts
+
+
+def run(case: Case, options: dict[str, Any], share: float) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    metrics: list[dict[str, float]] = []
+
+    @contextlib.contextmanager
+    def inside(replicas: Any, step: int) -> Iterator[None]:
+        with replicas.step(replicas.plan(counts_of_recorded(share, step, dist.get_rank()), on_mismatch="home")):
+            yield
+        metrics.append(replicas.metrics())
+
+    return train(case, lambda net: foremoe.megatron.attach(net, ranks_per_node=2, **options), inside), metrics
+
+
+def expected_share(step: int, share: float, ranks: Sequence[int]) -> float:
+    """Share of the rows that are beyond those recorded for their expert on their rank."""
+    beyond = [(counts_of(step, rank) - counts_of_recorded(share, step, rank)).clamp(min=0) for rank in ranks]
+    return float(sum(of.sum() for of in beyond)) / float(sum(counts_of(step, rank).sum() for rank in ranks))
+
+
+@pytest.mark.parametrize("share", [TWENTIETH, ALL])
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_match_unplanned_layers(rank: int, case: str, share: float) -> None:
+    of, options = CASES[case]
+    begin_groups(of.ep)
+    found, metrics = run(of, options, share)
+    expect_equal(found, train_unplanned(of))
+    group = range(rank // of.ep * of.ep, rank // of.ep * of.ep + of.ep)
+    for step in range(STEPS):
+        assert metrics[step]["foremoe/mismatched"] == pytest.approx(expected_share(step, share, group), rel=1e-12)
+        assert metrics[step]["foremoe/mismatched"] > (0.01 if share == TWENTIETH else 0.5)
+    assert (sum(gather(metrics[-1]["foremoe/copies"])) > 0) == (options.get("guest_slots") != 0)
+
+
+def test_routes_as_recorded_run_as_planned(rank: int) -> None:
+    begin_groups(4)
+    found, metrics = run(Case(), {}, 0.0)
+    expect_equal(found, train_unplanned(Case()))
+    for of in metrics:
+        assert of["foremoe/mismatched"] == 0 and of["foremoe/rho_computed"] == of["foremoe/rho_planned"]
+
+
+def test_balance_is_kept_where_few_rows_differ(rank: int) -> None:
+    begin_groups(4)
+    _, (of, _) = run(Case(), {"guest_slots": 2}, TWENTIETH)
+    assert of["foremoe/rho_planned"] < of["foremoe/rho_computed"] < of["foremoe/rho_vanilla"]
+
+
+def test_routers_may_choose_without_replay(rank: int) -> None:
+    begin_groups(4)
+    net = make_net(make_config(Case()))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+
+    def outputs() -> list[Any]:
+        return [net(batch(0, m)) for m in range(MICRO_STEPS)]
+
+    with torch.no_grad():
+        expected = outputs()
+        with replicas.step(replicas.plan(counts_of(0, rank), phase="recompute", on_mismatch="home")):
+            found = outputs()
+    assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) <= 1e-12
+    assert replicas.metrics()["foremoe/mismatched"] > 0
+    replicas.detach()
+
+
+@pytest.mark.parametrize("share", [TWENTIETH, ALL])
+@pytest.mark.parametrize("case", ["two guests", "two guests, layers recomputed", "shared", "allgather"])
+def test_guests_that_move_between_forward_and_backward_serve_the_rows_that_came(
+    rank: int, case: str, share: float
+) -> None:
+    """Under Megatron-LM's 1F1B schedule. Here the plan is for routes_of(), and other routes run."""
+    begin_groups(2, pipeline_model_parallel_size=pipeline.STAGES)
+    of, options = pipeline.CASES[case]
+    run_elsewhere = functools.partial(recorded, share=share)
+    as_planned = mock.patch.object(megatron_training, "routes_of", routes_of)
+
+    def planned_counts(*arguments: Any) -> Any:
+        with as_planned:
+            return counts_of(*arguments)
+
+    at_home = functools.partialmethod(foremoe.megatron.Replicas.plan, on_mismatch="home")
+    with (
+        mock.patch.object(megatron_training, "routes_of", run_elsewhere),
+        mock.patch.object(pipeline, "counts_of", planned_counts),
+        mock.patch.object(foremoe.megatron.Replicas, "plan", at_home),
+    ):
+        found = pipeline.compare(of, options, pipeline.Pipeline(of).run())
+    assert found["worst"] <= 1e-12
+    assert found["metrics"]["foremoe/mismatched"] > 0
+    moved = gather(pipeline.moved_guests(found["plan"]))
+    assert case != "two guests" or sum(moved[:2]) > 0
+
+
+def test_a_plan_begun_earlier_serves_either(rank: int) -> None:
+    begin_groups(4)
+    net = make_net(make_config(Case()))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    counts = counts_of(0, rank)
+    begun = replicas.plan(counts)
+    assert replicas.plan(counts, begun=begun, on_mismatch="home") is begun
+    with torch.no_grad():
+        assert input_error(lambda: replicas.plan(counts, on_mismatch="drop")).startswith(
+            "on_mismatch: 'drop'; expected"
+        )
+        differs = input_error(lambda: replicas.plan(counts, on_mismatch="home" if rank == ODD else "refuse"))
+    assert "on_mismatch" in differs
+    replicas.detach()
+
+
+def test_the_flex_dispatcher_is_refused(rank: int) -> None:
+    kernels.expect("deepep")
+    begin_groups(4)
+    of = kernels.with_backend(Case(config=kernels.ROUTER), "deepep")
+    replicas = foremoe.megatron.attach(make_net(make_config(of)), ranks_per_node=2)
+    said = input_error(lambda: replicas.plan(counts_of(0, rank), on_mismatch="home"))
+    assert said.startswith("on_mismatch: 'home' needs moe_token_dispatcher_type alltoall or allgather, not flex")
+    replicas.detach()
