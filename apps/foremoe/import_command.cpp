@@ -29,7 +29,8 @@ constexpr std::string_view kImportMeaning =
   npy              numpy array [tokens, layers, top_k] of expert ids, one sequence per file (vLLM)
   npz *            zip of such arrays, one sequence per member
   npy-base64 *     base64 of .npy, one sequence per line
-  json *           responses of vLLM and SGLang: one object, a list, or one object per line
+  torch *          rollout that slime or miles saved with --save-debug-rollout-data
+  json *           responses of vLLM, SGLang, SkyRL and prime-rl: one object, a list, or one object per line
   sglang *         int32 without a header, raw or base64 per line; needs --layers and --top-k
   nrlre1 *         NeMo-RL's text envelope, one sequence per line
   megatron-trace   Megatron-LM's router_trace_rank{N}.jsonl; one sequence per call; a layer's n-th call is micro-step n

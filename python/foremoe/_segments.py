@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._decoding import SourcePlace, parse_json
 from ._errors import refuse
-from ._importing import SourcePlace, parse_json
 
 
 @dataclass(frozen=True, eq=False)

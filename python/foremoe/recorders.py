@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from . import _core
 from ._core import Collector, Trace
+from ._decoding import SourcePlace, decode_routes
 from ._errors import refuse
-from ._importing import SourcePlace, decode_routes
 from ._segments import Segment, from_sglang, from_vllm
 
 __all__ = ["Recorder", "Report", "Segment", "from_sglang", "from_vllm"]

@@ -17,9 +17,10 @@ namespace foremoe {
 
 namespace {
 
-constexpr std::array<std::pair<ImportFormat, std::string_view>, 8> kNames{
+constexpr std::array<std::pair<ImportFormat, std::string_view>, 9> kNames{
     {{ImportFormat::kNpy, "npy"},
      {ImportFormat::kNpz, "npz"},
+     {ImportFormat::kTorch, "torch"},
      {ImportFormat::kNpyBase64, "npy-base64"},
      {ImportFormat::kJson, "json"},
      {ImportFormat::kSglang, "sglang"},
@@ -64,6 +65,15 @@ static std::string format_of_ours(const ImportSource& source) {
   }
 }
 
+// Returns the name of a zip archive's first member.
+static std::string_view first_member(std::string_view zip) {
+  constexpr std::size_t kNameLengthAt = 26;
+  constexpr std::size_t kNameAt = 30;
+  if (zip.size() < kNameAt) return {};
+  const auto byte = [&](std::size_t at) { return static_cast<std::size_t>(static_cast<unsigned char>(zip[at])); };
+  return zip.substr(kNameAt, byte(kNameLengthAt) | byte(kNameLengthAt + 1) << 8U);
+}
+
 ImportFormat detect_format(const ImportSource& source, const ImportOptions& options) {
   const std::string_view text = text_of(source);
   if (const std::string format = format_of_ours(source); !format.empty()) {
@@ -71,7 +81,9 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
                      fmt::format("is a {} file already: there is nothing to import, use it as it is", format));
   }
   if (text.starts_with("\x93NUMPY")) return ImportFormat::kNpy;
-  if (text.starts_with("PK\x03\x04") || text.starts_with("PK\x05\x06")) return ImportFormat::kNpz;
+  if (text.starts_with("PK\x03\x04") || text.starts_with("PK\x05\x06")) {
+    return first_member(text).ends_with("/data.pkl") ? ImportFormat::kTorch : ImportFormat::kNpz;
+  }
   const std::string_view content = trimmed(text);
   const std::string_view first_line = trimmed(content.substr(0, content.find('\n')));
   if (first_line.starts_with("nrlre1:")) return ImportFormat::kNrlre1;

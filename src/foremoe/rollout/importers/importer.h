@@ -30,7 +30,8 @@ namespace foremoe {
 
 enum class ImportFormat : std::uint8_t {
   kNpy,            // numpy array [tokens, layers, top_k], one sequence
-  kNpz,            // zip of .npy members, one sequence each; Python decodes this and the next four
+  kNpz,            // zip of .npy members, one sequence each; Python decodes this and the next five
+  kTorch,          // torch.save() of a rollout of slime or miles, with a sequence in each sample
   kNpyBase64,      // base64 of .npy, one sequence per line
   kJson,           // responses of vLLM (≥ 0.22: base64 of .npy; 0.21: nested lists) and SGLang (base64 of int32)
   kSglang,         // int32 [tokens, layers, top_k] without a header, raw or one base64 per line; needs layers, top_k

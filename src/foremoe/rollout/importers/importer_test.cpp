@@ -150,8 +150,8 @@ TEST(Importer, MegatronFilesDoNotMixWithOthers) {
 
 TEST(Importer, EveryFormatCanBeFoundByItsName) {
   for (const auto format :
-       {ImportFormat::kNpy, ImportFormat::kNpz, ImportFormat::kNpyBase64, ImportFormat::kJson, ImportFormat::kSglang,
-        ImportFormat::kNrlre1, ImportFormat::kMegatronTrace, ImportFormat::kMegatronCounts}) {
+       {ImportFormat::kNpy, ImportFormat::kNpz, ImportFormat::kTorch, ImportFormat::kNpyBase64, ImportFormat::kJson,
+        ImportFormat::kSglang, ImportFormat::kNrlre1, ImportFormat::kMegatronTrace, ImportFormat::kMegatronCounts}) {
     EXPECT_EQ(import_format_named(name_of(format)), format);
   }
   EXPECT_EQ(import_format_named("pickle"), std::nullopt);

@@ -1,0 +1,161 @@
+"""Decodes rollouts that slime and miles save with --save-debug-rollout-data, for foremoe.import_files().
+
+The file is torch.save() of {"samples": [{"rollout_routed_experts": [tokens − 1, layers, top_k], "tokens", …}, …]}.
+Routes are arrays of numpy, tensors or nested lists. torch is not needed. No class in the file is imported, so that a
+file cannot run code: routes are read from what their pickles contain, and other objects are skipped.
+
+Written from THUDM/slime 624b824 (slime/observability/rollout_data_utils.py, slime/utils/types.py) and radixark/miles
+31f1ca9 (miles/ray/rollout/debug_data.py, miles/utils/types.py), whose routes come from SGLang.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ._decoding import Decoded, SourcePlace, decode_routes, expect_bytes, member, read_members
+
+ARRAY_DTYPES = ("i1", "i2", "i4", "i8", "u1", "u2")
+STORAGE_DTYPES = {"Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8"}
+
+
+class _Skipped:
+    """Stands for an object of any other class. Its pickle can call, build and fill it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def skip(self, *_: Any) -> None:
+        pass
+
+    __setstate__ = __setitem__ = append = extend = skip
+
+
+class _Dtype:
+    """numpy.dtype: its name, then its state with the byte order."""
+
+    def __init__(self, name: Any, *_: Any) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        self.name = f"{state[1]}{self.name}"
+
+
+class _Array:
+    """numpy.ndarray: its state is (version, shape, dtype, whether the first axis is fastest, bytes)."""
+
+    state: Any = (1, (), None, False, b"")
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Storage(NamedTuple):
+    kind: str  # class in torch, such as IntStorage
+    key: str  # member of the archive
+
+
+class _Tensor:
+    """torch.Tensor: a part of a storage."""
+
+    def __init__(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> None:
+        self.storage, self.offset, self.shape, self.strides = storage, offset, shape, strides
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    """Bytes, as pickle's protocol 2 writes them."""
+    return text.encode("latin-1") if encoding == "latin1" else b""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name.endswith("Storage"):
+            return name
+        return {
+            ("numpy.core.multiarray", "_reconstruct"): _Array,
+            ("numpy._core.multiarray", "_reconstruct"): _Array,
+            ("numpy", "dtype"): _Dtype,
+            ("_codecs", "encode"): _encoded,
+            ("__builtin__", "bytes"): lambda *_: b"",  # an empty array's
+            ("torch._utils", "_rebuild_tensor_v2"): _Tensor,
+        }.get((module, name), _Skipped)
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _Storage(str(pid[1]), str(pid[2]))
+
+
+def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[Decoded]:
+    """Yields the sequences of a rollout. Raises InputError if it has no samples, or one of them has no routes."""
+    members = {place.field: content for place, content in read_members(file, data)}
+    pickled = next((name for name in members if name.endswith("data.pkl")), None)
+    place = SourcePlace(file, "")
+    if pickled is None:
+        place.refuse("contains no data.pkl, so torch.save() has not written it")
+    try:
+        rollout = _Unpickler(io.BytesIO(members[pickled])).load()
+    except Exception as error:  # the unpickler raises any exception if a pickle is damaged
+        place.at(pickled).refuse(f"is damaged: {error}")
+    samples = member(rollout, "samples")
+    if not isinstance(samples, list):
+        place.at("samples").refuse("is no list: slime and miles save rollouts with --save-debug-rollout-data")
+    for i, sample in enumerate(samples):
+        at = place.at(f"samples[{i}]").at("rollout_routed_experts")
+        routes = member(sample, "rollout_routed_experts")
+        if routes is None:
+            at.refuse("is missing: was the rollout run with --use-rollout-routing-replay?")
+        if isinstance(routes, _Array):
+            routes = _array(routes, at)
+        elif isinstance(routes, _Tensor):
+            routes = _tensor(routes, members, pickled.removesuffix("data.pkl"), at)
+        elif not isinstance(routes, list):
+            at.refuse("is neither an array nor a tensor nor a list")
+        yield _with_lengths(decode_routes(routes, at, options), sample)
+
+
+def _array(array: _Array, place: SourcePlace) -> npt.NDArray[Any]:
+    state = array.state if isinstance(array.state, tuple) and len(array.state) == 5 else _Array.state
+    _, shape, dtype, fortran_order, data = state
+    name = str(getattr(dtype, "name", "none"))
+    if name.lstrip("<|") not in ARRAY_DTYPES or not isinstance(data, bytes):
+        place.refuse(f"is an array of dtype {name:.16}; expected integers")
+    rows = expect_bytes(data, _extents(shape, place), np.dtype(name), place)
+    return rows.ravel().reshape(rows.shape, order="F") if fortran_order else rows
+
+
+def _tensor(tensor: _Tensor, members: Mapping[str, bytes], folder: str, place: SourcePlace) -> npt.NDArray[Any]:
+    kind, key = tensor.storage if isinstance(tensor.storage, _Storage) else ("none", "")
+    if kind.removesuffix("Storage") not in STORAGE_DTYPES:
+        place.refuse(f"is a tensor in a {kind:.32}; expected integers")
+    shape = _extents(tensor.shape, place)
+    dtype = np.dtype(STORAGE_DTYPES[kind.removesuffix("Storage")])
+    if tensor.strides != (shape[1] * shape[2], shape[2], 1) or type(tensor.offset) is not int or tensor.offset < 0:
+        place.refuse(f"is a tensor of strides {tensor.strides!r:.40}; expected a contiguous one")
+    data = members.get(f"{folder}data/{key}")
+    if data is None:
+        place.refuse(f"is in {folder}data/{key:.32}, which the file does not contain")
+    begin = tensor.offset * dtype.itemsize
+    return expect_bytes(data[begin : begin + math.prod(shape) * dtype.itemsize], shape, dtype, place)
+
+
+def _extents(shape: Any, place: SourcePlace) -> Sequence[int]:
+    if not isinstance(shape, tuple) or len(shape) != 3 or not all(type(n) is int and n >= 0 for n in shape):
+        place.refuse(f"has shape {shape!r:.40}; expected [tokens, layers, top_k]")
+    return shape
+
+
+def _with_lengths(decoded: Decoded, sample: Mapping[str, Any]) -> Decoded:
+    """Adds the lengths of the sequence and its prompt, if each token, or each except the last, has a row."""
+    tokens, response, rows = sample.get("tokens"), sample.get("response_length"), len(decoded.content)
+    if not isinstance(tokens, list) or len(tokens) - rows not in (0, 1):
+        return decoded
+    prompt = len(tokens) - response if type(response) is int else -1
+    return decoded._replace(num_tokens=len(tokens), prompt_length=min(prompt, rows) if prompt >= 0 else -1)

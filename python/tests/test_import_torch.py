@@ -1,0 +1,144 @@
+"""Imports rollouts that slime and miles save. The files are written by torch, which the importer does not use."""
+
+from __future__ import annotations
+
+import collections
+import io
+import os
+import pathlib
+import pickle
+import zipfile
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foremoe
+from foremoe._importing import decoder
+
+torch = pytest.importorskip("torch")
+
+ROUTES = np.array([[[4, 1], [0, 0]], [[5, 6], [7, 3]]], np.int32)  # [tokens − 1, layers, top_k]
+
+
+def sample(routes: Any, **more: Any) -> dict[str, Any]:
+    """Sample.to_dict() of miles."""
+    return {
+        "index": 0,
+        "prompt": [{"role": "user", "content": "…"}],
+        "tokens": [7, 8, 9],
+        "response_length": 2,
+        "rollout_log_probs": [-0.5, -0.5],
+        "multimodal_train_inputs": {"pixel_values": torch.zeros(2, 2)},
+        "rollout_routed_experts": routes,
+        "metadata": {"when": collections.Counter("a"), "where": pathlib.PurePosixPath("x")},
+    } | more
+
+
+def saved(*samples: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    torch.save({"rollout_id": 3, "metadata": {}, "samples": list(samples)}, out)
+    return out.getvalue()
+
+
+def archive(**members: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        for name, data in members.items():
+            file.writestr("x/" + name.replace("_", "."), data)
+    return out.getvalue()
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "0.pt"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64"])
+def test_arrays_tensors_and_lists_are_read(path: pathlib.Path, dtype: str) -> None:
+    rows = ROUTES.astype(dtype)
+    both = torch.from_numpy(np.concatenate([rows[::-1], rows]))
+    values = [rows, np.asfortranarray(rows), rows.tolist(), torch.from_numpy(rows), both[2:]]
+    path.write_bytes(saved(*(sample(value) for value in values)))
+    trace, report = foremoe.import_files(path)
+    assert isinstance(trace, foremoe.Trace) and trace.prompt_lengths is not None
+    routes = trace.routed_experts.astype(int)
+    routes[routes == np.iinfo(trace.routed_experts.dtype).max] = -1
+    expected = np.where([[[False], [True]], [[False], [False]]], -1, ROUTES)  # a dense layer's zeros
+    np.testing.assert_array_equal(routes, np.concatenate([expected] * len(values)))
+    assert (report["format"], report["last_tokens_without_route"]) == ("torch", len(values))
+    assert trace.prompt_lengths.tolist() == [1] * len(values)
+    path.write_bytes(saved(sample(rows, response_length=0)))  # the last token of the prompt has no row
+    assert foremoe.import_files(path)[0].prompt_lengths.tolist() == [2]  # type: ignore[union-attr]
+
+
+def test_lengths_that_do_not_fit_the_rows_are_unknown(path: pathlib.Path) -> None:
+    path.write_bytes(saved(sample(ROUTES, tokens=[7, 8, 9, 9, 9])))  # such as a picture, of fewer tokens than rows
+    trace, report = foremoe.import_files(path)
+    assert isinstance(trace, foremoe.Trace) and trace.prompt_lengths is None
+    assert report["last_tokens_without_route"] == 0
+
+
+class Attack:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+
+
+def test_a_file_cannot_run_code(path: pathlib.Path) -> None:
+    attack = Attack(path.parent / "made")
+    path.write_bytes(saved(sample(ROUTES, metadata=attack, reward=attack)))
+    assert foremoe.import_files(path)[0].num_sequences == 1
+    path.write_bytes(saved(sample(attack)))
+    with pytest.raises(foremoe.InputError, match=r"samples\[0\]: rollout_routed_experts: is neither an array nor"):
+        foremoe.import_files(path)
+    assert not attack.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (saved(sample(ROUTES), sample(None)), "samples[1]: rollout_routed_experts: is missing: was the rollout"),
+        (saved(sample(ROUTES), {"tokens": []}), "samples[1]: rollout_routed_experts: is missing"),
+        (saved(sample(ROUTES[0])), "has shape (2, 2); expected [tokens, layers, top_k]"),
+        (saved(sample(ROUTES[:0])), "samples[0]: rollout_routed_experts: has no tokens"),
+        (saved(sample(ROUTES.astype(np.float32))), "is an array of dtype <f4; expected integers"),
+        (saved(sample(ROUTES.astype(object))), "is an array of dtype |O8; expected integers"),
+        (saved(sample(ROUTES.astype(">i4"))), "is an array of dtype >i4; expected integers"),
+        (saved(sample(torch.ones(2, 1, 2))), "is a tensor in a FloatStorage; expected integers"),
+        (saved(sample(torch.ones(2, 2, dtype=torch.int32))), "has shape (2, 2)"),
+        (saved(sample(torch.from_numpy(ROUTES).transpose(0, 1))), "is a tensor of strides (2, 4, 1); expected a"),
+        (saved(sample([[[1, 2]], [[1]]])), "rollout_routed_experts[1, 0]: should be a list of 2 experts"),
+        (saved(sample("AAAA")), "is neither an array nor a tensor nor a list"),
+        (saved(sample(-ROUTES)), "rollout_routed_experts[0, 0, 0]: expert -4"),
+        (archive(data_pkl=pickle.dumps([1])), "samples: is no list: slime and miles save rollouts with"),
+        (archive(data_pkl=pickle.dumps({"samples": []})), "holds no sequence"),
+        (archive(data_pkl=b"\x80\x02}q"), "x/data.pkl: is damaged: "),
+        (archive(data_pkl=b""), "x/data.pkl: is damaged: "),
+    ],
+)  # fmt: skip
+def test_damaged_rollouts_are_rejected_with_their_position(path: pathlib.Path, content: bytes, words: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.import_files(path)
+    assert f"{path}: " in str(raised.value) and words in str(raised.value)
+
+
+def test_pickles_with_any_byte_altered_are_read_or_rejected() -> None:
+    with zipfile.ZipFile(io.BytesIO(saved(sample(ROUTES, metadata={}), sample(torch.from_numpy(ROUTES))))) as good:
+        members = {name: good.read(name) for name in good.namelist() if not name.startswith("archive/.")}
+    pickled = members["archive/data.pkl"]
+    decode = decoder({})
+    for at in range(len(pickled)):
+        for byte in (b"\xff", b"R", b"."):
+            out = io.BytesIO()
+            with zipfile.ZipFile(out, "w") as file:
+                for name, data in members.items():
+                    altered = pickled[:at] + byte + pickled[at + 1 :] if data is pickled else data
+                    file.writestr(name, altered)
+            try:
+                decode("torch", "in", out.getvalue())
+            except foremoe.InputError as error:
+                assert str(error).startswith("in: ")
