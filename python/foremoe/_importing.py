@@ -10,8 +10,13 @@ json        server responses, one JSON document or one per line:
                  row; if the response contains the number of tokens, the report counts it
     vLLM 0.21    prompt_routed_experts and choices[i].routed_experts = nested lists, −1 where prefix-cached
     SGLang       meta_info.routed_experts or choices[i].sgl_ext.routed_experts = base64 of int32; sglext.routed_experts
-                 beside the choices belongs to the first choice
+                 beside the choices belongs to the first choice. Routing weights beside them are ignored (expert_logits:
+                 togethercomputer/xorl-sglang, 7d380d5)
     NeMo-RL      routed_experts = nrlre1 envelope
+    SkyRL        choices[i].routed_experts = {data: base64, shape, dtype} (NovaSky-AI/SkyRL, a956457: generate_wire.py)
+    prime-rl     the same with start, the first token that has a row (PrimeIntellect-ai/prime-rl, 559b447:
+                 inference/vllm/routed_experts.py). int32, which it sends only with routing weights (prime-rl#3523),
+                 contains top_k ids followed by the bits of top_k float32 weights
 
 C++ (TraceAssembler) applies the rules for rows (missing rows, repeated ids, ids out of range) to all formats.
 """
@@ -36,6 +41,7 @@ from ._errors import refuse
 
 NPY = b"\x93NUMPY"
 DTYPES = {name: np.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
+NORMAL_FLOAT_BITS = (0x00800000, 0x7F7FFFFF)  # of positive float32; as an id, even the smallest is impossible
 MOST_DEFLATION = 100  # ratio; int64 ids of 128 experts deflate to a ninth
 FREE_BYTES = 64 << 20  # archives up to this size may exceed the ratio
 READ_BYTES = 1 << 20  # per read; reading stops early if a member is larger than its claimed size
@@ -90,7 +96,7 @@ def decoder(options: Mapping[str, Any]) -> Callable[[str, str, bytes], list[Deco
 
 
 def decode_routes(value: Any, place: SourcePlace, options: Mapping[str, Any]) -> Decoded:
-    """Decodes the value of routed_experts in a response: text, nested lists, or an array of integers."""
+    """Decodes the value of routed_experts in a response: text, object, nested lists, or an array of integers."""
     if isinstance(value, str | bytes):
         text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         if text.startswith(NPY):
@@ -101,6 +107,8 @@ def decode_routes(value: Any, place: SourcePlace, options: Mapping[str, Any]) ->
             return decode_routes(parse_json(text, place), place, options)
         data = _base64(text, place)
         return place.decoded(data if data.startswith(NPY) else _int32(data, place, options))
+    if isinstance(value, Mapping):
+        return place.decoded(_described(value, place))
     if isinstance(value, list | tuple):
         return place.decoded(_nested(value, place))
     array = np.asarray(value)
@@ -156,12 +164,42 @@ def _nrlre1(text: bytes, place: SourcePlace) -> npt.NDArray[Any]:
     magic, name, extents, payload = parts
     if magic != "nrlre1":
         place.refuse(f'begins with "{magic[:16]}", not nrlre1')
-    if name not in DTYPES:
-        place.refuse(f'dtype "{name[:16]}" is unknown; expected int8, int16, int32, uint8 or uint16')
+    dtype = _dtype(name, place)
     shape = [int(n) if n.isascii() and n.isdigit() and len(n) < 20 else -1 for n in extents.split("x")]
     if len(shape) != 3 or min(shape) < 0:
         place.refuse("shape should be <tokens>x<layers>x<top_k>")
-    return _expect_bytes(_base64(payload.encode("latin-1"), place), shape, DTYPES[name], place)
+    return _expect_bytes(_base64(payload.encode("latin-1"), place), shape, dtype, place)
+
+
+def _dtype(name: Any, place: SourcePlace) -> np.dtype[Any]:
+    if not isinstance(name, str) or name not in DTYPES:
+        place.refuse(f'dtype "{name!s:.16}" is unknown; expected int8, int16, int32, uint8 or uint16')
+    return DTYPES[name]
+
+
+def _described(value: Mapping[str, Any], place: SourcePlace) -> npt.NDArray[Any]:
+    """Converts an object of SkyRL or prime-rl: base64 of a C-ordered array with its shape and dtype."""
+    text, shape = value.get("data"), value.get("shape")
+    if not isinstance(text, str):
+        place.at("data").refuse(f"should be a string, not {_name(text)}")
+    if not isinstance(shape, list) or len(shape) != 3 or not all(type(n) is int and n >= 0 for n in shape):
+        place.at("shape").refuse(f"should be [tokens, layers, top_k], not {shape!r:.40}")
+    dtype = _dtype(value.get("dtype", "uint8"), place)  # prime-rl's older objects have none
+    data = _base64(text.encode("utf-8", "surrogatepass"), place.at("data"))
+    array = _expect_bytes(data, shape, dtype, place)
+    return _without_weights(array, place) if "start" in value and dtype == np.int32 else array
+
+
+def _without_weights(packed: npt.NDArray[Any], place: SourcePlace) -> npt.NDArray[Any]:
+    """Returns the ids of [tokens, layers, ids and bits of weights]."""
+    if packed.shape[2] % 2:
+        place.refuse(f"has rows of {packed.shape[2]} int32; expected as many routing weights as experts")
+    ids, bits = np.split(packed, 2, axis=2)
+    least, most = NORMAL_FLOAT_BITS
+    for token, layer, k in np.argwhere((bits != 0) & ((bits < least) | (bits > most)))[:1]:
+        index = f"[{token}, {layer}, {ids.shape[2] + k}]"
+        place.refuse(f"{bits[token, layer, k]} are no bits of a routing weight", index)
+    return np.ascontiguousarray(ids)
 
 
 def _int32(data: bytes, place: SourcePlace, options: Mapping[str, Any]) -> npt.NDArray[Any]:
@@ -276,8 +314,11 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
         routes = next((r for holder in holders if (r := member(holder, "routed_experts")) is not None), shared)
         if routes is None:
             at.refuse("is missing")
-        if not isinstance(routes, str | list):
-            at.refuse(f"should be a string or a list, not {_name(routes)}")
+        if not isinstance(routes, str | list | dict):
+            at.refuse(f"should be a string, a list or an object, not {_name(routes)}")
+        if start := member(routes, "start"):
+            problem = "earlier rows are in other responses, which foremoe.recorders joins"
+            at.at("start").refuse(f"is token {start!r:.20}: {problem}")
         if isinstance(routes, list):
             before = _nested(prompt, place.at("prompt_routed_experts")) if prompt else None
             generated = _nested(routes, at, before)

@@ -20,7 +20,8 @@ class Segment:
     Raises InputError if attributes contradict each other.
 
     Attributes:
-        routed_experts: As the server returned it: base64 text, nested lists, integers [rows, layers, top_k], or None.
+        routed_experts: As the server returned it: base64 text, an object of SkyRL or prime-rl, nested lists, integers
+            [rows, layers, top_k], or None.
         num_tokens: Tokens of prompt and generation. None: unknown, and assumed to be one more than the rows.
         num_prompt_tokens: Tokens of the prompt. None: unknown.
         token_ids: Prompt and generation, int64 [num_tokens]. None: unknown.
@@ -54,7 +55,10 @@ class Segment:
 
 
 def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequence[int] | None = None) -> list[Segment]:
-    """Returns a segment for each completion of a response of vLLM 0.22 to 0.33, in order.
+    """Returns a segment for each completion of a response of vLLM 0.22 to 0.33, or of a server like it, in order.
+
+    These are SkyRL, prime-rl and LLM.generate() of TensorRT-LLM, which records only layers with experts
+    (NVIDIA/TensorRT-LLM, 06a976c: executor/result.py).
 
     Request return_token_ids and return_weight_versions. Without the first, only the number of tokens is known, and only
     for a single choice. Without the second, versions are unknown.
@@ -62,7 +66,7 @@ def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequenc
     Args:
         response: A RequestOutput of LLM.generate(); the body of /v1/completions, /v1/chat/completions or
             /inference/v1/generate as bytes, text or dict; an object of the openai client; or a list of these.
-        prompt_start: routed_experts_prompt_start of the request.
+        prompt_start: routed_experts_prompt_start of the request. Responses of prime-rl contain it; 0: unknown or 0.
         prompt_token_ids: Token ids of the prompt, if the response does not have them.
 
     Raises:
@@ -78,14 +82,18 @@ def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequenc
             refuse("prompt_routed_experts", "is of vLLM before 0.22, whose files foremoe.import_files() reads")
         for i, choice in enumerate(choices):
             place = f"{key}[{i}]."
+            routes = _get(choice, "routed_experts")
+            start = routes.get("start", prompt_start) if isinstance(routes, Mapping) else prompt_start
+            if prompt_start not in (0, start):
+                refuse("prompt_start", f"is {prompt_start}, but the rows of {place[:-1]} start at token {start!r:.20}")
             segments.append(
                 _segment(
                     place,
-                    _get(choice, "routed_experts"),
+                    routes,
                     prompt=[_get(choice, "prompt_token_ids"), _get(whole, "prompt_token_ids"), prompt_token_ids],
                     generated=_get(choice, "token_ids"),
                     counts=_get(whole, "usage") if len(choices) == 1 else None,
-                    start=prompt_start,
+                    start=start,
                     weight_versions=_versions(_get(choice, "weight_versions"), None, place),
                 )
             )

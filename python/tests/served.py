@@ -1,4 +1,4 @@
-"""Makes responses in the formats of vLLM and SGLang."""
+"""Makes responses in the formats of vLLM, SGLang, SkyRL and prime-rl."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ def npy(rows: np.ndarray) -> str:
 def flat(rows: np.ndarray) -> str:
     """SGLang's format: base64 of int32 without a header."""
     return base64.b64encode(struct.pack(f"<{rows.size}i", *rows.ravel().tolist())).decode()
+
+
+def described(rows: np.ndarray, **more: Any) -> dict[str, Any]:
+    """SkyRL's format, and with start prime-rl's: base64 of a C-ordered array, its shape and dtype."""
+    code = {"uint8": "B", "int16": "h", "uint16": "H", "int32": "i"}[rows.dtype.name]
+    data = base64.b64encode(struct.pack(f"<{rows.size}{code}", *rows.ravel().tolist())).decode()
+    return {"data": data, "shape": list(rows.shape), "dtype": rows.dtype.name} | more
+
+
+def with_weights(rows: np.ndarray) -> np.ndarray:
+    """prime-rl's int32 rows with routing weights: top_k ids, then the bits of top_k float32."""
+    top_k = rows.shape[-1]
+    bits = [struct.unpack("<i", struct.pack("<f", (k + 1) / 10))[0] for k in range(top_k)]
+    weights = np.broadcast_to(np.array(bits, np.int32), rows.shape)
+    return np.concatenate([rows.astype(np.int32), weights], axis=2)
 
 
 def vllm_body(rows: Any, prompt: list[int], generated: list[int], **more: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from served import described, with_weights
 
 import foremoe
 from foremoe._importing import decoder
@@ -100,11 +101,64 @@ def test_responses_of_each_server_are_read(imported: Any) -> None:
         {"choices": [{}], "sglext": {"routed_experts": flat(one)}},
         {"outputs": [{"routed_experts": one}]},
         {"routed_experts": f"nrlre1:int8:1x2x2:{text(bytes([1, 2, 0, 0]))}"},
+        {"text": "", "meta_info": {"routed_experts": flat(one), "expert_logits": "zczMPc3MTD4AAAAAAAAAAA=="}},
+        {"choices": [{"token_ids": [7], "routed_experts": described(np.array(one, "u1"))}]},
     ):
         assert imported(json.dumps(response), **shape)[0] == of_two, response
     lines = json.dumps({"routed_experts": A}) + "\n" + json.dumps({"outputs": [{"routed_experts": B}]}) + "\n"
     assert imported(lines)[0] == [*A, *B]
     assert imported(json.dumps([{"routed_experts": B}, {"routed_experts": A}]))[0] == [*B, *A]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32"])
+def test_objects_of_skyrl_and_prime_rl_are_read(imported: Any, dtype: str) -> None:
+    rows = np.array([[[200, 1], [3, 0]], [[0, 2], [5, 6]]], dtype)
+    skyrl = described(rows)
+    prime_rl = described(with_weights(rows) if dtype == "int32" else rows, start=0)
+    for value in (skyrl, prime_rl):
+        routes, begins, report = imported(json.dumps({"choices": [{"routed_experts": value}] * 2}))
+        assert (routes, begins, report["format"]) == ([*rows.tolist(), *rows.tolist()], [0, 2, 4], "json")
+    if dtype == "uint8":
+        del prime_rl["dtype"]  # older prime-rl
+        assert imported(json.dumps({"choices": [{"routed_experts": prime_rl}]}))[0] == rows.tolist()
+
+
+def test_rows_that_prime_rl_has_not_recorded_are_missing(imported: Any) -> None:
+    packed = with_weights(np.array([[[2, 1], [0, 0]]]))
+    packed[0, 1] = 0  # a dense layer
+    assert imported(json.dumps({"routed_experts": described(packed, start=0)}))[0] == [[[2, 1], [-1, -1]]]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": None}, "data: should be a string, not null"),
+        ({"data": "AAA"}, "data: is not base64"),
+        ({"data": "\ud800"}, "data: is not base64"),
+        ({"data": "AAAA"}, "[2, 1, 4] of 4 bytes each was claimed, but there are 3 bytes"),
+        ({"shape": [2, 1, 3]}, "[2, 1, 3] of 4 bytes each"),
+        ({"shape": [2, 4]}, "shape: should be [tokens, layers, top_k], not [2, 4]"),
+        ({"shape": [2, 1, -4]}, "shape: should be"),
+        ({"shape": [2, True, 4]}, "shape: should be"),
+        ({"shape": [2.0, 1, 4]}, "shape: should be"),
+        ({"shape": "214"}, "shape: should be"),
+        ({"shape": [0, 1, 4], "data": ""}, "has no tokens"),
+        ({"shape": [10**30, 10**30, 10**30]}, "of 4 bytes each was claimed"),
+        ({"shape": [2, 0, 4], "data": ""}, "routed_experts: "),
+        ({"dtype": "float32"}, 'dtype "float32" is unknown'),
+        ({"dtype": ["int32"]}, "dtype \"['int32']\" is unknown"),
+        ({"shape": [8, 1, 1]}, "has rows of 1 int32; expected as many routing weights as experts"),
+        ({"shape": [1, 1, 8]}, "routed_experts[0, 0, 4]: 2 are no bits of a routing weight"),
+        ({"start": 5}, "start: is token 5: earlier rows are in other responses, which foremoe.recorders joins"),
+        ({"start": "x"}, "start: is token 'x'"),
+    ],
+)
+def test_damaged_objects_are_rejected_with_their_position(imported: Any, change: dict[str, Any], words: str) -> None:
+    good = described(with_weights(np.array([[[4, 1]], [[2, 3]]])), start=0)
+    with pytest.raises(foremoe.InputError) as raised:
+        imported(json.dumps({"choices": [{"routed_experts": good | change}]}))
+    assert "0.in: choices[0]: routed_experts" in str(raised.value)
+    assert words in str(raised.value)
 
 
 def test_vllm_0_21_puts_the_prompt_before_each_choice(tmp_path: pathlib.Path) -> None:
@@ -157,7 +211,7 @@ def test_last_tokens_without_a_row_are_counted_if_the_response_has_token_counts(
         (b"PK\x03\x04 and nothing else", {}, "0.in: is no readable zip archive"),
         (b"PK\x05\x06" + bytes(18), {}, "0.in: holds no sequence"),
         ('{"choices": [{}]}', {}, "0.in: choices[0]: routed_experts: is missing"),
-        ('{"choices": [{"routed_experts": 7}]}', {}, "choices[0]: routed_experts: should be a string or a list"),
+        ('{"choices": [{"routed_experts": 7}]}', {}, "choices[0]: routed_experts: should be a string, a list"),
         ('{"choices": 3}', {}, "0.in: choices: should be a list"),
         ('{"choices": [{}, {}], "sglext": {"routed_experts": "x"}}', {}, "sglext.routed_experts: is of the first of 2"),
         ('{"prompt_routed_experts": 3, "routed_experts": []}', {}, "0.in: prompt_routed_experts: should be a list"),
@@ -218,7 +272,8 @@ def test_truncated_and_corrupted_sources_are_read_or_rejected() -> None:
         "sglang": flat(A).encode(),
         "json": json.dumps({"prompt_routed_experts": A, "choices": [{"routed_experts": A, "token_ids": [1]}]}).encode(),
     }
-    for format, good in sources.items():
+    packed = described(with_weights(np.array(A)), start=0)
+    for format, good in [*sources.items(), ("json", json.dumps({"routed_experts": packed}).encode())]:
         decode = decoder({"layers": 1, "top_k": 2})
         assert len(decode(format, "in", good)) == 1
         altered = [good[:cut] for cut in range(len(good))]

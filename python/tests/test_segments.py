@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import SHAPE, draw_rows, expect_routes, flat, npy, sglang_body, vllm_body
+from served import SHAPE, described, draw_rows, expect_routes, flat, npy, sglang_body, vllm_body, with_weights
 
 import foremoe
 from foremoe.recorders import Recorder, Segment, from_sglang, from_vllm
@@ -71,6 +71,52 @@ def test_all_response_formats_of_vllm_are_read() -> None:
             assert segment.token_ids is not None and list(segment.token_ids) == prompt + generated
         assert recorder.trace().num_sequences == 2 and recorder.report.unchecked == 0
     assert from_vllm(request_output)[1].weight_versions == ("7",)
+
+
+def test_responses_of_skyrl_and_prime_rl_are_read() -> None:
+    rows = draw_rows(8)
+    prompt, generated = [5, 6, 7, 8], [9, 10, 11]
+    for first in (described(rows[:6]), described(rows[:6], start=0), described(with_weights(rows[:6]), start=0)):
+        choice = {"index": 0, "token_ids": generated, "routed_experts": first}
+        (segment,) = from_vllm({"choices": [choice]}, prompt_token_ids=prompt)
+        expect_routes(Recorder(**SHAPE).add(0, segment), rows[:6])
+        later = {"token_ids": [12], "routed_experts": described(with_weights(rows[6:]), start=6)}
+        for start in (0, 6):  # the response contains it
+            turn = from_vllm({"choices": [later]}, prompt_start=start, prompt_token_ids=[*prompt, *generated, 20])
+            expect_routes(Recorder(**SHAPE).add(0, [segment, *turn]), rows)
+        with pytest.raises(
+            foremoe.InputError, match=r"prompt_start: is 5, but the rows of choices\[0\] start at token 6"
+        ):
+            from_vllm({"choices": [later]}, prompt_start=5)
+        later["routed_experts"]["start"] = "6"  # type: ignore[index]
+        with pytest.raises(foremoe.InputError, match="start: is '6'; expected an integer from 0 on"):
+            from_vllm({"choices": [later]}, prompt_token_ids=prompt)
+
+
+def test_results_of_tensorrt_llm_are_read() -> None:
+    """Its routes are a tensor, int16 [tokens - 1, layers with experts, top_k]."""
+
+    class Tensor:
+        def __init__(self, rows: np.ndarray) -> None:
+            self.rows = rows
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return self.rows.astype(dtype or self.rows.dtype)
+
+    rows = draw_rows(6, layers=2, dtype=np.int16)
+    outputs = [types.SimpleNamespace(index=0, token_ids=[9, 10, 11], routed_experts=Tensor(rows))]
+    result = types.SimpleNamespace(prompt_token_ids=[5, 6, 7, 8], outputs=outputs, request_id=3)
+    recorder = Recorder(num_layers=2, num_experts=8, top_k=2)
+    expect_routes(recorder.add(0, from_vllm([result])), rows)
+    rows[2, 1] = -1
+    with pytest.raises(foremoe.InputError, match=r"sequence 1: routed_experts\[2, 1\]: is no route"):
+        recorder.add(1, from_vllm(result))
+    outputs[0].routed_experts = Tensor(rows[:, 0])
+    with pytest.raises(foremoe.InputError, match=r"routed_experts: is int16 \[6, 2\]; expected integers"):
+        recorder.add(1, from_vllm(result))
+    outputs[0].routed_experts = Tensor(rows[:5])
+    with pytest.raises(foremoe.InputError, match="routed_experts: has 5 rows for 7 tokens; expected 6"):
+        recorder.add(1, from_vllm(result))
 
 
 def test_without_token_ids_the_number_of_tokens_is_used_if_known() -> None:
