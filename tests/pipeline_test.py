@@ -9,6 +9,7 @@ PLAN_KEYS = {
     "policy", "events", "micro_steps", "layers", "ranks", "experts", "guest_slots", "residency", "in_flight", "rho",
     "rho_lower_bound", "rho_padded", "max_rank_tokens", "copies_per_layer_event", "copies_max_per_rank", "home_moves",
     "guests_per_layer", "node_link_tokens", "plan_seconds", "plan_us_per_layer_micro_step", "threads",
+    "max_vio", "avg_vio",
 }  # fmt: skip
 PARTS = {
     "rho": {"mean", "p99", "max"},

@@ -23,6 +23,7 @@
 #include "foremoe/rollout/load_statistics.h"
 #include "foremoe/rollout/trace_file.h"
 #include "load_picture.h"
+#include "plot.h"
 
 namespace foremoe::cli {
 namespace {
@@ -51,6 +52,7 @@ struct InspectArguments {
   std::optional<int> layer;  // to draw; none: the most imbalanced
   int rows = 64;             // micro-steps to draw
   bool json = false;
+  std::string plot;
 };
 
 // Returns the layer to draw.
@@ -158,8 +160,10 @@ void print_layers(const std::vector<LayerStatistics>& layers, const std::vector<
   fmt::print("{}\n", table.to_string());
 }
 
-// Prints a description of a trace or a load unless JSON is requested. Returns the description as JSON.
-Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments) {
+void print_json(const Json& json) { fmt::print("{}\n", json.dump(2)); }
+
+// Describes a trace or a load, and draws it if requested.
+void inspect_rollout(const Safetensors& file, const InspectArguments& arguments) {
   const bool is_trace = file_kind(file) == FileKind::kTrace;
   Json json{{"kind", "load"}};
   InputOptions input = arguments.input;
@@ -191,20 +195,22 @@ Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments)
   }
   const auto worst = std::ranges::max_element(layers, {}, &LayerStatistics::mean_ratio);
   const int layer = layer_to_draw(arguments, load.num_layers(), static_cast<int>(worst - layers.begin()));
-  if (arguments.json) return json;
-
+  if (arguments.json) {
+    print_json(json);
+    return draw_loads(arguments.plot, load, layer);
+  }
   if (is_trace) print_trace(json, input.path);
   print_values("{}{}, top-{}\n", is_trace ? "as batched: " : fmt::format("{}: a load of ", input.path), describe(load),
                load.top_k);
   if (!is_trace) print_route_bytes(json);
   if (std::ranges::all_of(load.load.flat(), [](Tokens tokens) { return tokens == Tokens{0}; })) {
     fmt::print("no load\n");
-    return json;
+  } else {
+    fmt::print("\n");
+    print_layers(layers, rho);
+    print_picture(loads_at_home(load, homes), layer, arguments);
   }
-  fmt::print("\n");
-  print_layers(layers, rho);
-  print_picture(loads_at_home(load, homes), layer, arguments);
-  return json;
+  draw_loads(arguments.plot, load, layer);
 }
 
 struct LayerSummary {
@@ -248,7 +254,7 @@ std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<Tokens, 3>
 }
 
 // Describes a plan: policy and options, copies, and loads of the ranks.
-Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
+void inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   const StepPlan plan = read_plan(file);
   const Array<Tokens, 3> loads = planned_loads(plan);
   const std::vector<LayerSummary> layers = summarise(plan, loads);
@@ -275,7 +281,7 @@ Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   }
   const auto worst = std::ranges::max_element(layers, {}, &LayerSummary::mean_rho);
   const int layer = layer_to_draw(arguments, plan.num_layers(), static_cast<int>(worst - layers.begin()));
-  if (arguments.json) return json;
+  if (arguments.json) return print_json(json);
 
   print_values("{}: a plan by {}, residency {}, {} per rank and layer, {} in flight\n", arguments.input.path,
                plan.policy, to_string(plan.residency), counted(plan.guest_slots, "guest slot"),
@@ -286,7 +292,7 @@ Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   print_values("options: {}\nfor the load {}\n\n", plan.options, plan.load_digest);
   if (std::ranges::all_of(loads.flat(), [](Tokens tokens) { return tokens == Tokens{0}; })) {
     fmt::print("no load\n");
-    return json;
+    return;
   }
 
   const double largest = std::ranges::max_element(layers, {}, &LayerSummary::max_rho)->max_rho;
@@ -298,39 +304,38 @@ Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   }
   fmt::print("{}\n", table.to_string());
   print_picture(loads, layer, arguments);
-  return json;
 }
 
-Json inspect_homes(const Safetensors& file, const InspectArguments& arguments) {
+void inspect_homes(const Safetensors& file, const InspectArguments& arguments) {
   const Homes homes = read_homes(file);
   const auto [layers, experts] = homes.home.shape();
   Json json{{"kind", "homes"},          {"layers", layers},
             {"ranks", homes.num_ranks}, {"ranks_per_node", homes.ranks_per_node},
             {"experts", experts},       {"homes_digest", homes_digest(homes.home)},
             {"origin", homes.origin}};
-  if (arguments.json) return json;
+  if (arguments.json) return print_json(json);
   print_values("{}: homes of {} × {} on {}, {} to a node\n", arguments.input.path,
                counted(static_cast<std::int64_t>(layers), "layer"),
                counted(static_cast<std::int64_t>(experts), "expert"), counted(homes.num_ranks, "rank"),
                homes.ranks_per_node);
   print_values("origin: {}\ndigest {}\n", homes.origin, json["homes_digest"].get<std::string>());
-  return json;
-}
-
-Json inspect(const Safetensors& file, const InspectArguments& arguments) {
-  switch (file_kind(file)) {
-    case FileKind::kPlan:
-      return inspect_plan(file, arguments);
-    case FileKind::kHomes:
-      return inspect_homes(file, arguments);
-    default:
-      return inspect_rollout(file, arguments);
-  }
 }
 
 int run(const InspectArguments& arguments) {
-  const Json json = inspect(open_input(arguments.input.path), arguments);
-  if (arguments.json) fmt::print("{}\n", json.dump(2));
+  expect_plot(arguments.plot, {arguments.input.path});
+  const Safetensors file = open_input(arguments.input.path);
+  const FileKind kind = file_kind(file);
+  const bool has_loads = kind != FileKind::kPlan && kind != FileKind::kHomes;
+  if (!arguments.plot.empty() && !has_loads) {
+    throw InputError({.field = "plot"}, fmt::format("draws a trace or a load, and {} has none", arguments.input.path));
+  }
+  if (has_loads) {
+    inspect_rollout(file, arguments);
+  } else if (kind == FileKind::kPlan) {
+    inspect_plan(file, arguments);
+  } else {
+    inspect_homes(file, arguments);
+  }
   return kOk;
 }
 
@@ -346,7 +351,8 @@ Command inspect_command() {
       .meaning = std::string(kInspectMeaning),
       .options = joined({{input_option(a->input.path, "Trace, load or plan file")},
                          without(options_of(a->input), {"previous", "previous_load"}),
-                         {integer_option({.name = "layer",
+                         {plot_option(a->plot, "loads of experts by layer, and by micro-step of one layer,", ""),
+                          integer_option({.name = "layer",
                                           .value = "L",
                                           .help = "Layer to draw",
                                           .initial = "the most imbalanced",

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "console.h"
 #include "foremoe/core/error.h"
@@ -57,6 +60,17 @@ Json peaks_of(const std::string& name, const FitOfPlan& plan) {
   return {{"name", name}, {"rows", std::move(rows)}, {"gigabytes", std::move(gigabytes)}};
 }
 
+// Tenths of load ÷ mean of each expert. Short numbers, because a command line holds the request.
+Json tenths_of_mean(std::span<const std::int64_t> loads) {
+  const auto sum = static_cast<double>(std::reduce(loads.begin(), loads.end()));
+  Json tenths = Json::array();
+  for (const std::int64_t of_expert : loads) {
+    const double share = sum > 0 ? static_cast<double>(of_expert) / sum : 0;
+    tenths.push_back(std::llround(10 * share * static_cast<double>(loads.size())));
+  }
+  return tenths;
+}
+
 void draw_in_python(const Json& request, const std::string& path) {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return;
   run_in_python("_plot", request.dump(-1, ' ', false, Json::error_handler_t::replace), {path});
@@ -64,14 +78,14 @@ void draw_in_python(const Json& request, const std::string& path) {
 
 }  // namespace
 
-Option plot_option(std::string& path, const std::string& shows) {
-  return text_option({.name = "plot",
-                      .value = "FILE",
-                      .help = fmt::format("Draw the {} as a .png or .svg file. Needs --cluster, the Python package and "
-                                          "matplotlib",
-                                          shows),
-                      .main = true},
-                     path);
+Option plot_option(std::string& path, const std::string& shows, const std::string& needs) {
+  return text_option(
+      {.name = "plot",
+       .value = "FILE",
+       .help =
+           fmt::format("Draw the {} as a .png or .svg file. Needs {}the Python package and matplotlib", shows, needs),
+       .main = true},
+      path);
 }
 
 void expect_plot(const std::string& path, const std::vector<std::string>& inputs) {
@@ -128,6 +142,37 @@ void draw_fit(const PlotRequest& plot, const Fit& fit, int exit_code) {
                   {"limit", static_cast<double>(fit.limit.value) / 1e9},
                   {"exit_code", exit_code}},
                  plot.path);
+}
+
+void draw_loads(const std::string& path, const LoadTable& load, int layer) {
+  if (path.empty()) return;
+  constexpr int kMostCells = 40'000;  // of both maps: an argument of a command is shorter than 128 KiB
+  const int rows = kMostCells / load.num_experts() - load.num_layers();
+  if (rows < 1) {
+    throw InputError({.field = "plot"}, fmt::format("draws at most {} layers × experts, not {} × {}", kMostCells,
+                                                    load.num_layers(), load.num_experts()));
+  }
+  std::vector<std::int64_t> loads(load.num_experts());
+  Json layers = Json::array();
+  Json micro_steps = Json::array();
+  for (int l = 0; l < load.num_layers(); ++l) {
+    std::vector<std::int64_t> sums(load.num_experts());
+    for (int m = 0; m < load.num_micro_steps(); ++m) {
+      load.expert_loads(MicroStepId{m}, LayerId{l}, loads);
+      std::ranges::transform(sums, loads, sums.begin(), std::plus());
+      if (l == layer && m < rows) micro_steps.push_back(tenths_of_mean(loads));
+    }
+    layers.push_back(tenths_of_mean(sums));
+  }
+  std::string of_layer = fmt::format("micro-step, layer {}", layer);
+  if (load.num_micro_steps() > rows) of_layer += fmt::format(" (the first {})", rows);
+  draw_in_python({{"title", "Loads of experts ÷ mean of their layer"},
+                  {"facts", {fmt::format("{}: {}", load.name, describe(load))}},
+                  {"loads",
+                   {{{"of", "layer, whole step"}, {"tenths", std::move(layers)}},
+                    {{"of", of_layer}, {"tenths", std::move(micro_steps)}}}},
+                  {"exit_code", kOk}},
+                 path);
 }
 
 }  // namespace foremoe::cli

@@ -1,7 +1,7 @@
 #pragma once
 
-// The pictures of compare and simulate (modelled seconds of each policy by part) and of fit (rows and memory of the
-// busiest rank by micro-step). The Python package draws them.
+// The pictures of compare and simulate (modelled seconds of each policy by part), of fit (rows and memory of the
+// busiest rank by micro-step) and of inspect (loads of experts). The Python package draws them.
 
 #include <cstdint>
 #include <span>
@@ -14,8 +14,9 @@
 
 namespace foremoe::cli {
 
-// shows: contents of the picture, for --help.
-Option plot_option(std::string& path, const std::string& shows = "modelled seconds of each policy by part");
+// shows: contents of the picture, and needs: options that it requires, for --help.
+Option plot_option(std::string& path, const std::string& shows = "modelled seconds of each policy by part",
+                   const std::string& needs = "--cluster, ");
 
 // Throws InputError, field `plot`, unless the path ends in .png or .svg, the file can be created and is not an
 // input, and the Python package and matplotlib are installed. Does nothing without a path.
@@ -41,5 +42,9 @@ void draw_plot(const PlotRequest& request, std::span<const Evaluation> evaluatio
 // Draws the rows and the memory of the busiest rank by micro-step, now and planned, with the limit. Ends as
 // draw_plot().
 void draw_fit(const PlotRequest& request, const Fit& fit, int exit_code);
+
+// Draws each expert's load ÷ mean of its layer: of the step in all layers, and of each micro-step in this layer. Ends
+// as draw_plot().
+void draw_loads(const std::string& path, const LoadTable& load, int layer);
 
 }  // namespace foremoe::cli

@@ -1,4 +1,5 @@
-"""The pictures of `--plot`: modelled seconds of each policy by part (compare, simulate), and peaks of ranks (fit).
+"""The pictures of `--plot`: modelled seconds of each policy by part (compare, simulate), peaks of ranks (fit), and
+loads of experts (inspect).
 
 The program passes the data as JSON, for compare and simulate:
 
@@ -12,6 +13,10 @@ the busiest rank by micro-step:
 
     {"title": "…", "facts": ["…"], "limit": 80.0, "exit_code": 0,
      "series": [{"name": "now: vanilla", "rows": [4096], "gigabytes": [71.5]}]}
+
+For inspect, with one row of "tenths" per layer or micro-step, of load ÷ mean of each expert:
+
+    {"title": "…", "facts": ["…"], "exit_code": 0, "loads": [{"of": "layer, whole step", "tenths": [[9, 11]]}]}
 """
 
 from __future__ import annotations
@@ -57,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _draw(request: Mapping[str, Any], path: str) -> int:
-    figure = draw_peaks(request) if "series" in request else draw(request)
+    draw_any = draw_peaks if "series" in request else draw_loads if "loads" in request else draw
+    figure = draw_any(request)
     try:
         figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.endswith(".svg") else None)
     except OSError as error:
@@ -108,6 +114,31 @@ def draw_peaks(request: Mapping[str, Any]) -> Figure:
         handles, names, loc="upper left", ncols=len(names), frameon=False, fontsize=8, handlelength=1.4,
         bbox_to_anchor=(0.02 / WIDTH, 1 - (top - 0.4) / height), borderpad=0.2,
     )  # fmt: skip
+    return figure
+
+
+def draw_loads(request: Mapping[str, Any]) -> Figure:
+    """Draws a map of experts × rows per entry of "loads", above each other, with one scale of colours."""
+    from matplotlib.colors import PowerNorm
+
+    height, right = 5.6, 0.9
+    figure = _figure(height)
+    texts = [_shortened(text) for text in request["facts"]]
+    top = 0.5 + 0.19 * len(texts)
+    each = (height - top) / len(request["loads"])
+    most = max(tenth for of in request["loads"] for row in of["tenths"] for tenth in row) / 10
+    scale = PowerNorm(0.5, 0, max(most, 1.0))  # separates small loads
+    for index, of in enumerate(request["loads"]):
+        box = 0.6, height - top - (index + 1) * each + 0.5, WIDTH - right - 0.7, each - 0.6
+        axes = figure.add_axes((box[0] / WIDTH, box[1] / height, box[2] / WIDTH, box[3] / height))
+        values = [[tenth / 10 for tenth in row] for row in of["tenths"]]
+        drawn = axes.imshow(values, norm=scale, cmap="viridis", aspect="auto", interpolation="nearest")
+        axes.set_xlabel("expert")
+        axes.set_ylabel(of["of"])
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    bar = figure.add_axes(((WIDTH - right + 0.1) / WIDTH, 0.5 / height, 0.15 / WIDTH, (height - top - 0.6) / height))
+    figure.colorbar(drawn, bar, label="load ÷ mean")
+    _write_head(figure, request["title"], texts, height)
     return figure
 
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import draw_load, expect_refused
 
 import foremoe
-from foremoe._balance import imbalance, planned_rows
+from foremoe._balance import imbalance, planned_rows, violations
 
 PROGRAM = pathlib.Path(foremoe.__file__).with_name("bin") / "foremoe"
 TIMES = {"plan_seconds", "plan_us_per_layer_micro_step", "threads", "placement"}
@@ -62,7 +62,9 @@ def test_the_rows_of_ranks_have_the_imbalance_that_the_library_reports(residency
     np.testing.assert_array_equal(rows.sum(-1), load.array.sum((2, 3)))
     rho = imbalance(rows)
     assert rho[1, 0] == 0 and (np.delete(rho.ravel(), 2) >= 1).all()
-    assert rho[rho > 0].mean() == pytest.approx(foremoe.figures(plan, load)["rho"]["mean"], rel=1e-12)
+    figures = foremoe.figures(plan, load)
+    assert rho[rho > 0].mean() == pytest.approx(figures["rho"]["mean"], rel=1e-12)
+    assert {name: figures[name] for name in ("max_vio", "avg_vio")} == pytest.approx(violations(counts), rel=1e-12)
 
 
 def test_the_plan_equals_that_of_the_command(data: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of `--plot` of compare, simulate and fit, which need matplotlib."""
+"""The pictures of `--plot` of compare, simulate, fit and inspect, which need matplotlib."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import commands
+import numpy as np
 import pytest
 from reports import MODEL, shared_load
 
@@ -129,6 +130,44 @@ def test_fit_draws_also_a_step_that_does_not_fit_and_exits_with_1() -> None:
     done = foremoe_command("fit", *ON, "--memory-budget", "1", "--plot", "out.png")
     assert (done.returncode, done.stderr) == (1, "")
     assert pathlib.Path("out.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_the_picture_of_inspect_shows_the_loads_of_experts_by_layer_and_micro_step() -> None:
+    _, request = request_of("inspect", ON[0], "--layer", "1", "--plot", "out.svg")
+    loads = foremoe.read_load(ON[0]).array.sum(2).astype(float)  # [micro_steps, layers, experts]
+    *maps, bar = _plot.draw_loads(request).axes
+    for axes, of in zip(maps, (loads.sum(0), loads[:, 1]), strict=True):
+        (image,) = axes.images
+        np.testing.assert_allclose(image.get_array(), of / of.mean(-1, keepdims=True), atol=0.051)
+        assert image.get_array().shape == of.shape
+        assert image.norm.vmax >= image.get_array().max()
+    assert maps[0].get_ylabel() == "layer, whole step" and maps[1].get_ylabel() == "micro-step, layer 1"
+    assert bar.get_ylabel() == "load ÷ mean"
+
+
+def test_inspect_draws_large_loads_and_beside_json() -> None:
+    """The request of the largest models fits in a command line."""
+    counts = np.random.default_rng(0).poisson(0.3, (120, 61, 8, 256)).astype(np.int64)
+    foremoe.Load.from_array(counts, top_k=8).save("large.load.safetensors")
+    done = foremoe_command("inspect", "large.load.safetensors", "--json", "--plot", "out.png")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["layers"] == 61
+    assert pathlib.Path("out.png").read_bytes().startswith(b"\x89PNG\r\n")
+    _, request = request_of("inspect", "large.load.safetensors", "--plot", "out.svg")
+    assert [len(of["tenths"]) for of in request["loads"]] == [61, 95]
+    assert request["loads"][1]["of"].endswith("(the first 95)")
+
+
+def test_inspect_draws_no_plan_and_no_load_of_too_many_cells() -> None:
+    foremoe.plan(shared_load(), guest_slots=1).save("plan.safetensors")
+    foremoe.Load.from_array(np.ones((1, 80, 1, 512), np.int64)).save("large.load.safetensors")
+    for file, problem in {
+        "plan.safetensors": "draws a trace or a load, and plan.safetensors has none",
+        "large.load.safetensors": "draws at most 40000 layers × experts, not 80 × 512",
+    }.items():
+        done = foremoe_command("inspect", file, "--plot", "out.png")
+        assert done.returncode == 2 and f"--plot: {problem}" in done.stderr
+        assert not pathlib.Path("out.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ std::int64_t link_rows(const Subject& subject, EventId t, LayerId l, int num_nod
 void balance_and_traffic(const Subject& subject, PlanFigures& figures) {
   const auto& [plan, load, options, tokens] = subject;
   const int num_nodes = (plan.num_ranks() + plan.ranks_per_node - 1) / plan.ranks_per_node;
-  std::vector<double> rho, rho_lower_bound, rho_padded, node_link_tokens, node_link_rows;  // [pair with load]
+  // [pair with load]
+  std::vector<double> max_vio, avg_vio, rho, rho_lower_bound, rho_padded, node_link_tokens, node_link_rows;
   const std::vector<EventId> forward = first_events(subject);
   for (int m = 0; m < load.num_micro_steps(); ++m) {
     const EventId t = forward[m];
@@ -100,6 +101,17 @@ void balance_and_traffic(const Subject& subject, PlanFigures& figures) {
       std::int64_t total = 0;
       for (const Tokens count : load.load[m][l].flat()) total += count.value;
       if (total == 0) continue;
+      double most = 0;  // load of an expert
+      double distances = 0;
+      for (int e = 0; e < load.num_experts(); ++e) {
+        std::int64_t of_expert = 0;
+        for (int r = 0; r < load.num_ranks(); ++r) of_expert += load.load(m, l, r, e).value;
+        const double times_mean = static_cast<double>(of_expert) * load.num_experts() / static_cast<double>(total);
+        most = std::max(most, times_mean);
+        distances += std::abs(times_mean - 1);
+      }
+      max_vio.push_back(most - 1);
+      avg_vio.push_back(distances / load.num_experts());
       std::int64_t largest = 0;
       std::int64_t largest_padded = 0;
       for (int r = 0; r < plan.num_ranks(); ++r) {
@@ -122,6 +134,8 @@ void balance_and_traffic(const Subject& subject, PlanFigures& figures) {
       node_link_rows.push_back(static_cast<double>(link_rows(subject, t, LayerId{l}, num_nodes)));
     }
   }
+  figures.max_vio = spread(max_vio, 0).mean;
+  figures.avg_vio = spread(avg_vio, 0).mean;
   figures.rho = spread(rho, 1);
   figures.rho_lower_bound_mean = spread(rho_lower_bound, 1).mean;
   figures.rho_padded = spread(rho_padded, 1);
@@ -212,6 +226,8 @@ void reported_figures(const PlanFigures& reported, const PlanFigures& recomputed
   same("experts", reported.experts, recomputed.experts);
   same("guest_slots", reported.guest_slots, recomputed.guest_slots);
   same("in_flight", reported.in_flight, recomputed.in_flight);
+  close("max_vio", reported.max_vio, recomputed.max_vio);
+  close("avg_vio", reported.avg_vio, recomputed.avg_vio);
   close_spread("rho", reported.rho, recomputed.rho);
   close("rho_lower_bound.mean", reported.rho_lower_bound_mean, recomputed.rho_lower_bound_mean);
   same("align", reported.align, recomputed.align);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "foremoe/plan/route_tokens.h"
+#include "foremoe/rollout/load_statistics.h"
 
 namespace foremoe {
 namespace {
@@ -83,7 +84,8 @@ void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const 
   if (options.tokens) tokens.emplace(options.tokens->trace, options.tokens->batching);
   const Topology topology{.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
 
-  std::vector<double> rho, rho_lower_bound, rho_padded, node_link_tokens, node_link_rows;  // [pair]
+  std::vector<double> max_vio, avg_vio, rho, rho_lower_bound, rho_padded, node_link_tokens, node_link_rows;  // [pair]
+  std::vector<std::int64_t> of_expert(static_cast<std::size_t>(load.num_experts()));
   for (int t = 0; t < plan.num_events(); ++t) {
     if (plan.in_flight > 1 && plan.event_pass[t] == Pass::kBackward) continue;  // counted at its forward event
     const MicroStepId m = plan.event_micro_step[t];
@@ -92,6 +94,10 @@ void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const 
       const Pair pair{layer_quotas(plan, EventId{t}, LayerId{l}), load.load[m][l], topology};
       const RankLoads loads = rank_loads(pair, options.align);
       if (loads.total == 0) continue;
+      load.expert_loads(m, LayerId{l}, of_expert);
+      const LoadViolation violation = load_violation(of_expert);
+      max_vio.push_back(violation.max_vio);
+      avg_vio.push_back(violation.avg_vio);
       const double mean = static_cast<double>(loads.total) / topology.num_ranks;
       rho.push_back(static_cast<double>(loads.largest) / mean);
       rho_lower_bound.push_back(std::ceil(mean) / mean);
@@ -103,6 +109,8 @@ void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const 
       }
     }
   }
+  figures.max_vio = spread_of(std::move(max_vio), 0).mean;
+  figures.avg_vio = spread_of(std::move(avg_vio), 0).mean;
   figures.rho = spread_of(std::move(rho), 1);
   figures.rho_lower_bound_mean = spread_of(std::move(rho_lower_bound), 1).mean;
   figures.rho_padded = spread_of(std::move(rho_padded), 1);

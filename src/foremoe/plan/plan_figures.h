@@ -40,6 +40,8 @@ struct PlanFigures {
   int guest_slots = 0;
   int in_flight = 0;
 
+  double max_vio = 0;                // violations of the experts' loads, which no plan changes: see load_violation();
+  double avg_vio = 0;                // mean over the pairs
   Spread rho;                        // largest rank load ÷ mean rank load; 1 is perfect
   double rho_lower_bound_mean = 0;   // ⌈mean⌉ ÷ mean
   int align = 0;                     // tokens

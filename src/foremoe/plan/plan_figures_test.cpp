@@ -60,6 +60,8 @@ TEST(PlanFigures, MatchAnExampleComputedByHand) {
   const PlanFigures figures = plan_figures(example.plan, example.load, {.align = 4});
   EXPECT_EQ(figures.events, 3);
   EXPECT_EQ(figures.micro_steps, 3);
+  EXPECT_DOUBLE_EQ(figures.max_vio, (6 / 10.0 + 2.5 / 5.5) / 2);  // experts have 16 and 4 tokens, then 3 and 8
+  EXPECT_DOUBLE_EQ(figures.avg_vio, figures.max_vio);
   EXPECT_DOUBLE_EQ(figures.rho.mean, (1 + 16.0 / 11) / 2);
   EXPECT_DOUBLE_EQ(figures.rho.p99, 1 + 0.99 * (16.0 / 11 - 1));
   EXPECT_DOUBLE_EQ(figures.rho.max, 16.0 / 11);

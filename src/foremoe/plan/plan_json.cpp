@@ -17,6 +17,8 @@ nlohmann::ordered_json to_json(const PlanFigures& figures) {
       {"guest_slots", figures.guest_slots},
       {"residency", to_string(figures.residency)},
       {"in_flight", figures.in_flight},
+      {"max_vio", figures.max_vio},
+      {"avg_vio", figures.avg_vio},
       {"rho", {{"mean", figures.rho.mean}, {"p99", figures.rho.p99}, {"max", figures.rho.max}}},
       {"rho_lower_bound", {{"mean", figures.rho_lower_bound_mean}}},
       {"rho_padded", mean_max(figures.rho_padded)},
