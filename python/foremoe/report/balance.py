@@ -62,8 +62,8 @@ def experts_section(report: Report) -> Section | None:
         return None
     layer = report.loads.layer
     about = (
-        "Tokens of each expert ÷ mean of all experts of its layer, which no plan changes. On the left in the whole step, "
-        f"on the right in each micro-step of layer {layer}: a red column is an expert that is popular throughout."
+        "Tokens of each expert ÷ mean of all experts of its layer, which no plan changes. On the left in the whole "
+        f"step, on the right in each micro-step of layer {layer}: a red column is an expert that is popular throughout."
     )
     of_step = _load_map("experts-of-step", "whole step", ("layer", "expert"), report.experts.layers)
     of_layer = _load_map("experts-of-layer", f"layer {layer}", ("micro-step", "expert"), report.experts.micro_steps)
