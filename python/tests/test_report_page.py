@@ -21,7 +21,7 @@ from foremoe.report.facts import LayerLoads, Report, Skipped
 from foremoe.report.gather import Request, gather_report
 from foremoe.report.sections import sections
 
-SECTIONS = ["policies", "load", "balance", "shares", "time", "ablation", "memory", "traffic", "timeline"]
+SECTIONS = ["policies", "load", "experts", "balance", "shares", "time", "ablation", "memory", "traffic", "timeline"]
 EVIL = '</title></style></script><script>alert(1)</script><img src=x onerror="alert(2)">\'<b>%{x}\u202e'
 
 
@@ -104,6 +104,17 @@ def test_hovering_over_a_cell_shows_rank_micro_step_and_tokens(report: Report) -
     (plot,) = (p for s in sections(report) for p in s.plots if p.id == "load-before")
     tokens = int(report.loads.before[2, 3])
     assert f"rank 3, micro-step 2: {tokens:,} tokens, " in plot.figure.data[0].hovertext[2][3]
+
+
+def test_maps_of_experts_show_the_load_by_layer_and_by_micro_step(load: foremoe.Load, report: Report) -> None:
+    plots = {p.id: p for s in sections(report) for p in s.plots}
+    tokens = load.array.sum(2)  # [micro_steps, layers, experts]
+    layer = report.loads.layer
+    for name, row, of in (("step", "layer", tokens.sum(0)), ("layer", "micro-step", tokens[:, layer])):
+        e = int(of[1].argmax())
+        (text,) = (t for t in plots[f"experts-of-{name}"].figure.data[0].hovertext[1] if f"expert {e}," in t)
+        assert text.startswith(f"expert {e}, {row} 1: {of[1, e]:,} tokens, ")
+        assert float(text.split()[-3]) == pytest.approx(of[1, e] / of[1].mean(), rel=0.01)
 
 
 def test_many_ranks_are_grouped_and_each_group_shows_its_most_loaded_rank(report: Report) -> None:

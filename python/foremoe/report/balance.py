@@ -45,13 +45,33 @@ def load_section(report: Report) -> Section | None:
         f"Tokens of each rank ÷ mean of all ranks, in layer {report.loads.layer}, the one that {report.before.policy} "
         "balances worst on average. Orange and red are ranks that others wait for, blue ones wait."
     )
-    before = _load_side(report, "load-before", report.before.policy, report.loads.before)
-    after = _load_side(report, "load-after", report.after.policy, report.loads.after)
-    return section_of("load", "Load per rank, before and after", before, after, about=about, wide=True)
+    sides = []
+    for name, policy, tokens in (
+        ("load-before", report.before.policy, report.loads.before),
+        ("load-after", report.after.policy, report.loads.after),
+    ):
+        plot, table = _load_map(name, policy, ("micro-step", "rank"), tokens)
+        _separate_nodes(plot.figure, report, tokens.shape[1])
+        sides.append((plot, table))
+    return section_of("load", "Load per rank, before and after", *sides, about=about, wide=True)
 
 
-def _load_side(report: Report, name: str, policy: str, tokens: npt.NDArray[np.int64]) -> tuple[Plot, Table]:
-    """Draw tokens, [micro_steps, ranks]. A cell that covers several entries shows the largest."""
+def experts_section(report: Report) -> Section | None:
+    """Load per expert, by layer and by micro-step."""
+    if not report.experts.layers.any():
+        return None
+    layer = report.loads.layer
+    about = (
+        "Tokens of each expert ÷ mean of all experts of its layer, which no plan changes. On the left in the whole "
+        f"step, on the right in each micro-step of layer {layer}: a red column is an expert that is popular throughout."
+    )
+    of_step = _load_map("experts-of-step", "whole step", ("layer", "expert"), report.experts.layers)
+    of_layer = _load_map("experts-of-layer", f"layer {layer}", ("micro-step", "expert"), report.experts.micro_steps)
+    return section_of("experts", "Load per expert", of_step, of_layer, about=about, wide=True)
+
+
+def _load_map(name: str, subject: str, nouns: tuple[str, str], tokens: npt.NDArray[np.int64]) -> tuple[Plot, Table]:
+    """Draw tokens ÷ mean of their row. A cell that covers several entries shows the largest. nouns: row, column."""
     down, right = (-(-count // MOST_CELLS) for count in tokens.shape)
     relative = tokens / np.maximum(tokens.mean(1, keepdims=True), np.finfo(float).tiny)
     value = np.zeros((-(-tokens.shape[0] // down), -(-tokens.shape[1] // right)))
@@ -62,24 +82,29 @@ def _load_side(report: Report, name: str, policy: str, tokens: npt.NDArray[np.in
         value[r, c] = cell[m, n]
         m, n = m + r * down, n + c * right
         count = count_text(int(tokens[m, n]))
-        hover[r][c] = f"rank {n}, micro-step {m}: {count} tokens, {ratio_text(float(value[r, c]))} × mean"
+        hover[r][c] = f"{nouns[1]} {n}, {nouns[0]} {m}: {count} tokens, {ratio_text(float(value[r, c]))} × mean"
     colours = [f"h{i}" for i in range(len(LOAD_BOUNDS) + 1)]
-    titles = _grouped(down, "micro-step"), _grouped(right, "rank")
+    titles = _grouped(down, nouns[0]), _grouped(right, nouns[1])
     figure = heat_map(np.searchsorted(LOAD_BOUNDS, value, "right"), colours, hover, titles, (down, right))
-    per_node = report.ranks_per_node // right
-    if per_node > 1 and report.num_nodes > 1:
-        for column in range(per_node, value.shape[1], per_node):
-            width = 4 if figure.data[0].xgap else 2
-            figure.add_vline(right * (column - 0.5), line={"color": "var(--card)", "width": width})
     most = ratio_text(float(value.max()))
-    what = "Columns are ranks, rows micro-steps; the largest load is"
-    label = f"Load per rank and micro-step, {policy}. {what} {most} times the mean of its micro-step."
-    caption = f"{policy}: at most {most} times the mean"
+    what = f"Columns are {nouns[1]}s, rows {nouns[0]}s; the largest load is"
+    label = f"Load per {nouns[1]} and {nouns[0]}, {subject}. {what} {most} times the mean of its {nouns[0]}."
+    caption = f"{subject}: at most {most} times the mean"
     legend = list(zip(colours, [*(f"{bound:g}" for bound in LOAD_BOUNDS), ""], strict=True))
-    table = Table(f"load ÷ mean per micro-step and rank, {policy}", ["micro-step"])
+    table = Table(f"load ÷ mean per {nouns[0]} and {nouns[1]}, {subject}", [nouns[0]])
     table.head += [str(c * right) for c in range(value.shape[1])]
     table.rows = [[str(r * down), *(f"{v:.2f}" for v in row)] for r, row in enumerate(value)]
     return Plot(name, caption, label, figure, legend, scale=True), table
+
+
+def _separate_nodes(figure: go.Figure, report: Report, num_ranks: int) -> None:
+    """Draw lines between the nodes of a map whose columns are ranks."""
+    right = -(-num_ranks // MOST_CELLS)
+    per_node = report.ranks_per_node // right
+    if per_node > 1 and report.num_nodes > 1:
+        for column in range(per_node, -(-num_ranks // right), per_node):
+            width = 4 if figure.data[0].xgap else 2
+            figure.add_vline(right * (column - 0.5), line={"color": "var(--card)", "width": width})
 
 
 def _grouped(step: int, noun: str) -> str:

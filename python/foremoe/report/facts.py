@@ -98,6 +98,14 @@ class LayerLoads:
 
 
 @dataclass(frozen=True)
+class ExpertLoads:
+    """Tokens of every expert: of the step in every layer, [layers, experts]; in one layer, [micro_steps, experts]."""
+
+    layers: npt.NDArray[np.int64]
+    micro_steps: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class MemoryPoint:
     """Result of foremoe with one residency and number of guest slots, or of vanilla ("no guests")."""
 
@@ -142,6 +150,7 @@ class Report:
     after: PolicyResult
     policies: list[PolicyResult | Skipped]
     loads: LayerLoads
+    experts: ExpertLoads  # and those of the same layer by micro-step
     traffic: dict[str, npt.NDArray[np.int64]]  # by policy, [from node, to node]
     windows: list[Window]
     ablation: dict[str, PolicyResult] = field(default_factory=dict)  # by stages

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .balance import balance_section, load_section, quantiles, shares_section
+from .balance import balance_section, experts_section, load_section, quantiles, shares_section
 from .facts import PolicyResult, Report, Skipped
 from .memory import memory_section
 from .numbers import bytes_text, count_text, counted, percent_text, ratio_text, seconds_text, times_text
@@ -26,6 +26,7 @@ def sections(report: Report) -> list[Section]:
     make: Sequence[Callable[[Report], Section | None]] = (
         policies_section,
         load_section,
+        experts_section,
         balance_section,
         shares_section,
         time_section,

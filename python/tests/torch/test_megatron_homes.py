@@ -167,4 +167,5 @@ def test_routes_are_renumbered_and_a_replay_of_old_numbers_is_an_error(rank: int
     with pytest.raises(RuntimeError) as error, torch.no_grad(), replicas.step(plan):
         megatron_training.replay(net, 0, 0)
         net(megatron_training.batch(0, 0))
-    assert "were not those that counts told plan()" in error.value.__notes__[0]
+    said = " ".join([str(error.value), *getattr(error.value, "__notes__", ())])  # NCCL does not compare sizes
+    assert "were not those that counts told plan()" in said
