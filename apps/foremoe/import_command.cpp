@@ -11,6 +11,7 @@
 #include "console.h"
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/import_to_file.h"
+#include "foremoe/evaluate/workload.h"
 #include "progress.h"
 #include "run_in_python.h"
 
