@@ -120,6 +120,7 @@ def draw_peaks(request: Mapping[str, Any]) -> Figure:
 def draw_loads(request: Mapping[str, Any]) -> Figure:
     """Draws a map of experts × rows per entry of "loads", above each other, with one scale of colours."""
     from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
 
     height, right = 5.6, 0.9
     figure = _figure(height)
@@ -135,7 +136,7 @@ def draw_loads(request: Mapping[str, Any]) -> Figure:
         drawn = axes.imshow(values, norm=scale, cmap="viridis", aspect="auto", interpolation="nearest")
         axes.set_xlabel("expert")
         axes.set_ylabel(of["of"])
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     bar = figure.add_axes(((WIDTH - right + 0.1) / WIDTH, 0.5 / height, 0.15 / WIDTH, (height - top - 0.6) / height))
     figure.colorbar(drawn, bar, label="load ÷ mean")
     _write_head(figure, request["title"], texts, height)

@@ -24,6 +24,7 @@ NEEDS = {
     "test_trl": ["torch.nn", "transformers", "trl"],
     "test_native": ["torch.nn", "transformers>=5.23"],
     "test_plot": ["matplotlib"],
+    "test_import_torch": ["torch.nn"],
     "test_kept_weights": ["torch.nn"],
     "test_exchange": ["torch.nn"],
     "test_vllm_policy": ["torch.nn"],

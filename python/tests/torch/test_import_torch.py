@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import foremoe
 from foremoe._importing import decoder
-
-torch = pytest.importorskip("torch")
 
 ROUTES = np.array([[[4, 1], [0, 0]], [[5, 6], [7, 3]]], np.int32)  # [tokens − 1, layers, top_k]
 
