@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from megatron_training import (
     EXPERTS,
-    LAYERS,
     MICRO_STEPS,
     STEPS,
     TOP_K,
@@ -65,15 +64,14 @@ def recorded(step: int, micro_step: int, layer: int, rank: int, share: float) ->
     return routes
 
 
-def counts_of_recorded(
-    share: float, step: int, rank: int, layers: Sequence[int] = range(LAYERS), micro_steps: int = MICRO_STEPS
-) -> Any:
-    """See counts_of()."""
-    counts = torch.zeros(micro_steps, len(layers), EXPERTS, dtype=torch.int64)
-    for m in range(micro_steps):
-        for i, layer in enumerate(layers):
-            counts[m, i] = torch.bincount(recorded(step, m, layer, rank, share).flatten(), minlength=EXPERTS)
-    return counts
+def counts_of_others(routes: Callable[..., Any], *arguments: Any) -> Any:
+    """counts_of() of other routes than routes_of()."""
+    with mock.patch.object(megatron_training, "routes_of", routes):
+        return counts_of(*arguments)
+
+
+def counts_of_recorded(share: float, step: int, rank: int) -> Any:
+    return counts_of_others(functools.partial(recorded, share=share), step, rank)
 
 
 def run(case: Case, options: dict[str, Any], share: float) -> tuple[dict[str, Any], list[dict[str, float]]]:
@@ -148,16 +146,10 @@ def test_guests_that_move_between_forward_and_backward_serve_the_rows_that_came(
     begin_groups(2, pipeline_model_parallel_size=pipeline.STAGES)
     of, options = pipeline.CASES[case]
     run_elsewhere = functools.partial(recorded, share=share)
-    as_planned = mock.patch.object(megatron_training, "routes_of", routes_of)
-
-    def planned_counts(*arguments: Any) -> Any:
-        with as_planned:
-            return counts_of(*arguments)
-
     at_home = functools.partialmethod(foremoe.megatron.Replicas.plan, on_mismatch="home")
     with (
         mock.patch.object(megatron_training, "routes_of", run_elsewhere),
-        mock.patch.object(pipeline, "counts_of", planned_counts),
+        mock.patch.object(pipeline, "counts_of", functools.partial(counts_of_others, routes_of)),
         mock.patch.object(foremoe.megatron.Replicas, "plan", at_home),
     ):
         found = pipeline.compare(of, options, pipeline.Pipeline(of).run())
