@@ -31,6 +31,7 @@ namespace {
 constexpr std::string_view kInspectExamples =
     R"(  foremoe inspect step.trace.safetensors --ranks 8       how imbalanced is this rollout on 8 ranks?
   foremoe inspect step.load.safetensors --layer 0        draw layer 0
+  foremoe inspect step.load.safetensors --plot hot.png   which experts are hot, and do they stay hot?
   foremoe inspect plan.safetensors                       show the loads after planning
 )";
 
@@ -45,6 +46,8 @@ Columns of the table per layer, with experts at home:
   fluctuation       variation of an expert's share over the micro-steps: standard deviation ÷ mean, mean over experts
   micro-steps       ρ of each micro-step, from 1 (▁) to the largest ρ of all layers (█)
 For a plan file, the loads are those after planning.
+--plot draws the load of each expert ÷ mean of its layer: over the step, and the value that it reaches in at least three
+of four micro-steps. An expert that is red in both maps stays hot, so that copies made once per step suffice for it.
 )";
 
 struct InspectArguments {
@@ -197,7 +200,7 @@ void inspect_rollout(const Safetensors& file, const InspectArguments& arguments)
   const int layer = layer_to_draw(arguments, load.num_layers(), static_cast<int>(worst - layers.begin()));
   if (arguments.json) {
     print_json(json);
-    return draw_loads(arguments.plot, load, layer);
+    return draw_heat(arguments.plot, load);
   }
   if (is_trace) print_trace(json, input.path);
   print_values("{}{}, top-{}\n", is_trace ? "as batched: " : fmt::format("{}: a load of ", input.path), describe(load),
@@ -210,7 +213,7 @@ void inspect_rollout(const Safetensors& file, const InspectArguments& arguments)
     print_layers(layers, rho);
     print_picture(loads_at_home(load, homes), layer, arguments);
   }
-  draw_loads(arguments.plot, load, layer);
+  draw_heat(arguments.plot, load);
 }
 
 struct LayerSummary {
@@ -351,7 +354,7 @@ Command inspect_command() {
       .meaning = std::string(kInspectMeaning),
       .options = joined({{input_option(a->input.path, "Trace, load or plan file")},
                          without(options_of(a->input), {"previous", "previous_load"}),
-                         {plot_option(a->plot, "loads of experts by layer, and by micro-step of one layer,", ""),
+                         {plot_option(a->plot, "loads of experts by layer", ""),
                           integer_option({.name = "layer",
                                           .value = "L",
                                           .help = "Layer to draw",

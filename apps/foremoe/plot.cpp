@@ -3,14 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
-#include <functional>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "console.h"
 #include "foremoe/core/error.h"
+#include "foremoe/rollout/load_statistics.h"
 #include "planning_arguments.h"
 #include "run_in_python.h"
 
@@ -60,15 +58,19 @@ Json peaks_of(const std::string& name, const FitOfPlan& plan) {
   return {{"name", name}, {"rows", std::move(rows)}, {"gigabytes", std::move(gigabytes)}};
 }
 
-// Tenths of load ÷ mean of each expert. Short numbers, because a command line holds the request.
-Json tenths_of_mean(std::span<const std::int64_t> loads) {
-  const auto sum = static_cast<double>(std::reduce(loads.begin(), loads.end()));
-  Json tenths = Json::array();
-  for (const std::int64_t of_expert : loads) {
-    const double share = sum > 0 ? static_cast<double>(of_expert) / sum : 0;
-    tenths.push_back(std::llround(10 * share * static_cast<double>(loads.size())));
+// Returns a text per layer. Each digit is the number of kHeatBounds that the hottest expert of a cell reaches.
+Json digits_of(const Array<double, 2>& heat, std::size_t experts_in_cell) {
+  Json rows = Json::array();
+  for (std::size_t l = 0; l < heat.extent(0); ++l) {
+    std::string row;
+    for (std::size_t e = 0; e < heat.extent(1); e += experts_in_cell) {
+      const auto cell = heat.row(l).subspan(e, std::min(experts_in_cell, heat.extent(1) - e));
+      const auto reached = std::ranges::upper_bound(kHeatBounds, std::ranges::max(cell)) - kHeatBounds.begin();
+      row += static_cast<char>('0' + reached);
+    }
+    rows.push_back(std::move(row));
   }
-  return tenths;
+  return rows;
 }
 
 void draw_in_python(const Json& request, const std::string& path) {
@@ -144,33 +146,25 @@ void draw_fit(const PlotRequest& plot, const Fit& fit, int exit_code) {
                  plot.path);
 }
 
-void draw_loads(const std::string& path, const LoadTable& load, int layer) {
+void draw_heat(const std::string& path, const LoadTable& load) {
   if (path.empty()) return;
-  constexpr int kMostCells = 40'000;  // of both maps: an argument of a command is shorter than 128 KiB
-  const int rows = kMostCells / load.num_experts() - load.num_layers();
-  if (rows < 1) {
-    throw InputError({.field = "plot"}, fmt::format("draws at most {} layers × experts, not {} × {}", kMostCells,
-                                                    load.num_layers(), load.num_experts()));
-  }
-  std::vector<std::int64_t> loads(load.num_experts());
-  Json layers = Json::array();
-  Json micro_steps = Json::array();
-  for (int l = 0; l < load.num_layers(); ++l) {
-    std::vector<std::int64_t> sums(load.num_experts());
-    for (int m = 0; m < load.num_micro_steps(); ++m) {
-      load.expert_loads(MicroStepId{m}, LayerId{l}, loads);
-      std::ranges::transform(sums, loads, sums.begin(), std::plus());
-      if (l == layer && m < rows) micro_steps.push_back(tenths_of_mean(loads));
-    }
-    layers.push_back(tenths_of_mean(sums));
-  }
-  std::string of_layer = fmt::format("micro-step, layer {}", layer);
-  if (load.num_micro_steps() > rows) of_layer += fmt::format(" (the first {})", rows);
+  constexpr std::size_t kMostCells = 50'000;  // of a map: a command's argument is shorter than 128 KiB
+  const ExpertHeat heat = expert_heat(load);
+  const std::span<const double> step = heat.step.flat();
+  const auto hottest = static_cast<std::size_t>(std::ranges::max_element(step) - step.begin());
+  if (step[hottest] == 0) throw InputError({.field = "plot"}, "has nothing to show: the load has no tokens");
+  const std::size_t experts = heat.step.extent(1);
+  const std::size_t in_cell = (step.size() + kMostCells - 1) / kMostCells;
   draw_in_python({{"title", "Loads of experts ÷ mean of their layer"},
-                  {"facts", {fmt::format("{}: {}", load.name, describe(load))}},
-                  {"loads",
-                   {{{"of", "layer, whole step"}, {"tenths", std::move(layers)}},
-                    {{"of", of_layer}, {"tenths", std::move(micro_steps)}}}},
+                  {"facts",
+                   {fmt::format("{}: {}", load.name, describe(load)),
+                    fmt::format("hottest: expert {} of layer {}, {:.2f} times the mean over the step",
+                                hottest % experts, hottest / experts, step[hottest])}},
+                  {"bounds", kHeatBounds},
+                  {"experts_in_cell", in_cell},
+                  {"heat",
+                   {{"whole step", digits_of(heat.step, in_cell)},
+                    {"reached in at least three of four micro-steps", digits_of(heat.steady, in_cell)}}},
                   {"exit_code", kOk}},
                  path);
 }

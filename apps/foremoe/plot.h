@@ -43,8 +43,7 @@ void draw_plot(const PlotRequest& request, std::span<const Evaluation> evaluatio
 // draw_plot().
 void draw_fit(const PlotRequest& request, const Fit& fit, int exit_code);
 
-// Draws each expert's load ÷ mean of its layer: of the step in all layers, and of each micro-step in this layer. Ends
-// as draw_plot().
-void draw_loads(const std::string& path, const LoadTable& load, int layer);
+// Draws ExpertHeat: load of each expert ÷ mean of its layer. Ends as draw_plot(), with exit code 0.
+void draw_heat(const std::string& path, const LoadTable& load);
 
 }  // namespace foremoe::cli

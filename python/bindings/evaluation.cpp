@@ -302,6 +302,15 @@ nb::dict stability_of(const Load& load, int steps) {
   return d;
 }
 
+// Returns ExpertHeat's step and steady, each [layers, experts].
+nb::tuple heat_of(const Load& load) {
+  const ExpertHeat heat = expert_heat(load.table());
+  const auto array = [](const Array<double, 2>& values) {
+    return array_of(std::vector<double>(values.flat().begin(), values.flat().end()), values.shape());
+  };
+  return nb::make_tuple(array(heat.step), array(heat.steady));
+}
+
 // Returns remarks on the given memory needs, for the evaluation's cluster and memory budget.
 std::vector<std::string> memory_remarks_of(const Evaluated& e,
                                            const std::vector<std::pair<std::string, std::int64_t>>& bytes_of) {
@@ -379,6 +388,7 @@ void bind_evaluation(nb::module_& m) {
       "threads"_a = 0);
 
   m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
+  m.def("_expert_heat", &heat_of, "load"_a);
   m.def("_load_stability", &stability_of, "load"_a, "steps"_a);
   m.def("_memory_remarks", &memory_remarks_of, "evaluation"_a, "bytes_of"_a);
 }

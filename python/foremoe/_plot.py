@@ -14,9 +14,11 @@ the busiest rank by micro-step:
     {"title": "…", "facts": ["…"], "limit": 80.0, "exit_code": 0,
      "series": [{"name": "now: vanilla", "rows": [4096], "gigabytes": [71.5]}]}
 
-For inspect, with one row of "tenths" per layer or micro-step, of load ÷ mean of each expert:
+For inspect, with a map per entry of "heat" and a text per layer, whose digits count the bounds of load ÷ mean that the
+hottest expert of a cell reaches:
 
-    {"title": "…", "facts": ["…"], "exit_code": 0, "loads": [{"of": "layer, whole step", "tenths": [[9, 11]]}]}
+    {"title": "…", "facts": ["…"], "bounds": [0.5, 0.8], "experts_in_cell": 1, "exit_code": 0,
+     "heat": {"whole step": ["0112", "2010"]}}
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ COLOURS = {
     "placement, measured here": "#e8d36a",
 }
 SERIES = ("#8b95a3", "#0068ad")
+# The report's colours of load ÷ mean.
+HEAT = ("#2064aa", "#65a3d3", "#c3dcef", "#f2f0ea", "#fcd9a4", "#f9a45c", "#e4602f", "#ad1a1a", "#55000f")
 WIDTH = 9.0  # inches, as all sizes
 BAR = 0.34
 NOTE = 0.9  # the column of notes
@@ -62,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _draw(request: Mapping[str, Any], path: str) -> int:
-    draw_any = draw_peaks if "series" in request else draw_loads if "loads" in request else draw
+    draw_any = draw_peaks if "series" in request else draw_heat if "heat" in request else draw
     figure = draw_any(request)
     try:
         figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.endswith(".svg") else None)
@@ -117,28 +121,35 @@ def draw_peaks(request: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def draw_loads(request: Mapping[str, Any]) -> Figure:
-    """Draws a map of experts × rows per entry of "loads", above each other, with one scale of colours."""
-    from matplotlib.colors import PowerNorm
-    from matplotlib.ticker import MaxNLocator
+def draw_heat(request: Mapping[str, Any]) -> Figure:
+    """Draws a map of layers × experts per entry of "heat", one below the other, and the scale of their colours."""
+    from matplotlib.colors import ListedColormap
 
-    height, right = 5.6, 0.9
-    figure = _figure(height)
+    maps: Mapping[str, Sequence[str]] = request["heat"]
+    in_cell, bounds = request["experts_in_cell"], request["bounds"]
+    layers = len(next(iter(maps.values())))
     texts = [_shortened(text) for text in request["facts"]]
-    top = 0.5 + 0.19 * len(texts)
-    each = (height - top) / len(request["loads"])
-    most = max(tenth for of in request["loads"] for row in of["tenths"] for tenth in row) / 10
-    scale = PowerNorm(0.5, 0, max(most, 1.0))  # separates small loads
-    for index, of in enumerate(request["loads"]):
-        box = 0.6, height - top - (index + 1) * each + 0.5, WIDTH - right - 0.7, each - 0.6
-        axes = figure.add_axes((box[0] / WIDTH, box[1] / height, box[2] / WIDTH, box[3] / height))
-        values = [[tenth / 10 for tenth in row] for row in of["tenths"]]
-        drawn = axes.imshow(values, norm=scale, cmap="viridis", aspect="auto", interpolation="nearest")
-        axes.set_xlabel("expert")
-        axes.set_ylabel(of["of"])
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    bar = figure.add_axes(((WIDTH - right + 0.1) / WIDTH, 0.5 / height, 0.15 / WIDTH, (height - top - 0.6) / height))
-    figure.colorbar(drawn, bar, label="load ÷ mean")
+    inside = min(max(0.8, 0.06 * layers), 4.0)
+    of_map, top = inside + 0.8, 0.95 + 0.19 * len(texts)
+    height = top + of_map * len(maps)
+    figure = _figure(height)
+    colours: dict[str, Any] = {"cmap": ListedColormap(HEAT), "vmin": -0.5, "vmax": len(HEAT) - 0.5, "aspect": "auto"}
+    left, width = 0.65, WIDTH - 0.85
+    for index, (name, rows) in enumerate(maps.items()):
+        below = of_map * (len(maps) - 1 - index) + 0.5
+        axes = figure.add_axes((left / WIDTH, below / height, width / WIDTH, inside / height))
+        digits = [[int(digit) for digit in row] for row in rows]
+        edges = (-0.5, in_cell * len(digits[0]) - 0.5, layers - 0.5, -0.5)
+        axes.imshow(digits, extent=edges, interpolation="nearest", **colours)
+        axes.set_title(name, fontsize=9, loc="left")
+        axes.set_xlabel("expert" if in_cell == 1 else f"expert, {in_cell} in a cell: the hottest")
+        axes.set_ylabel("layer")
+        axes.locator_params(integer=True)
+    scale = figure.add_axes((left / WIDTH, 1 - (top - 0.3) / height, 3.6 / WIDTH, 0.13 / height))
+    scale.imshow([range(len(HEAT))], **colours)
+    scale.set_xticks([i + 0.5 for i in range(len(bounds))], [f"{bound:g}" for bound in bounds], fontsize=8)
+    scale.set_yticks([])
+    scale.tick_params(length=0)
     _write_head(figure, request["title"], texts, height)
     return figure
 

@@ -160,6 +160,7 @@ class ReportInABrowser(unittest.TestCase):
                 self.show(page, width, scheme)
                 tokens = f"{int(self.report.loads.before[2, 5]):,}"
                 self.assertIn(f"rank 5, micro-step 2: {tokens} tokens", self.hover_over("load-before", "5", "2"))
+                self.assertRegex(self.hover_over("experts-steady", "5", "1"), r"^expert 5, layer 1: \d")
                 self.assertRegex(self.hover_over("rho", "1.02", "3"), "^foremoe: least 1.0")
                 self.assertRegex(self.hover_over("time-update", "0.01", "1"), "^vanilla, dense: ")
                 self.assertRegex(self.hover_over("nodes-0", "1", "0"), "^node 0 to node 1: ")

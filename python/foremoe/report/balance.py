@@ -18,6 +18,7 @@ RHO_BOUNDS = (1.1, 1.3, 1.5, 2.0)
 RHO_CLASSES = ("below 1.1", "1.1 to 1.3", "1.3 to 1.5", "1.5 to 2", "2 and more")
 LOAD_BOUNDS = (0.5, 0.8, 0.95, 1.05, 1.25, 1.5, 2, 3)  # of load ÷ mean
 MOST_CELLS = 64  # along one axis
+MOST_CELLS_OF_EXPERTS = 48 * 128  # of a map
 
 
 class Quantiles(NamedTuple):
@@ -50,39 +51,48 @@ def load_section(report: Report) -> Section | None:
         ("load-before", report.before.policy, report.loads.before),
         ("load-after", report.after.policy, report.loads.after),
     ):
-        plot, table = _load_map(name, policy, ("micro-step", "rank"), tokens)
+        relative = tokens / np.maximum(tokens.mean(1, keepdims=True), np.finfo(float).tiny)
+        plot, table = _load_map(name, policy, ("micro-step", "rank"), relative, tokens)
         _separate_nodes(plot.figure, report, tokens.shape[1])
         sides.append((plot, table))
     return section_of("load", "Load per rank, before and after", *sides, about=about, wide=True)
 
 
 def experts_section(report: Report) -> Section | None:
-    """Load per expert, by layer and by micro-step."""
-    if not report.experts.layers.any():
+    """Load per expert and layer."""
+    heat = report.experts
+    if not heat.step.any():
         return None
-    layer = report.loads.layer
     about = (
-        "Tokens of each expert ÷ mean of all experts of its layer, which no plan changes. On the left in the whole "
-        f"step, on the right in each micro-step of layer {layer}: a red column is an expert that is popular throughout."
+        "Tokens of each expert ÷ mean of all experts of its layer, which no plan changes. Experts that are orange or "
+        "red in the first map are hot; those that are so in the second map too stay hot."
     )
-    of_step = _load_map("experts-of-step", "whole step", ("layer", "expert"), report.experts.layers)
-    of_layer = _load_map("experts-of-layer", f"layer {layer}", ("micro-step", "expert"), report.experts.micro_steps)
-    return section_of("experts", "Load per expert", of_step, of_layer, about=about, wide=True)
+    step = _load_map("experts-step", "whole step", ("layer", "expert"), heat.step)
+    steady = _load_map("experts-steady", "in three of four micro-steps", ("layer", "expert"), heat.steady)
+    return section_of("experts", "Load per expert and layer", step, steady, about=about, wide=True)
 
 
-def _load_map(name: str, subject: str, nouns: tuple[str, str], tokens: npt.NDArray[np.int64]) -> tuple[Plot, Table]:
-    """Draw tokens ÷ mean of their row. A cell that covers several entries shows the largest. nouns: row, column."""
-    down, right = (-(-count // MOST_CELLS) for count in tokens.shape)
-    relative = tokens / np.maximum(tokens.mean(1, keepdims=True), np.finfo(float).tiny)
-    value = np.zeros((-(-tokens.shape[0] // down), -(-tokens.shape[1] // right)))
+def _load_map(
+    name: str,
+    subject: str,
+    nouns: tuple[str, str],
+    relative: npt.NDArray[np.float64],
+    tokens: npt.NDArray[np.int64] | None = None,
+) -> tuple[Plot, Table]:
+    """Draw load ÷ mean of its row. A cell that covers several entries shows the largest. nouns: row, column."""
+    down = -(-relative.shape[0] // MOST_CELLS)
+    num_rows = -(-relative.shape[0] // down)
+    right = -(-relative.shape[1] // (MOST_CELLS if tokens is not None else MOST_CELLS_OF_EXPERTS // num_rows))
+    value = np.zeros((num_rows, -(-relative.shape[1] // right)))
     hover = [[""] * value.shape[1] for _ in value]
     for r, c in np.ndindex(value.shape):
         cell = relative[r * down : (r + 1) * down, c * right : (c + 1) * right]
         m, n = (int(i) for i in np.unravel_index(cell.argmax(), cell.shape))
         value[r, c] = cell[m, n]
         m, n = m + r * down, n + c * right
-        count = count_text(int(tokens[m, n]))
-        hover[r][c] = f"{nouns[1]} {n}, {nouns[0]} {m}: {count} tokens, {ratio_text(float(value[r, c]))} × mean"
+        ratio = ratio_text(float(value[r, c]))
+        words = ratio if tokens is None else f"{count_text(int(tokens[m, n]))} tokens, {ratio} × mean"
+        hover[r][c] = f"{nouns[1]} {n}, {nouns[0]} {m}: {words}"
     colours = [f"h{i}" for i in range(len(LOAD_BOUNDS) + 1)]
     titles = _grouped(down, nouns[0]), _grouped(right, nouns[1])
     figure = heat_map(np.searchsorted(LOAD_BOUNDS, value, "right"), colours, hover, titles, (down, right))

@@ -98,11 +98,11 @@ class LayerLoads:
 
 
 @dataclass(frozen=True)
-class ExpertLoads:
-    """Tokens of every expert: of the step in every layer, [layers, experts]; in one layer, [micro_steps, experts]."""
+class ExpertHeat:
+    """Load of each expert ÷ mean of its layer, [layers, experts]; 0 in layers without load."""
 
-    layers: npt.NDArray[np.int64]
-    micro_steps: npt.NDArray[np.int64]
+    step: npt.NDArray[np.float64]  # of the whole step's loads
+    steady: npt.NDArray[np.float64]  # reached in at least three quarters of the micro-steps with load
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Report:
     after: PolicyResult
     policies: list[PolicyResult | Skipped]
     loads: LayerLoads
-    experts: ExpertLoads  # and those of the same layer by micro-step
+    experts: ExpertHeat
     traffic: dict[str, npt.NDArray[np.int64]]  # by policy, [from node, to node]
     windows: list[Window]
     ablation: dict[str, PolicyResult] = field(default_factory=dict)  # by stages

@@ -17,7 +17,7 @@ from .._balance import imbalance, planned_rows
 from .._core import Evaluation, Load
 from .._errors import InputError
 from .._evaluation import evaluate
-from .facts import ExpertLoads, LayerLoads, LinkBytes, MemoryPoint, PhaseTime, PolicyResult, Report, Skipped, speedup
+from .facts import ExpertHeat, LayerLoads, LinkBytes, MemoryPoint, PhaseTime, PolicyResult, Report, Skipped, speedup
 from .numbers import counted
 from .window import choose_window, window_of
 
@@ -142,7 +142,7 @@ class _Gatherer:
             after=after,
             policies=policies,
             loads=LayerLoads(layer, before_loads[:, layer], after_loads[:, layer]),
-            experts=ExpertLoads(self.load.array.sum((0, 2)), self.load.array[:, layer].sum(1)),
+            experts=ExpertHeat(*_core._expert_heat(self.load)),
             traffic={
                 e.policy: np.sum([phase["between_nodes"] for phase in e.figures["phases"]], 0, np.int64)
                 for e in (self.baseline, chosen)

@@ -12,6 +12,7 @@ from typing import Any
 
 import commands
 import numpy as np
+import numpy.typing as npt
 import pytest
 from reports import MODEL, shared_load
 
@@ -132,42 +133,79 @@ def test_fit_draws_also_a_step_that_does_not_fit_and_exits_with_1() -> None:
     assert pathlib.Path("out.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def test_the_picture_of_inspect_shows_the_loads_of_experts_by_layer_and_micro_step() -> None:
-    _, request = request_of("inspect", ON[0], "--layer", "1", "--plot", "out.svg")
-    loads = foremoe.read_load(ON[0]).array.sum(2).astype(float)  # [micro_steps, layers, experts]
-    *maps, bar = _plot.draw_loads(request).axes
-    for axes, of in zip(maps, (loads.sum(0), loads[:, 1]), strict=True):
-        (image,) = axes.images
-        np.testing.assert_allclose(image.get_array(), of / of.mean(-1, keepdims=True), atol=0.051)
-        assert image.get_array().shape == of.shape
-        assert image.norm.vmax >= image.get_array().max()
-    assert maps[0].get_ylabel() == "layer, whole step" and maps[1].get_ylabel() == "micro-step, layer 1"
-    assert bar.get_ylabel() == "load ÷ mean"
+def expected_heat(counts: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """Returns the classes of both maps. counts: [micro_steps, layers, ranks, experts]."""
+    bounds = [0.5, 0.8, 0.95, 1.05, 1.25, 1.5, 2, 3]
+    maps = np.zeros((2, counts.shape[1], counts.shape[3]))
+    for layer in range(counts.shape[1]):
+        loads = [of for of in counts[:, layer].sum(1) if of.any()]
+        if loads:
+            ratios = np.stack([of / of.mean() for of in loads])
+            most = [max(r for r in of if (of >= r).mean() >= 0.75) for of in ratios.T]
+            maps[:, layer] = sum(loads) / np.mean(sum(loads)), most
+    return [np.digitize(one, bounds) for one in maps]
 
 
-def test_inspect_draws_large_loads_and_beside_json() -> None:
+def test_the_picture_of_inspect_shows_how_hot_experts_are_and_whether_they_stay_hot() -> None:
+    counts = np.random.default_rng(3).poisson(np.linspace(0, 12, 16), (9, 3, 4, 16)).astype(np.int64)
+    counts[2, 0] = counts[:, 1] = 0  # a micro-step and a layer without load
+    counts[4:, 2, :, 5] = 900  # hot in five of nine micro-steps: not in three of four
+    counts[2:, 2, :, 6] = 900  # hot in seven of nine
+    foremoe.Load.from_array(counts, top_k=1, ranks_per_node=2).save("hot.load.safetensors")
+    _, request = request_of("inspect", "hot.load.safetensors", "--plot", "out.svg")
+    *maps, scale = _plot.draw_heat(request).axes
+    expected = expected_heat(counts)
+    for axes, classes in zip(maps, expected, strict=True):
+        (image,) = axes.get_images()
+        np.testing.assert_array_equal(image.get_array(), classes)
+        assert image.get_extent() == [-0.5, 15.5, 2.5, -0.5]
+    assert expected[0][2, 5] > 6 > 3 > expected[1][2, 5] and expected[1][2, 6] > 6
+    assert [axes.get_title(loc="left") for axes in maps] == list(request["heat"])
+    assert request["facts"][1].startswith("hottest: expert 6 of layer 2, ")
+    assert [label.get_text() for label in scale.get_xticklabels()] == [
+        "0.5",
+        "0.8",
+        "0.95",
+        "1.05",
+        "1.25",
+        "1.5",
+        "2",
+        "3",
+    ]
+    assert len({tuple(colour) for colour in scale.get_images()[0].to_rgba([range(9)])[0]}) == 9
+
+
+def test_a_cell_of_a_wide_picture_shows_the_hottest_of_its_experts() -> None:
     """The request of the largest models fits in a command line."""
-    counts = np.random.default_rng(0).poisson(0.3, (120, 61, 8, 256)).astype(np.int64)
-    foremoe.Load.from_array(counts, top_k=8).save("large.load.safetensors")
-    done = foremoe_command("inspect", "large.load.safetensors", "--json", "--plot", "out.png")
+    counts = np.ones((1, 120, 2, 1024), np.int64)
+    counts[0, 7, :, 333] = 500
+    foremoe.Load.from_array(counts, top_k=1, ranks_per_node=2).save("wide.load.safetensors")
+    _, request = request_of("inspect", "wide.load.safetensors", "--plot", "out.svg")
+    assert request["experts_in_cell"] == 3
+    for rows in request["heat"].values():
+        assert [len(row) for row in rows] == [342] * 120
+        assert [row.find("8") for row in rows] == [333 // 3 if layer == 7 else -1 for layer in range(120)]
+    assert _plot.draw_heat(request).axes[0].get_xlabel() == "expert, 3 in a cell: the hottest"
+
+
+def test_inspect_draws_beside_json_and_refuses_what_it_cannot_draw() -> None:
+    done = foremoe_command("inspect", ON[0], "--json", "--plot", "out.png")
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["layers"] == 61
+    assert json.loads(done.stdout)["kind"] == "load"
     assert pathlib.Path("out.png").read_bytes().startswith(b"\x89PNG\r\n")
-    _, request = request_of("inspect", "large.load.safetensors", "--plot", "out.svg")
-    assert [len(of["tenths"]) for of in request["loads"]] == [61, 95]
-    assert request["loads"][1]["of"].endswith("(the first 95)")
-
-
-def test_inspect_draws_no_plan_and_no_load_of_too_many_cells() -> None:
     foremoe.plan(shared_load(), guest_slots=1).save("plan.safetensors")
-    foremoe.Load.from_array(np.ones((1, 80, 1, 512), np.int64)).save("large.load.safetensors")
-    for file, problem in {
-        "plan.safetensors": "draws a trace or a load, and plan.safetensors has none",
-        "large.load.safetensors": "draws at most 40000 layers × experts, not 80 × 512",
-    }.items():
-        done = foremoe_command("inspect", file, "--plot", "out.png")
-        assert done.returncode == 2 and f"--plot: {problem}" in done.stderr
-        assert not pathlib.Path("out.png").exists()
+    zeros = np.zeros((1, 2, 4, 16), np.int64)
+    foremoe.Load.from_array(zeros, top_k=1, ranks_per_node=2).save("none.load.safetensors")
+    for name, plot, problem in (
+        ("plan.safetensors", "new.png", "--plot: draws a trace or a load, and plan.safetensors has none"),
+        ("none.load.safetensors", "new.png", "--plot: has nothing to show: the load has no tokens"),
+        (ON[0], "new.pdf", "--plot: 'new.pdf', expected a name that ends in .png or .svg"),
+        (ON[0], "none/new.png", "none/new.png: cannot be written"),
+    ):
+        done = foremoe_command("inspect", name, "--plot", plot)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert problem in done.stderr
+        assert not pathlib.Path(plot).exists()
 
 
 @pytest.mark.parametrize(

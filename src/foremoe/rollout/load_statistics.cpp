@@ -129,6 +129,32 @@ std::vector<LayerStatistics> layer_statistics(const LoadTable& table, ArrayView<
   return result;
 }
 
+ExpertHeat expert_heat(const LoadTable& table) {
+  const std::size_t experts = table.load.extent(3);
+  ExpertHeat heat{.step = Array<double, 2>({table.load.extent(1), experts}),
+                  .steady = Array<double, 2>({table.load.extent(1), experts})};
+  for (int l = 0; l < table.num_layers(); ++l) {
+    const Array<std::int64_t, 2> loads = expert_loads_of(table, LayerId{l});
+    std::vector<std::int64_t> step(experts, 0);
+    std::vector<std::vector<double>> ratios(experts);  // [expert][micro-step with load]
+    for (std::size_t m = 0; m < loads.extent(0); ++m) {
+      if (sum(loads.row(m)) == 0) continue;
+      const double average = mean(loads.row(m));
+      for (std::size_t e = 0; e < experts; ++e) {
+        step[e] += loads(m, e);
+        ratios[e].push_back(static_cast<double>(loads(m, e)) / average);
+      }
+    }
+    for (std::size_t e = 0; e < experts && !ratios[e].empty(); ++e) {
+      const auto quartile = ratios[e].begin() + std::ssize(ratios[e]) / 4;
+      std::ranges::nth_element(ratios[e], quartile);
+      heat.step(l, e) = static_cast<double>(step[e]) / mean(step);
+      heat.steady(l, e) = *quartile;
+    }
+  }
+  return heat;
+}
+
 Array<double, 2> imbalance_ratios(const LoadTable& table, ArrayView<const RankId, 2> home) {
   Array<double, 2> ratios({table.load.extent(0), table.load.extent(1)}, 1);
   std::vector<std::int64_t> loads(table.load.extent(3));

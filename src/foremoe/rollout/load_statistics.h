@@ -48,6 +48,16 @@ struct LayerStatistics {
 // Returns statistics per [layer]. `home` [layer][expert]: rank that serves an expert without balancing.
 std::vector<LayerStatistics> layer_statistics(const LoadTable& table, ArrayView<const RankId, 2> home);
 
+// Load of each expert ÷ mean over the experts of its layer, [layer][expert]; 0 in layers without load.
+struct ExpertHeat {
+  Array<double, 2> step;    // of the whole step's loads
+  Array<double, 2> steady;  // reached in at least three quarters of the micro-steps with load
+};
+ExpertHeat expert_heat(const LoadTable& table);
+
+// Bounds of load ÷ mean at which the colour of a map changes, in `inspect --plot` and `report`.
+inline constexpr std::array<double, 8> kHeatBounds{0.5, 0.8, 0.95, 1.05, 1.25, 1.5, 2, 3};
+
 // ρ of each micro-step, all experts at home: [micro_step][layer].
 Array<double, 2> imbalance_ratios(const LoadTable& table, ArrayView<const RankId, 2> home);
 
