@@ -3,7 +3,7 @@
     ep = foremoe.torch.ExpertParallel(expert_layers(model))
     with record(rollout_model) as recorder:
         out = rollout_model.generate(...)
-    routes = recorder.routes(out, attention_mask)  # or of the input_ids of a plain forward
+    routes = recorder.routes(out, attention_mask)  # or, after each plain forward, of its input_ids
 
 From transformers 5.23 on, each rank can load only its own experts, by DistributedConfig(fsdp_size=R, ep_size=R). All
 other calls are the same. See foremoe.supported for accepted versions.
@@ -278,7 +278,7 @@ def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
 
 
 class Recorder:
-    """The routes of all rows that ran inside record()."""
+    """The routes of the rows that run inside record()."""
 
     def __init__(self, experts: list[Any]) -> None:
         self._calls: list[list[Tensor]] = [[] for _ in experts]
@@ -298,7 +298,7 @@ class Recorder:
             hook.remove()
 
     def routes(self, out: Any, attention_mask: Tensor) -> Tensor:
-        """Returns the routes of the tokens, int16 [batch, tokens, layers, top_k]; −1 if a token did not run.
+        """Returns the routes of the rows since the last call, int16 [batch, tokens, layers, top_k]; −1: did not run.
 
         After generate() the last token of each sequence has no route, since it was never an input.
 
@@ -307,7 +307,7 @@ class Recorder:
             attention_mask: [batch, tokens] of prompt and completion, 0 for padding.
 
         Raises:
-            InputError: for an argument of another shape, and if other rows ran, as in several plain forwards.
+            InputError: for an argument of another shape, and if other rows ran, as in two plain forwards.
         """
         tokens = out if isinstance(out, Tensor) else out.sequences
         batch, length = tokens.shape
@@ -327,6 +327,8 @@ class Recorder:
                 )
             per_layer.append(torch.cat([call.view(batch, -1, call.shape[-1]) for call in calls], 1))
         routes = torch.stack(per_layer, 2)
+        for calls in self._calls:
+            calls.clear()
         mask = attention_mask.to(routes.device).bool()
         if not is_plain:
             routes = torch.nn.functional.pad(routes, (0, 0, 0, 0, 0, 1), value=-1)

@@ -187,11 +187,23 @@ def test_routes_of_a_plain_forward_are_those_of_the_router_logits() -> None:
     assert torch.equal(routes[present].sort(-1).values.long(), expected[present].sort(-1).values)
     assert (routes[~present] == -1).all()
 
+
+def test_routes_of_several_plain_forwards_are_read_one_after_the_other() -> None:
+    model = make_model("Qwen3Moe")
+    batches = [torch.randint(3, 97, shape) for shape in ((3, 7), (2, 5))]
+    found = []
     with record(model) as recorder, torch.no_grad():
-        for _ in range(2):
-            model(ids, attention_mask=mask)
-    with pytest.raises(foremoe.InputError, match=r"42 rows ran in 2 forwards, .* or all 21 in one forward"):
-        recorder.routes(ids, mask)
+        for ids in batches:
+            model(ids)
+            found.append(recorder.routes(ids, torch.ones_like(ids)))
+        for ids in batches:
+            model(ids)
+            with pytest.raises(foremoe.InputError, match=r"rows ran in . forwards, .* or all 6 in one forward"):
+                recorder.routes(ids[:, :3][:2], torch.ones(2, 3))
+    for ids, routes in zip(batches, found, strict=True):
+        with record(model) as recorder, torch.no_grad():
+            model(ids)
+        assert torch.equal(routes, recorder.routes(ids, torch.ones_like(ids)))
 
 
 def test_models_without_experts_and_unknown_routers_are_rejected() -> None:
