@@ -10,8 +10,10 @@ import torch
 
 import foremoe
 from foremoe._engine import arguments
+from foremoe._errors import refuse
 
 MODES = ("active", "shadow")
+REFUSE, HOME = "refuse", "home"  # values of on_mismatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,7 @@ class AttachArguments(arguments.PlanningArguments):
     """The arguments as passed to attach(). executed() returns the effective arguments."""
 
     mode: str
+    on_mismatch: str
     cluster: str | None
     model: str | Mapping[str, Any] | None
 
@@ -34,6 +37,8 @@ class AttachArguments(arguments.PlanningArguments):
             mode, residency = "active", "static"
         if mode not in MODES:
             raise foremoe.InputError(f"mode: '{mode}', expected active, static or shadow", field="mode")
+        if self.on_mismatch not in (REFUSE, HOME):
+            refuse("on_mismatch", f"{self.on_mismatch!r}; expected {REFUSE!r} or {HOME!r}")
         read = dataclasses.replace(self, mode=mode, residency=residency)
         read.expect_known()
         nodes = 1 if self.ranks_per_node is None else self.ranks_per_node

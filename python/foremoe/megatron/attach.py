@@ -8,7 +8,7 @@ from typing import Any
 from foremoe._engine.together import refused_together, versions
 from foremoe.options import AnyHomes
 
-from .arguments import AttachArguments
+from .arguments import REFUSE, AttachArguments
 from .replicas import Replicas
 from .supported import expect_version
 
@@ -24,6 +24,7 @@ def attach(
     ranks_per_node: int | None = None,
     threads: int = 1,
     homes: AnyHomes = None,
+    on_mismatch: str = REFUSE,
     cluster: str | None = "h100",
     model: str | Mapping[str, Any] | None = None,
     **options: Any,
@@ -47,6 +48,10 @@ def attach(
         homes: Homes to which permute_experts() has moved the experts of this pipeline stage. Counts and routes then
             have the experts' numbers from before; renumbered() converts routes for router replay. None: they have the
             model's own numbers.
+        on_mismatch: If rows go to other experts than the planned counts say. refuse: the step raises an error. home:
+            each expert's rows beyond those planned are computed at its home, for routers that choose anew or are
+            replayed in part. Layers then exchange counts and wait for the device, as without a plan; not for the flex
+            dispatcher. Metric foremoe/mismatched: their share of the planned rows.
         cluster: Cluster for which shadow mode predicts the seconds of a step; see foremoe.evaluate(). None: predicts no
             seconds.
         model: Model of that prediction. None: derived from the configuration.
@@ -63,7 +68,8 @@ def attach(
     """
     arguments = AttachArguments(
         guest_slots=guest_slots, residency=residency, mode=mode, policy=policy, depth=depth,
-        ranks_per_node=ranks_per_node, threads=threads, cluster=cluster, model=model, options=options,
+        ranks_per_node=ranks_per_node, threads=threads, on_mismatch=on_mismatch, cluster=cluster, model=model,
+        options=options,
     )  # fmt: skip
     with refused_together() as given:
         version = expect_version()

@@ -8,7 +8,7 @@ import torch
 
 from foremoe._engine.together import Agreement
 
-from .plan import HOME
+from .arguments import HOME
 from .step import Step
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,22 +10,10 @@ import numpy as np
 import foremoe
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import SharedPlan, Shares
-from foremoe._errors import refuse
 
 from .arguments import AttachArguments
 from .capacity import Buffers, planned_slots
 from .counts import Counts
-
-REFUSE, HOME = "refuse", "home"
-"""Values of on_mismatch, see Replicas.plan()."""
-
-
-def expect_mismatch(on_mismatch: str, layers: Sequence[Any]) -> None:
-    """Raises InputError for an unknown value, and if these MoE layers of Megatron-LM cannot execute it."""
-    if on_mismatch not in (REFUSE, HOME):
-        refuse("on_mismatch", f"{on_mismatch!r}; expected {REFUSE!r} or {HOME!r}")
-    if on_mismatch == HOME and layers and layers[0].config.moe_token_dispatcher_type == "flex":
-        refuse("on_mismatch", "'home' needs moe_token_dispatcher_type alltoall or allgather, not flex")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +42,12 @@ class PipelineStage:
         shape = self.in_flight, self.num_layers, self.ranks.num_ranks, self.num_experts
         return self.load_of(np.zeros(shape, np.int64))
 
-    def start(self, counts: Counts, shares: Shares, phase: str, on_mismatch: str = REFUSE) -> Plan:
+    def start(self, counts: Counts, shares: Shares, phase: str) -> Plan:
         """Starts planning in the background. Collective. counts: See load_of()."""
         load = self.load_of(counts)
         in_flight = min(self.in_flight, load.num_micro_steps) if phase == "policy_update" else 1
         running = shares.start_plan(load, in_flight=in_flight)
-        return Plan(load, running, phase, in_flight, self.buffers, on_mismatch)
+        return Plan(load, running, phase, in_flight, self.buffers)
 
 
 class Plan:
@@ -73,10 +60,8 @@ class Plan:
         phase: str,
         in_flight: int,
         buffers: Buffers,
-        on_mismatch: str = REFUSE,
     ) -> None:
         self.load = load  # of the expert-parallel group
-        self.on_mismatch = on_mismatch
         self.phase = phase
         self.in_flight = in_flight  # micro-steps
         self._running = running

@@ -20,16 +20,17 @@ from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
 from foremoe._engine.together import Agreement, Given, others_than, slots_at_begin
+from foremoe._errors import refuse
 from foremoe.options import AnyHomes
 
-from .arguments import AttachArguments, expect_chunks
+from .arguments import HOME, AttachArguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
 from .counts import checked_counts, gathered_counts
 from .ending import end, explain
 from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
 from .permuted import Renumbering
-from .plan import REFUSE, EmptyPlan, PipelineStage, Plan, expect_mismatch
+from .plan import EmptyPlan, PipelineStage, Plan
 from .seconds import Modelled
 from .shadow import Shadow
 from .step import Step
@@ -157,6 +158,9 @@ class Replicas:
                 "model_chunks: were built with a pg_collection of their own; expected the groups of parallel_state",
                 field="model_chunks",
             )
+        config = self._layers[0].config
+        if self._stage.arguments.on_mismatch == HOME and config.moe_token_dispatcher_type == "flex":
+            refuse("on_mismatch", "'home' needs moe_token_dispatcher_type alltoall or allgather, not flex")
         self._moes = [MoE(layer, name) for layer, name in zip(self._layers, names, strict=True)]
         if self._residency == "shared":
             expect_lendable(self._chunks, self._moes)
@@ -168,7 +172,6 @@ class Replicas:
                     guests.try_lending()
                 tried.add(guests.kind)
         self._dispatchers = [planned_dispatcher(moe, i, self._guest_slots, groups) for i, moe in enumerate(self._moes)]
-        config = self._layers[0].config
         if config.moe_token_dispatcher_type == "flex" and dist.get_rank() == 0:
             _log.warning(
                 "moe_token_dispatcher_type 'flex' (%s) was never run on a GPU under a plan: compare losses and norms "
@@ -188,8 +191,6 @@ class Replicas:
         counts: Any,
         phase: str = "policy_update",
         begun: Plan | None = None,
-        *,
-        on_mismatch: str = REFUSE,
     ) -> Plan:
         """Plans a phase in the background. Collective over all ranks that train the model.
 
@@ -203,14 +204,10 @@ class Replicas:
             phase: policy_update (forward and backward) or recompute (forward only).
             begun: The result of an earlier call, on all ranks or on none. plan() returns it again if it was created
                 for this phase and, on all ranks, for these counts.
-            on_mismatch: If rows go to other experts than counts say. refuse: the step raises an error. home: each
-                expert's rows beyond those planned are computed at its home, for routers that choose anew or are
-                replayed in part. Layers then exchange counts and wait for the device, as without a plan; not for the
-                flex dispatcher. Metric foremoe/mismatched: their share of the planned rows.
 
         Raises:
-            InputError: on all ranks if a rank's arguments are invalid, or if ranks differ in phase, on_mismatch, number
-                of micro-steps or whether `begun` is given. A rank whose function raised an error raises that error.
+            InputError: on all ranks if a rank's arguments are invalid, or if ranks differ in phase, number of
+                micro-steps or whether `begun` is given. A rank whose function raised an error raises that error.
         """
         self._expect_usable()
         refused: Exception | None = None
@@ -218,7 +215,6 @@ class Replicas:
         is_other = False
         try:
             expect_phase(phase)
-            expect_mismatch(on_mismatch, self._layers)
             made = counts() if callable(counts) else counts
             own = checked_counts(made, len(self._layers), self._stage.num_experts if self._layers else 0)
             own = self._numbers.counts(own)
@@ -227,15 +223,14 @@ class Replicas:
         except Exception as error:
             refused = error
         given = "not given" if begun is None else "given"
-        alike = {"phase": phase, "on_mismatch": on_mismatch, "begun": given, "counts": f"{len(own)} micro-steps"}
+        alike = {"phase": phase, "begun": given, "counts": f"{len(own)} micro-steps"}
         self._agreement.expect_equal(alike, refused)
         if begun is not None and not self._agreement.any(is_other):
-            begun.on_mismatch = on_mismatch
             return begun
         if not self._layers:
             return EmptyPlan()
         counts_of_all = gathered_counts(torch.from_numpy(own).to(self._device), self._ranks.group)
-        return self._stage.start(counts_of_all, self._shares, phase, on_mismatch)
+        return self._stage.start(counts_of_all, self._shares, phase)
 
     def renumbered(self, routes: torch.Tensor) -> torch.Tensor:
         """Returns routes for Megatron-LM's router replay, with experts numbered as permute_experts() did.
@@ -266,7 +261,7 @@ class Replicas:
         try:
             if plan is not None and self._layers:
                 gather_parameters(self._chunks)
-                step = Step(plan, self._moes, self._guests, self._ranks, depth=self._stage.arguments.depth)
+                step = Step(plan, self._moes, self._guests, self._ranks, self._stage.arguments)
             with self._dispatching(step):
                 yield
             wrong = end(step, self._agreement)

@@ -33,9 +33,10 @@ from foremoe._engine.lent import KeptWeights
 from foremoe._engine.planned_phase import PlannedPhase
 from foremoe._engine.ranks import Ranks
 
+from .arguments import HOME, AttachArguments
 from .experts import GuestExperts, MoE, gradient_type
 from .metrics import named_spread
-from .plan import HOME, Plan, slot_table
+from .plan import Plan, slot_table
 from .supported import replay_problem, replayed
 
 _OUT_OF_ORDER = (
@@ -202,17 +203,22 @@ class Step:
     """The execution of a plan by Megatron-LM's layers."""
 
     def __init__(
-        self, plan: Plan, moes: Sequence[MoE], guests: Sequence[GuestExperts], ranks: Ranks, *, depth: int
+        self,
+        plan: Plan,
+        moes: Sequence[MoE],
+        guests: Sequence[GuestExperts],
+        ranks: Ranks,
+        arguments: AttachArguments,
     ) -> None:
         self.moes, self.guests = list(moes), list(guests)
         self.engine = PlannedPhase(
             plan, plan.load, ranks, phase=plan.phase, expert_bytes=self.moes[0].expert_bytes(), path="peer",
-            depth=depth, in_flight=plan.in_flight,
+            depth=arguments.depth, in_flight=plan.in_flight,
         )  # fmt: skip
         gradients = gradient_type(self.moes)
         self.engine.open(self.moes, _OUT_OF_ORDER, gradient_type=gradients)
         self.homes = ranks.homes
-        self.on_mismatch = plan.on_mismatch
+        self.on_mismatch = arguments.on_mismatch
         self.has_main_grads = all(hasattr(p, "main_grad") for moe in self.moes for p in moe.parameters())
         self._ranks = ranks
         self._load = plan.load

@@ -79,11 +79,12 @@ def run(case: Case, options: dict[str, Any], share: float) -> tuple[dict[str, An
 
     @contextlib.contextmanager
     def inside(replicas: Any, step: int) -> Iterator[None]:
-        with replicas.step(replicas.plan(counts_of_recorded(share, step, dist.get_rank()), on_mismatch="home")):
+        with replicas.step(replicas.plan(counts_of_recorded(share, step, dist.get_rank()))):
             yield
         metrics.append(replicas.metrics())
 
-    return train(case, lambda net: foremoe.megatron.attach(net, ranks_per_node=2, **options), inside), metrics
+    attach = functools.partial(foremoe.megatron.attach, ranks_per_node=2, on_mismatch="home", **options)
+    return train(case, attach, inside), metrics
 
 
 def expected_share(step: int, share: float, ranks: Sequence[int]) -> float:
@@ -123,14 +124,14 @@ def test_balance_is_kept_where_few_rows_differ(rank: int) -> None:
 def test_routers_may_choose_without_replay(rank: int) -> None:
     begin_groups(4)
     net = make_net(make_config(Case()))
-    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2, on_mismatch="home")
 
     def outputs() -> list[Any]:
         return [net(batch(0, m)) for m in range(MICRO_STEPS)]
 
     with torch.no_grad():
         expected = outputs()
-        with replicas.step(replicas.plan(counts_of(0, rank), phase="recompute", on_mismatch="home")):
+        with replicas.step(replicas.plan(counts_of(0, rank), phase="recompute")):
             found = outputs()
     assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) <= 1e-12
     assert replicas.metrics()["foremoe/mismatched"] > 0
@@ -146,40 +147,32 @@ def test_guests_that_move_between_forward_and_backward_serve_the_rows_that_came(
     begin_groups(2, pipeline_model_parallel_size=pipeline.STAGES)
     of, options = pipeline.CASES[case]
     run_elsewhere = functools.partial(recorded, share=share)
-    at_home = functools.partialmethod(foremoe.megatron.Replicas.plan, on_mismatch="home")
     with (
         mock.patch.object(megatron_training, "routes_of", run_elsewhere),
         mock.patch.object(pipeline, "counts_of", functools.partial(counts_of_others, routes_of)),
-        mock.patch.object(foremoe.megatron.Replicas, "plan", at_home),
     ):
-        found = pipeline.compare(of, options, pipeline.Pipeline(of).run())
+        found = pipeline.compare(of, {**options, "on_mismatch": "home"}, pipeline.Pipeline(of).run())
     assert found["worst"] <= 1e-12
     assert found["metrics"]["foremoe/mismatched"] > 0
     moved = gather(pipeline.moved_guests(found["plan"]))
     assert case != "two guests" or sum(moved[:2]) > 0
 
 
-def test_a_plan_begun_earlier_serves_either(rank: int) -> None:
+def test_other_values_and_values_that_differ_between_ranks_are_refused(rank: int) -> None:
     begin_groups(4)
     net = make_net(make_config(Case()))
-    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
-    counts = counts_of(0, rank)
-    begun = replicas.plan(counts)
-    assert replicas.plan(counts, begun=begun, on_mismatch="home") is begun
-    with torch.no_grad():
-        assert input_error(lambda: replicas.plan(counts, on_mismatch="drop")).startswith(
-            "on_mismatch: 'drop'; expected"
-        )
-        differs = input_error(lambda: replicas.plan(counts, on_mismatch="home" if rank == ODD else "refuse"))
-    assert "on_mismatch" in differs
-    replicas.detach()
+    for values, said in (
+        (("drop",) * 2, "on_mismatch: 'drop'; expected 'refuse'"),
+        (("home", "refuse"), "on_mismatch"),
+    ):
+        attach = functools.partial(foremoe.megatron.attach, net, on_mismatch=values[rank == ODD])
+        assert said in input_error(attach)
 
 
 def test_the_flex_dispatcher_is_refused(rank: int) -> None:
     kernels.expect("deepep")
     begin_groups(4)
     of = kernels.with_backend(Case(config=kernels.ROUTER), "deepep")
-    replicas = foremoe.megatron.attach(make_net(make_config(of)), ranks_per_node=2)
-    said = input_error(lambda: replicas.plan(counts_of(0, rank), on_mismatch="home"))
+    net = make_net(make_config(of))
+    said = input_error(lambda: foremoe.megatron.attach(net, ranks_per_node=2, on_mismatch="home"))
     assert said.startswith("on_mismatch: 'home' needs moe_token_dispatcher_type alltoall or allgather, not flex")
-    replicas.detach()
