@@ -74,12 +74,14 @@ std::shared_ptr<const void> owner_of(nb::object object) {
           }};
 }
 
-// Decodes (file, field, index, bytes of an .npy file or C-ordered integers, prompt tokens or −1, tokens or None).
+// Decodes (file, field, index, bytes of an .npy file or C-ordered integers, prompt tokens or −1, tokens or None, weight
+// versions).
 DecodedSequence decoded(const nb::tuple& t) {
   DecodedSequence sequence{.where = {.file = nb::cast<std::string>(t[0]),
                                      .field = nb::cast<std::string>(t[1]),
                                      .index = nb::cast<std::string>(t[2])},
                            .prompt_length = nb::cast<std::int32_t>(t[4]),
+                           .weight_versions = nb::cast<std::vector<std::string>>(t[6]),
                            .owner = owner_of(t[3])};
   if (!t[5].is_none()) sequence.num_tokens = nb::cast<std::int64_t>(t[5]);
   if (nb::isinstance<nb::bytes>(t[3])) {
@@ -149,7 +151,7 @@ std::pair<std::vector<std::string>, std::string> check_captured_files(const std:
 
 nb::any check_trace(const std::shared_ptr<Trace>& trace, int experts, int layers, int dense_layers, int top_k,
                     std::vector<std::int64_t> lengths, std::vector<std::uint8_t> attention_mask,
-                    std::vector<std::string> weight_versions) {
+                    std::vector<std::vector<std::string>> weight_versions) {
   std::vector<RouteFinding> findings;
   {
     const nb::gil_scoped_release release;

@@ -34,6 +34,7 @@ class Decoded(NamedTuple):
     content: bytes | npt.NDArray[Any]  # an .npy file, or integers [tokens, layers, top_k]
     prompt_length: int = -1  # tokens; −1: unknown
     num_tokens: int | None = None  # claimed by the response
+    weight_versions: tuple[str, ...] = ()  # those that generated it, as the response says
 
 
 class SourcePlace(NamedTuple):
@@ -233,8 +234,28 @@ def read_members(file: str, data: bytes, prefix: str = "") -> Iterator[tuple[Sou
 
 
 def member(holder: Any, key: str) -> Any:
-    """Returns a member of a JSON object; None if it is absent or the holder is not an object."""
-    return holder.get(key) if isinstance(holder, dict) else None
+    """Returns a member of a JSON object, or an attribute of a client's object; None if absent."""
+    return holder.get(key) if isinstance(holder, Mapping) else getattr(holder, key, None)
+
+
+def distinct_labels(versions: Sequence[Any]) -> tuple[str, ...]:
+    """Returns the distinct weight versions in order, as text that UTF-8 can encode."""
+    return tuple(dict.fromkeys(str(version).encode("utf-8", "replace").decode() for version in versions))
+
+
+def versions_in(holder: Any, place: SourcePlace) -> tuple[str, ...]:
+    """Returns the distinct weight versions that generated a completion, from its spans or its only label."""
+    spans = member(holder, "weight_versions")
+    if not spans:
+        single = member(holder, "weight_version")
+        return () if single is None else distinct_labels([single])
+    place = place.at("weight_versions")
+    if not isinstance(spans, list | tuple):
+        place.refuse(f"should be a list, not {type_name(spans)}")
+    versions = [member(span, "version") for span in spans]
+    if None in versions:
+        place.refuse("has no version", index=f"[{versions.index(None)}]")
+    return distinct_labels(versions)
 
 
 def type_name(value: Any) -> str:

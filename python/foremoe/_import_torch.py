@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ._decoding import Decoded, SourcePlace, decode_routes, expect_bytes, member, read_members
+from ._decoding import Decoded, SourcePlace, decode_routes, distinct_labels, expect_bytes, member, read_members
 
 ARRAY_DTYPES = ("i1", "i2", "i4", "i8", "u1", "u2")
 STORAGE_DTYPES = {"Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8"}
@@ -118,7 +118,7 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
             routes = _tensor(routes, members, pickled.removesuffix("data.pkl"), at)
         elif not isinstance(routes, list):
             at.refuse("is neither an array nor a tensor nor a list")
-        yield _with_lengths(decode_routes(routes, at, options), sample)
+        yield _with_facts(decode_routes(routes, at, options), sample)
 
 
 def _array(array: _Array, place: SourcePlace) -> npt.NDArray[Any]:
@@ -152,8 +152,11 @@ def _extents(shape: Any, place: SourcePlace) -> Sequence[int]:
     return shape
 
 
-def _with_lengths(decoded: Decoded, sample: Mapping[str, Any]) -> Decoded:
-    """Adds the lengths of the sequence and its prompt, if each token, or each except the last, has a row."""
+def _with_facts(decoded: Decoded, sample: Mapping[str, Any]) -> Decoded:
+    """Adds weight versions, and the lengths of sequence and prompt if each token, or all but the last, has a row."""
+    versions = sample.get("weight_versions")
+    if isinstance(versions, list):
+        decoded = decoded._replace(weight_versions=distinct_labels(versions))
     tokens, response, rows = sample.get("tokens"), sample.get("response_length"), len(decoded.content)
     if not isinstance(tokens, list) or len(tokens) - rows not in (0, 1):
         return decoded

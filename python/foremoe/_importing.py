@@ -45,6 +45,7 @@ from ._decoding import (
     parse_json,
     read_members,
     type_name,
+    versions_in,
 )
 from ._import_torch import read_rollout
 
@@ -133,7 +134,11 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
             decoded = decoded._replace(prompt_length=-1 if prompt is None else len(prompt))
         else:
             decoded = decode_routes(routes, at, options)
-        yield decoded._replace(num_tokens=_num_tokens(document, choice, len(choices) == 1))
+        answers = (choice, member(choice, "meta_info"), member(document, "metadata"))
+        yield decoded._replace(
+            num_tokens=_num_tokens(document, choice, len(choices) == 1),
+            weight_versions=next((v for of in answers if (v := versions_in(of, at))), ()),
+        )
 
 
 def _num_tokens(document: dict[str, Any], choice: Any, only_choice: bool) -> int | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _core
 from ._core import Trace
+from ._decoding import distinct_labels
 from ._errors import InputError
 from ._importing import decoder
 
@@ -53,7 +54,7 @@ def check_routes(
         top_k: Expected experts per token.
         layers: Expected layers with experts.
         dense_layers: Layers of the model without experts.
-        weight_versions: Version of the weights that sampled each sequence.
+        weight_versions: Version of the weights that sampled each sequence, or a list of several; None: unknown.
 
     Returns:
         One finding per kind of fault; an empty list if nothing was found.
@@ -70,13 +71,18 @@ def check_routes(
         top_k=top_k or 0,
         lengths=[] if lengths is None else [int(length) for length in lengths],
         attention_mask=[] if attention_mask is None else (_array(attention_mask).ravel() != 0).astype("u1").tolist(),
-        weight_versions=[] if weight_versions is None else [str(version) for version in weight_versions],
+        weight_versions=[_distinct(of) for of in ([] if weight_versions is None else weight_versions)],
     )
     places = ("layer", "sequence", "token")
     findings: list[dict[str, Any]] = found["findings"]
     for of in findings:
         of.update({key: None for key in places if of[key] < 0})
     return [RouteFinding(**of) for of in findings]
+
+
+def _distinct(versions: Any) -> tuple[str, ...]:
+    several = versions if isinstance(versions, list | tuple) else [] if versions is None else [versions]
+    return distinct_labels(several)
 
 
 def _array(values: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._decoding import SourcePlace, parse_json
+from ._decoding import SourcePlace, member, parse_json, versions_in
 from ._errors import refuse
 
 
@@ -74,15 +74,15 @@ def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequenc
     """
     segments = []
     for whole in _responses(response):
-        key = "outputs" if _get(whole, "choices") is None else "choices"
+        key = "outputs" if member(whole, "choices") is None else "choices"
         choices = _list_in(whole, key)
         if choices is None:
             refuse("response", "has neither choices nor outputs")
-        if _get(whole, "prompt_routed_experts") is not None:
+        if member(whole, "prompt_routed_experts") is not None:
             refuse("prompt_routed_experts", "is of vLLM before 0.22, whose files foremoe.import_files() reads")
         for i, choice in enumerate(choices):
             place = f"{key}[{i}]."
-            routes = _get(choice, "routed_experts")
+            routes = member(choice, "routed_experts")
             start = routes.get("start", prompt_start) if isinstance(routes, Mapping) else prompt_start
             if prompt_start not in (0, start):
                 refuse("prompt_start", f"is {prompt_start}, but the rows of {place[:-1]} start at token {start!r:.20}")
@@ -90,11 +90,11 @@ def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequenc
                 _segment(
                     place,
                     routes,
-                    prompt=[_get(choice, "prompt_token_ids"), _get(whole, "prompt_token_ids"), prompt_token_ids],
-                    generated=_get(choice, "token_ids"),
-                    counts=_get(whole, "usage") if len(choices) == 1 else None,
+                    prompt=[member(choice, "prompt_token_ids"), member(whole, "prompt_token_ids"), prompt_token_ids],
+                    generated=member(choice, "token_ids"),
+                    counts=member(whole, "usage") if len(choices) == 1 else None,
                     start=start,
-                    weight_versions=_versions(_get(choice, "weight_versions"), None, place),
+                    weight_versions=versions_in(choice, SourcePlace("", place[:-1])),
                 )
             )
     return segments
@@ -118,34 +118,29 @@ def from_sglang(response: Any, *, start_len: int = 0, prompt_token_ids: Sequence
     segments = []
     for whole in _responses(response):
         choices = _list_in(whole, "choices")
-        if choices is None and _get(whole, "meta_info") is None:
+        if choices is None and member(whole, "meta_info") is None:
             refuse("response", "has neither meta_info nor choices")
-        shared = _get(_get(whole, "sglext"), "routed_experts")  # of the response, beside its choices
+        shared = member(member(whole, "sglext"), "routed_experts")  # of the response, beside its choices
         if shared is not None and choices is not None and len(choices) > 1:
             refuse("sglext.routed_experts", "is of the first of several choices: ask for one, or for return_meta_info")
         for i, choice in enumerate([whole] if choices is None else choices):
             place = "" if choices is None else f"choices[{i}]."
-            info = _get(choice, "meta_info")
-            routes = _get(_get(choice, "sgl_ext") if info is None else info, "routed_experts")
-            version = _get(whole, "metadata") if info is None else info
+            info = member(choice, "meta_info")
+            routes = member(member(choice, "sgl_ext") if info is None else info, "routed_experts")
+            version = member(whole, "metadata") if info is None else info
             only_usage = info is None and choices is not None and len(choices) == 1
             segments.append(
                 _segment(
                     place,
                     shared if routes is None else routes,
-                    prompt=[_get(choice, "prompt_token_ids"), _get(whole, "prompt_token_ids"), prompt_token_ids],
-                    generated=_get(choice, "output_ids" if choices is None else "token_ids"),
-                    counts=_get(whole, "usage") if only_usage else info,
+                    prompt=[member(choice, "prompt_token_ids"), member(whole, "prompt_token_ids"), prompt_token_ids],
+                    generated=member(choice, "output_ids" if choices is None else "token_ids"),
+                    counts=member(whole, "usage") if only_usage else info,
                     start=start_len,
-                    weight_versions=_versions(_get(version, "weight_versions"), _get(version, "weight_version"), place),
+                    weight_versions=versions_in(version, SourcePlace("", place[:-1])),
                 )
             )
     return segments
-
-
-def _get(holder: Any, key: str) -> Any:
-    """Returns the member of a JSON object or attribute of a client's object; None if absent."""
-    return holder.get(key) if isinstance(holder, Mapping) else getattr(holder, key, None)
 
 
 def _responses(response: Any) -> list[Any]:
@@ -156,7 +151,7 @@ def _responses(response: Any) -> list[Any]:
 
 
 def _list_in(holder: Any, key: str) -> list[Any] | None:
-    value = _get(holder, key)
+    value = member(holder, key)
     if value is not None and not isinstance(value, list | tuple):
         refuse(key, f"is a {type(value).__name__}; expected a list")
     return value if value is None else list(value)
@@ -169,16 +164,6 @@ def _ids(value: Any, field: str) -> npt.NDArray[np.int64] | None:
     if ids.ndim != 1 or (len(ids) > 0 and ids.dtype.kind not in "iu"):
         refuse(field, "should be a list of token ids")
     return ids.astype(np.int64)
-
-
-def _versions(spans: Any, single: Any, place: str) -> tuple[str, ...]:
-    """Returns distinct versions. spans: Version, start and end of output tokens. single: Label if no spans."""
-    if not spans:
-        return () if single is None else (str(single),)
-    versions = [_get(span, "version") for span in spans]
-    if None in versions:
-        refuse(f"{place}weight_versions", "has no version", index=f"[{versions.index(None)}]")
-    return tuple(dict.fromkeys(str(version) for version in versions))
 
 
 def _segment(
@@ -206,8 +191,8 @@ def _segment(
     if any(not np.array_equal(ids, known[0]) for ids in known):
         refuse("prompt_token_ids", f"are not those of {place.rstrip('.') or 'the response'}")
     new = _ids(generated, f"{place}token_ids")
-    num_prompt = len(known[0]) if known else _get(counts, "prompt_tokens")
-    num_new = len(new) if new is not None else _get(counts, "completion_tokens")
+    num_prompt = len(known[0]) if known else member(counts, "prompt_tokens")
+    num_new = len(new) if new is not None else member(counts, "completion_tokens")
     for name, count in (("prompt_tokens", num_prompt), ("completion_tokens", num_new)):
         if count is not None and not isinstance(count, int):
             refuse(f"{place}{name}", f"is {count!r}; expected an integer")

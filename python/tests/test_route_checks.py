@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from served import sglang_body, span, vllm_body
 from test_importing import flat, npy, npz, text
 
 import foremoe
@@ -162,3 +163,31 @@ def test_payloads_of_each_server_raise_no_alarm(tmp_path: pathlib.Path) -> None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         done = command("routes", "check", path, "--experts", 128, *options)
         assert (done.returncode, done.stdout) == (0, "no fault was found\n"), done.stderr
+
+
+def test_weight_versions_in_payloads_are_compared(tmp_path: pathlib.Path) -> None:
+    routes, _ = captured()
+    sequences = [routes[begin : begin + 40] for begin in (300, 756, 1200)]
+    prompt, new = [1] * 30, [1] * 11
+    spans = [[span("7", 0, 11)], [span("7", 0, 4), span("8", 4, 11)], [span("8", 0, 11)]]
+    vllm = [vllm_body(of, prompt, new, weight_versions=v) for of, v in zip(sequences, spans, strict=True)]
+    sglang = [sglang_body(of, 30, new, weight_version=v) for of, v in zip(sequences, ("a", "a", "\ud800"), strict=True)]
+    path = tmp_path / "responses.jsonl"
+
+    def found(responses: list[dict[str, Any]], *options: Any) -> list[tuple[int, int, str]]:
+        path.write_text("\n".join(map(json.dumps, responses)))
+        done = command("routes", "check", path, "--experts", 128, "--layers", 8, "--top-k", 8, "--json", *options)
+        assert done.returncode in (0, 1), done.stderr
+        findings = json.loads(done.stdout)["findings"]
+        assert {of["check"] for of in findings} <= {"weight-versions"}
+        return [(of["sequence"], of["count"], of["cause"]) for of in findings]
+
+    assert found(vllm[:1]) == found(sglang[:2]) == found([vllm[0], sglang_body(sequences[1], 30, new)]) == []
+    assert found(vllm) == [(1, 2, "sampled with weights 7 and 8, but sequence 0 with 7")]
+    assert found(vllm[1:2]) == [(0, 1, "sampled with weights 7 and 8")]
+    assert found(sglang) == [(2, 1, "sampled with weights ?, but sequence 0 with a")]
+    assert found(vllm, "--weight-versions", "7,7,7") == []
+    vllm[1]["choices"][0]["weight_versions"] = [{"start": 0}]
+    path.write_text(json.dumps(vllm[1]))
+    done = command("routes", "check", path)
+    assert done.returncode == 2 and "choices[0]: routed_experts: weight_versions[0]: has no version" in done.stderr

@@ -180,7 +180,10 @@ CHOICE = vllm_body(WHOLE, [1] * 4, [1] * 3)["choices"][0]
         (lambda: from_vllm({"choices": [CHOICE]}, prompt_start=5), "start: is token 5, but the prompt has 4"),
         (lambda: from_vllm({"choices": [CHOICE]}, prompt_start=-1), "start: is -1; expected an integer from 0 on"),
         (lambda: from_vllm({"choices": [{}]}, prompt_start=1), "start: is token 1, but the response does not tell"),
-        (lambda: from_vllm({"choices": [CHOICE | {"weight_versions": [{}]}]}), "choices[0].weight_versions[0]: has no"),
+        (
+            lambda: from_vllm({"choices": [CHOICE | {"weight_versions": [{}]}]}),
+            "choices[0]: weight_versions[0]: has no",
+        ),
         (lambda: from_vllm({"choices": [], "prompt_routed_experts": []}), "is of vLLM before 0.22"),
         (lambda: from_sglang({"text": "…"}), "response: has neither meta_info nor choices"),
         (lambda: from_sglang(sglang_body(WHOLE, "4", [1])), "prompt_tokens: is '4'; expected an integer"),

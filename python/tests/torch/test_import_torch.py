@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import foremoe
+from foremoe import _route_checks
 from foremoe._importing import decoder
 
 ROUTES = np.array([[[4, 1], [0, 0]], [[5, 6], [7, 3]]], np.int32)  # [tokens − 1, layers, top_k]
@@ -69,6 +70,14 @@ def test_arrays_tensors_and_lists_are_read(path: pathlib.Path, dtype: str) -> No
     assert trace.prompt_lengths.tolist() == [1] * len(values)
     path.write_bytes(saved(sample(rows, response_length=0)))  # the last token of the prompt has no row
     assert foremoe.import_files(path)[0].prompt_lengths.tolist() == [2]  # type: ignore[union-attr]
+
+
+def test_weight_versions_of_samples_are_checked(path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path.write_bytes(saved(sample(ROUTES, weight_versions=["3", "3"]), sample(ROUTES, weight_versions=[3, 4])))
+    assert _route_checks.main(['{"options": {}, "json": false}', str(path)]) == 1
+    assert (
+        "weight-versions at sequence 1: sampled with weights 3 and 4, but sequence 0 with 3" in capfd.readouterr().out
+    )
 
 
 def test_lengths_that_do_not_fit_the_rows_are_unknown(path: pathlib.Path) -> None:

@@ -1,6 +1,7 @@
 #include "foremoe/rollout/route_checks.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -299,10 +300,14 @@ class Checks {
 
   void check_versions() {
     const auto& versions = expected_.weight_versions;
-    for (std::size_t s = 1; s < versions.size(); ++s) {
-      if (versions[s] == versions[0]) continue;
-      add({"weight-versions", -1, static_cast<int>(s), -1,
-           fmt::format("sampled with weights {}, but sequence 0 with {}", versions[s], versions[0]),
+    const auto known = std::ranges::find_if(versions, [](const auto& of) { return !of.empty(); });
+    for (auto of = known; of != versions.end(); ++of) {
+      if (of->empty() || *of == std::vector{known->front()}) continue;
+      const std::string others =
+          of == known ? ""
+                      : fmt::format(", but sequence {} with {}", known - versions.begin(), fmt::join(*known, " and "));
+      add({"weight-versions", -1, static_cast<int>(of - versions.begin()), -1,
+           fmt::format("sampled with weights {}{}", fmt::join(*of, " and "), others),
            "wait for running requests before updating weights, or drop routes of older weights"});
     }
   }

@@ -25,7 +25,8 @@ struct RouteExpectations {
   int dense_layers = 0;                      // layers without experts
   std::vector<std::int64_t> lengths;         // [sequences], tokens; empty: not checked
   std::vector<std::uint8_t> attention_mask;  // [tokens], 0 for padding; empty: no padding
-  std::vector<std::string> weight_versions;  // [sequences]; empty: not checked
+  // Versions of the weights that sampled each sequence, [sequences]; none of a sequence: unknown. Empty: not checked.
+  std::vector<std::vector<std::string>> weight_versions;
 };
 
 struct RouteFinding {

@@ -74,8 +74,24 @@ TEST(RouteChecks, CompareWithWhatIsExpected) {
   EXPECT_THAT(names(none, {.top_k = 6}), ElementsAre("top-k-differs"));
   EXPECT_THAT(names(none, {.layers = 3}), ElementsAre("mtp-layers"));
   EXPECT_THAT(names(none, {.layers = 3, .dense_layers = 1}), ElementsAre("layer-shift"));
-  EXPECT_THAT(names(none, {.weight_versions = {"1", "1", "2"}}), ElementsAre("weight-versions"));
+  EXPECT_THAT(names(none, {.weight_versions = {{"1"}, {}, {"2"}}}), ElementsAre("weight-versions"));
   EXPECT_THROW(names(none, {.lengths = {40}}), InputError);
+}
+
+TEST(RouteChecks, NameWeightVersionsThatDifferBetweenOrWithinSequences) {
+  const auto [trace, bytes] = make_random_trace({.lengths = {40, 30, 20, 20}});
+  const auto findings = [&, &trace = trace](const std::vector<std::vector<std::string>>& versions) {
+    return find_route_faults(trace, {.weight_versions = versions});
+  };
+  EXPECT_THAT(findings({{}, {"7"}, {}, {"7"}}), testing::IsEmpty());
+  const RouteFinding between = findings({{}, {"7"}, {"8"}, {"7", "8"}}).at(0);
+  EXPECT_EQ(between.sequence, 2);
+  EXPECT_EQ(between.count, 2);
+  EXPECT_EQ(between.cause, "sampled with weights 8, but sequence 1 with 7");
+  const RouteFinding within = findings({{}, {}, {"7", "8"}, {"7"}}).at(0);
+  EXPECT_EQ(within.sequence, 2);
+  EXPECT_EQ(within.count, 1);
+  EXPECT_EQ(within.cause, "sampled with weights 7 and 8");
 }
 
 TEST(RouteChecks, NameTheFirstPlaceAndTheNumberOfPlaces) {

@@ -12,32 +12,48 @@
 
 namespace foremoe {
 
-RoutingTrace read_captured_routes(const std::vector<std::string>& paths, ImportOptions options, const Decode& decode) {
-  if (paths.size() == 1 && paths.front().ends_with(".safetensors")) return read_trace(paths.front());
+namespace {
+
+struct CapturedRoutes {
+  RoutingTrace trace;
+  std::vector<std::vector<std::string>> weight_versions = {};  // [sequences]; empty: unknown
+};
+
+// Reads a trace, or payloads with invalid rows as they were recorded. Throws InputError like import_files().
+CapturedRoutes read_captured_routes(const std::vector<std::string>& paths, ImportOptions options,
+                                    const Decode& decode) {
+  if (paths.size() == 1 && paths.front().ends_with(".safetensors")) return {read_trace(paths.front())};
   options.keep_invalid_rows = true;
   options.num_experts = 0;
   options.model.clear();
   Imported imported = import_files(paths, options, decode);
   if (imported.load() != nullptr) throw InputError({.file = paths.front()}, "contains counts, not routes");
-  return std::get<RoutingTrace>(std::move(imported.value));
+  auto trace = std::get<RoutingTrace>(std::move(imported.value));
+  std::vector<std::vector<std::string>> versions = std::move(imported.report.weight_versions);
+  if (!versions.empty()) versions.resize(static_cast<std::size_t>(trace.num_sequences()));
+  return {std::move(trace), std::move(versions)};
 }
+
+}  // namespace
 
 std::vector<Option> options_of(RouteCheckOptions& options) {
   std::vector<Option> all = options_of(options.import);
   all.push_back(list_option({.name = "lengths", .value = "N,N,…", .help = "Tokens of each sequence", .main = true},
                             options.lengths));
-  all.push_back(list_option(
-      {.name = "weight_versions", .value = "V,V,…", .help = "Version of the weights that sampled each sequence"},
-      options.weight_versions));
+  all.push_back(
+      list_option({.name = "weight_versions",
+                   .value = "V,V,…",
+                   .help = "Version of the weights that sampled each sequence, instead of those in the files"},
+                  options.weight_versions));
   return all;
 }
 
 std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
                                             const Decode& decode) {
   const ImportOptions& given = options.import;
-  const RoutingTrace trace = read_captured_routes(paths, given, decode);
+  auto [trace, versions] = read_captured_routes(paths, given, decode);
   RouteExpectations expected{
-      .experts = given.num_experts, .top_k = given.top_k, .weight_versions = options.weight_versions};
+      .experts = given.num_experts, .top_k = given.top_k, .weight_versions = std::move(versions)};
   if (given.num_layers != trace.num_layers && !given.drop_empty_layers) {
     expected.layers = given.num_layers;  // as recorded, dense layers included
   }
@@ -50,6 +66,10 @@ std::vector<RouteFinding> check_route_files(const std::vector<std::string>& path
   }
   for (const std::string& length : options.lengths)
     expected.lengths.push_back(parse_integer("lengths", length, {0, std::int64_t{1} << 40}));
+  if (!options.weight_versions.empty()) {
+    expected.weight_versions.clear();
+    for (const std::string& version : options.weight_versions) expected.weight_versions.push_back({version});
+  }
   return find_route_faults(trace, expected);
 }
 

@@ -12,15 +12,11 @@
 
 namespace foremoe {
 
-// Reads a trace, or payloads with invalid rows as they were recorded. Throws InputError like import_files().
-RoutingTrace read_captured_routes(const std::vector<std::string>& paths, ImportOptions options,
-                                  const Decode& decode = {});
-
 // Options of `foremoe routes check` besides those of import.
 struct RouteCheckOptions {
   ImportOptions import;  // experts, top_k and model are expectations; layers: as recorded
   std::vector<std::string> lengths;
-  std::vector<std::string> weight_versions;
+  std::vector<std::string> weight_versions;  // of each sequence; empty: those of the files
 };
 std::vector<Option> options_of(RouteCheckOptions& options);
 std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,

@@ -193,6 +193,7 @@ void add_sequence(TraceAssembler& assembler, const DecodedSequence& sequence) {
       array != nullptr ? *array : npy_array(std::get<std::span<const std::byte>>(sequence.content), sequence.where),
       sequence.prompt_length);
   assembler.sequence_had_tokens(sequence.num_tokens);
+  assembler.sequence_had_versions(sequence.weight_versions);
 }
 
 }  // namespace foremoe

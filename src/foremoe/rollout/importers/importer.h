@@ -63,6 +63,7 @@ struct DecodedSequence {
   std::variant<std::span<const std::byte>, IntegerArray> content;  // the bytes of an .npy file, or an array
   std::int32_t prompt_length = -1;                                 // tokens; −1: unknown
   std::optional<std::int64_t> num_tokens;                          // number given by the response
+  std::vector<std::string> weight_versions;                        // those that sampled it; empty: unknown
   std::shared_ptr<const void> owner = {};                          // keeps the memory of `content` alive
 };
 // Decodes a source whose format is neither .npy nor one of Megatron-LM's.
@@ -100,7 +101,9 @@ struct ImportReport {
   std::int64_t rows_skipped = 0;               // rows of unrecorded calls; imported as missing
   std::int64_t last_tokens_without_route = 0;  // sequences whose last token has no row, or only missing rows
   bool num_experts_inferred = false;           // num_experts is the largest id + 1
-  std::vector<std::string> notes;              // assumptions made, as sentences
+  // [sequences], as DecodedSequence has them; empty: unknown of all.
+  std::vector<std::vector<std::string>> weight_versions;
+  std::vector<std::string> notes;  // assumptions made, as sentences
 };
 
 struct Imported {

@@ -112,6 +112,12 @@ void TraceAssembler::sequence_had_tokens(std::optional<std::int64_t> num_tokens)
   if (num_tokens == sequence_.num_tokens + 1) ++report_.last_tokens_without_route;
 }
 
+void TraceAssembler::sequence_had_versions(const std::vector<std::string>& weight_versions) {
+  if (weight_versions.empty()) return;
+  report_.weight_versions.resize(num_sequences());
+  report_.weight_versions.back() = weight_versions;
+}
+
 bool TraceAssembler::is_missing(std::span<const std::int64_t> ids) const {
   const auto all = [&](std::int64_t value) {
     return std::all_of(ids.begin(), ids.end(), [=](auto id) { return id == value; });

@@ -43,6 +43,8 @@ class TraceAssembler {
   void add_skipped_row();
   // Passes the token count of the completed sequence, if known. The last token may have no row.
   void sequence_had_tokens(std::optional<std::int64_t> num_tokens);
+  // Passes the weights that sampled the current sequence.
+  void sequence_had_versions(const std::vector<std::string>& weight_versions);
 
   ImportReport& report() { return report_; }
   void set_layer_ids(std::vector<std::int32_t> ids) { layer_ids_ = std::move(ids); }
