@@ -55,13 +55,13 @@ int run(const RoutesArguments& arguments, const Given& given) {
     request["json"] = arguments.json;
     run_in_python("_check_routes", request.dump(), arguments.files);  // returns if the package did not start this
   }
-  const std::vector<RouteFinding> findings = check_route_files(arguments.files, arguments.options);
+  const RouteReport report = check_route_files(arguments.files, arguments.options);
   if (arguments.json) {
-    fmt::print("{}\n", to_json(findings).dump(2));
+    fmt::print("{}\n", to_json(report).dump(2));
   } else {
-    for (const std::string& line : describe(findings)) print_values("{}\n", line);
+    for (const std::string& line : describe(report)) print_values("{}\n", line);
   }
-  return findings.empty() ? kOk : kFoundWrong;
+  return report.findings.empty() ? kOk : kFoundWrong;
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ Command routes_command() {
                            .positional = true},
                           a->files)},
            options_of(a->options),
-           {json_option(a->json, "Print {ok, findings} as JSON")}}),
+           {json_option(a->json, "Print {ok, findings, remarks} as JSON")}}),
       .run = [a](const Given& given) { return cli::run(*a, given); },
       .any_process = true};
 }

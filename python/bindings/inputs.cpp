@@ -138,15 +138,15 @@ std::pair<std::vector<std::string>, std::string> import_paths_to_file(const std:
   return {describe(imported, out), to_json(imported, out).dump(2)};
 }
 
-// Returns the findings as lines of text and as JSON.
+// Returns the report as lines of text and as JSON.
 std::pair<std::vector<std::string>, std::string> check_captured_files(const std::vector<std::string>& paths,
                                                                       const nb::dict& keywords,
                                                                       const nb::callable& decode) {
   RouteCheckOptions options;
   set_options(options_of(options), keywords);
   const nb::gil_scoped_release release;
-  const std::vector<RouteFinding> findings = check_route_files(paths, options, decoder(decode));
-  return {describe(findings), to_json(findings).dump(2)};
+  const RouteReport report = check_route_files(paths, options, decoder(decode));
+  return {describe(report), to_json(report).dump(2)};
 }
 
 nb::any check_trace(const std::shared_ptr<Trace>& trace, int experts, int layers, int dense_layers, int top_k,
@@ -158,7 +158,7 @@ nb::any check_trace(const std::shared_ptr<Trace>& trace, int experts, int layers
     findings = find_route_faults(*trace, {experts, top_k, layers, dense_layers, std::move(lengths),
                                           std::move(attention_mask), std::move(weight_versions)});
   }
-  return to_python(to_json(findings));
+  return to_python(to_json({.findings = std::move(findings)}));
 }
 
 std::shared_ptr<Trace> import_decoded(const nb::list& list, const nb::dict& keywords) {

@@ -73,11 +73,7 @@ def check_routes(
         attention_mask=[] if attention_mask is None else (_array(attention_mask).ravel() != 0).astype("u1").tolist(),
         weight_versions=[_distinct(of) for of in ([] if weight_versions is None else weight_versions)],
     )
-    places = ("layer", "sequence", "token")
-    findings: list[dict[str, Any]] = found["findings"]
-    for of in findings:
-        of.update({key: None for key in places if of[key] < 0})
-    return [RouteFinding(**of) for of in findings]
+    return [RouteFinding(**of) for of in found["findings"]]
 
 
 def _distinct(versions: Any) -> tuple[str, ...]:

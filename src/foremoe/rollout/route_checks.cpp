@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <map>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/count_routes.h"
@@ -19,12 +18,21 @@ namespace {
 
 constexpr double kBitsOfUniqueRoutes = 100;  // two tokens with the same route are then no coincidence
 constexpr double kBitsOfRoutes = 10;
-constexpr std::int64_t kRepeatedRows = 8;   // consecutive tokens with equal routes, with fewer bits
-constexpr std::int64_t kConstantRows = 64;  // consecutive tokens with equal routes in one layer
-constexpr std::int64_t kLeastRows = 16;     // whole sequences of fewer tokens are not compared
-constexpr int kFillerLayers = 4;            // a token with the same row in so many layers, and in all, is filler
-constexpr std::int64_t kSampledTokens = 1024;
+constexpr std::int64_t kRepeatedRows = 8;      // consecutive tokens with equal routes, with fewer bits
+constexpr std::int64_t kLeastRows = 16;        // whole sequences of fewer tokens are not compared
+constexpr int kFillerLayers = 4;               // a token with the same row in so many layers, and in all, is filler
+constexpr std::int64_t kSampledTokens = 1024;  // of the trace
+constexpr std::int64_t kSampledInSequence = 64;
 constexpr double kEqualLayers = 0.9;  // of the sampled tokens
+
+// Consecutive tokens with equal routes in one layer: all of a sequence, or so many.
+struct ConstantRows {
+  std::int64_t least;  // tokens of the sequence
+  std::int64_t most;
+};
+constexpr ConstantRows kOrderedByWeight{kLeastRows, 64};
+constexpr ConstantRows kAscending{256, 512};
+constexpr ConstantRows kTop1{4096, 4096};
 
 enum class Row : std::uint8_t { kRoute, kMissing, kZero, kFaulty };
 
@@ -42,10 +50,20 @@ class Checks {
   std::vector<RouteFinding> findings() && {
     classify();
     check_shape();
+    if (std::ranges::find(empty_, false) == empty_.end()) {
+      add({"missing-rows", -1, -1, -1, "no row has a route: nothing was recorded",
+           "switch the recording of routes on, in the engine that samples"});
+      return std::move(found_);
+    }
     check_layers();
     for (int s = 0; s < trace_.num_sequences(); ++s) check_sequence(s);
     check_repeated_sequences();
-    check_equal_layers();
+    check_equal_layers(0, trace_.num_tokens, kSampledTokens, -1);
+    const bool everywhere = std::ranges::find(found_, "equal-layers", &RouteFinding::check) != found_.end();
+    for (int s = 0; s < trace_.num_sequences() && !everywhere; ++s) {
+      if (trace_.sequence_length(s) >= kSampledInSequence)
+        check_equal_layers(trace_.cu_seqlens[s], trace_.cu_seqlens[s + 1], kSampledInSequence, s);
+    }
     check_versions();
     return std::move(found_);
   }
@@ -88,11 +106,10 @@ class Checks {
         for (std::size_t l = 0; l < layers(); ++l) {
           const Row of = classify_row(s, t, l);
           rows_[static_cast<std::size_t>(t) * layers() + l] = of;
-          if (of == Row::kRoute || of == Row::kFaulty) empty_[l] = false;
+          if (of == Row::kFaulty || (of == Row::kRoute && !is_first_experts_)) empty_[l] = false;
         }
       }
     }
-    if (std::ranges::find(empty_, false) == empty_.end()) empty_.assign(layers(), false);
   }
 
   Row classify_row(int s, std::int64_t t, std::size_t l) {
@@ -105,6 +122,8 @@ class Checks {
         partial |= id == kSentinel<Id>;
         ids_.push_back(id == kSentinel<Id> ? -1 : static_cast<std::int64_t>(id));
       }
+      is_first_experts_ = 1 < k && shape_.top_k < shape_.num_experts;
+      for (std::size_t i = 0; i < k; ++i) is_first_experts_ &= ids_[i] == static_cast<std::int64_t>(i);
       if (k > 1 && std::ranges::count(ids_, 0) == static_cast<std::ptrdiff_t>(k)) return Row::kZero;
       if (std::ranges::count(ids_, -1) == static_cast<std::ptrdiff_t>(k)) return Row::kMissing;
       if (is_padding(t)) return Row::kRoute;  // check_sequence() reports routes of padding
@@ -122,6 +141,7 @@ class Checks {
              "record logical expert ids before load balancing maps them to slots"});
         return Row::kFaulty;
       }
+      ascending_ &= std::ranges::is_sorted(ids_);
       std::ranges::sort(ids_);
       if (const auto twice = std::ranges::adjacent_find(ids_); twice != ids_.end()) {
         add({"duplicate-experts", static_cast<int>(l), s, token,
@@ -163,30 +183,28 @@ class Checks {
     if (expected_.layers == 0) return;
     const int moe = expected_.layers;
     const int dense = expected_.dense_layers;
-    const int recorded = trace_.num_layers;
-    const bool whole_model = recorded == moe + dense && first_routed == dense;
-    if ((recorded == moe && first_routed == 0) || whole_model) {
+    const int counted = trace_.num_layers - first_routed;  // layers from the first with routes
+    const bool as_expected = first_routed == 0 || first_routed == dense;
+    if (as_expected && counted > moe && !(first_routed == 0 && dense > 0 && counted == moe + dense)) {
+      add({"mtp-layers", first_routed + moe, -1, -1,
+           fmt::format("{} layers with experts, of a model with {}: layers of multi-token prediction were recorded",
+                       counted, moe),
+           "drop the last layers, which the trainer does not replay", counted - moe});
+    } else if (!as_expected || counted != moe) {
+      add({"layer-shift", first_routed, -1, -1,
+           fmt::format(
+               "{} layers, the first with routes is {}; the model has {} layers with experts{}: counting dense layers "
+               "shifts every route (verl#5037)",
+               trace_.num_layers, first_routed, moe, dense > 0 ? fmt::format(" after {} dense ones", dense) : ""),
+           counted < moe ? "record every layer with experts, of every pipeline stage, and index routes by these layers"
+                         : "index routes by layers with experts, and drop dense layers (--drop-empty-layers)"});
+    } else if (dense > 0) {
       const auto extra = std::ranges::find_if(trace_.layer_ids, [&](int id) { return id >= moe + dense; });
-      if (dense > 0 && extra != trace_.layer_ids.end()) {
-        add({"mtp-layers", static_cast<int>(extra - trace_.layer_ids.begin()), -1, -1,
-             fmt::format("layer {} of a model with {} layers", *extra, moe + dense),
-             "drop the layers of multi-token prediction"});
-      }
-      return;
+      if (extra == trace_.layer_ids.end()) return;
+      add({"mtp-layers", static_cast<int>(extra - trace_.layer_ids.begin()), -1, -1,
+           fmt::format("layer {} of a model with {} layers", *extra, moe + dense),
+           "drop the layers of multi-token prediction"});
     }
-    if (recorded > moe + dense || (recorded > moe && dense == 0)) {
-      add({"mtp-layers", moe + (first_routed == 0 ? 0 : dense), -1, -1,
-           fmt::format("{} layers of a model with {}: layers of multi-token prediction were recorded", recorded,
-                       moe + dense),
-           "drop the last layers, which the trainer does not replay", recorded - moe});
-      return;
-    }
-    add({"layer-shift", std::min(first_routed, recorded - 1), -1, -1,
-         fmt::format(
-             "{} layers, the first with routes is {}; the model has {} layers with experts after {} dense ones: "
-             "counting dense layers shifts every route (verl#5037)",
-             recorded, first_routed, moe, dense),
-         "index routes by layers with experts, and drop dense layers (--drop-empty-layers)"});
   }
 
   void check_sequence(int s) {
@@ -210,6 +228,7 @@ class Checks {
            "return the routes of cached tokens, or switch prefix caching off; otherwise routers choose for them",
            routed - first});
     }
+    const ConstantRows limits = shape_.top_k == 1 ? kTop1 : ascending_ ? kAscending : kOrderedByWeight;
     std::int64_t repeated = 0;
     std::vector<std::int64_t> constant(layers(), 0);
     for (std::int64_t t = routed; t < end; ++t) {
@@ -230,14 +249,15 @@ class Checks {
       }
       if (t == routed || is_padding(t - 1)) continue;
       repeated = same_route(t, t - 1) ? repeated + 1 : 0;
-      const std::int64_t most = bits_ >= kBitsOfUniqueRoutes ? 1 : bits_ >= kBitsOfRoutes ? kRepeatedRows - 1 : 1 << 20;
+      const bool unique = bits_ >= kBitsOfUniqueRoutes && !ascending_;
+      const std::int64_t most = unique ? 1 : bits_ >= kBitsOfRoutes ? kRepeatedRows - 1 : 1 << 20;
       if (repeated >= most) {
         add({"repeated-rows", -1, s, t - begin, "a token has the route of the token before it in all layers",
              "record every decoding step once: do not reuse the buffer of the previous step"});
       }
       for (std::size_t l = 0; l < layers(); ++l) {
         constant[l] = equal_rows(t, l, t - 1, l) ? constant[l] + 1 : 0;
-        if (constant[l] + 1 != std::min(kConstantRows, std::max(kLeastRows, end - routed))) continue;
+        if (empty_[l] || constant[l] + 1 != std::min(limits.most, std::max(limits.least, end - routed))) continue;
         add({"constant-rows", static_cast<int>(l), s, t - begin - constant[l],
              fmt::format("{} consecutive tokens have the same route in this layer", constant[l] + 1),
              "check that the capture of this layer advances with the tokens"});
@@ -253,44 +273,72 @@ class Checks {
     return true;
   }
 
-  // Finds sequences that begin with all rows of another one. Prompts of a GRPO group may be equal, responses not.
+  // Finds sequences that begin with all rows of another one. Sorted by their rows, such sequences are neighbours.
+  // Prompts of a GRPO group may be equal, responses not.
   void check_repeated_sequences() {
     if (bits_ < kBitsOfRoutes) return;
-    const std::string_view routes(reinterpret_cast<const char*>(trace_.routes),
-                                  static_cast<std::size_t>(trace_.num_tokens) * shape_.token_bytes());
-    const auto text = [&](int s, std::int64_t tokens) {
-      return routes.substr(static_cast<std::size_t>(trace_.cu_seqlens[s]) * shape_.token_bytes(),
-                           static_cast<std::size_t>(tokens) * shape_.token_bytes());
+    struct Rows {
+      int sequence;
+      std::int64_t tokens;
+      std::string_view bytes;
     };
-    std::map<std::int64_t, std::unordered_map<std::string_view, int>> by_length;
+    std::vector<Rows> all_rows;
     for (int s = 0; s < trace_.num_sequences(); ++s) {
+      const std::int64_t begin = trace_.cu_seqlens[s];
       std::int64_t tokens = trace_.sequence_length(s);
-      if (tokens > 0 && !all(trace_.cu_seqlens[s + 1] - 1, Row::kRoute)) --tokens;  // the last token
+      if (tokens > 0 && !all(begin + tokens - 1, Row::kRoute)) --tokens;  // the last token
       const std::int64_t prompt =
           trace_.prompt_lengths.empty() ? 0 : trace_.prompt_lengths[static_cast<std::size_t>(s)];
-      if (tokens < prompt + kLeastRows || !all(trace_.cu_seqlens[s], Row::kRoute)) continue;
-      const auto [other, unique] = by_length[tokens].try_emplace(text(s, tokens), s);
-      if (unique) continue;
-      add({"repeated-sequence", -1, s, 0, fmt::format("all {} rows equal those of sequence {}", tokens, other->second),
-           "copy the routes of each request before its buffer is used again"});
+      if (tokens < prompt + kLeastRows || !all(begin, Row::kRoute)) continue;
+      const auto* const bytes = reinterpret_cast<const char*>(row(begin, 0));
+      all_rows.push_back({s, tokens, {bytes, static_cast<std::size_t>(tokens) * shape_.token_bytes()}});
+    }
+    std::ranges::sort(all_rows, {}, [](const Rows& of) { return std::pair(of.bytes, of.sequence); });
+    std::vector<const Rows*> prefixes;  // of the rows before, each begins with the one before it
+    for (const Rows& of : all_rows) {
+      while (!prefixes.empty() && !of.bytes.starts_with(prefixes.back()->bytes)) prefixes.pop_back();
+      if (!prefixes.empty()) {
+        const Rows& other = *prefixes.front();
+        add({"repeated-sequence", -1, of.sequence, 0,
+             of.tokens == other.tokens
+                 ? fmt::format("all {} rows equal those of sequence {}, as only samples with the same tokens do",
+                               of.tokens, other.sequence)
+                 : fmt::format("the first {} rows are all those of sequence {}", other.tokens, other.sequence),
+             "copy the routes of each request before its buffer is used again"});
+      }
+      prefixes.push_back(&of);
     }
   }
 
-  void check_equal_layers() {
-    const std::int64_t step = std::max<std::int64_t>(1, trace_.num_tokens / kSampledTokens);
+  bool same_experts(std::int64_t t, std::size_t l, std::size_t m) const {
+    if (equal_rows(t, l, t, m)) return true;
+    return visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
+      const auto k = static_cast<std::size_t>(shape_.top_k);
+      for (std::size_t i = 0; i < k; ++i) {
+        std::size_t j = 0;
+        while (j < k && load_entry<Id>(row(t, m), j) != load_entry<Id>(row(t, l), i)) ++j;
+        if (j == k) return false;
+      }
+      return true;
+    });
+  }
+
+  // Compares the layers in a sample of the tokens [begin, end).
+  void check_equal_layers(std::int64_t begin, std::int64_t end, std::int64_t samples, int sequence) {
+    if (bits_ < kBitsOfRoutes) return;
+    const std::int64_t step = std::max<std::int64_t>(1, (end - begin) / samples);
+    const double others = (1 - kEqualLayers) * static_cast<double>(samples);
     for (std::size_t l = 1; l < layers(); ++l) {
-      for (std::size_t m = 0; m < l; ++m) {
+      for (std::size_t m = 0; m < l && !empty_[l]; ++m) {
         std::int64_t rows = 0;
         std::int64_t equal = 0;
-        for (std::int64_t t = 0; t < trace_.num_tokens; t += step) {
+        for (std::int64_t t = begin; t < end && static_cast<double>(rows - equal) <= others && !empty_[m]; t += step) {
           if (is_padding(t) || kind(t, l) != Row::kRoute || kind(t, m) != Row::kRoute) continue;
           ++rows;
-          equal += equal_rows(t, l, t, m) ? 1 : 0;
+          equal += same_experts(t, l, m) ? 1 : 0;
         }
-        if (rows < kLeastRows || bits_ < kBitsOfRoutes ||
-            static_cast<double>(equal) < kEqualLayers * static_cast<double>(rows))
-          continue;
-        add({"equal-layers", static_cast<int>(l), -1, -1,
+        if (rows < kLeastRows || static_cast<double>(equal) < kEqualLayers * static_cast<double>(rows)) continue;
+        add({"equal-layers", static_cast<int>(l), sequence, -1,
              fmt::format("has the routes of layer {} in {} of {} tokens", m, equal, rows),
              "record each layer into its own part of the buffer"});
         break;
@@ -317,8 +365,10 @@ class Checks {
   RouteShape shape_;
   double bits_ = 0;          // information of a token's route
   std::vector<Row> rows_;    // [tokens][layers]
-  std::vector<bool> empty_;  // [layers], without any route; all false if every layer is
+  std::vector<bool> empty_;  // [layers], without any route other than filler
+  bool ascending_ = true;    // in every row
   std::vector<std::int64_t> ids_;
+  bool is_first_experts_ = false;  // ids_ are 0, 1, …: filler, if all rows of a layer are
   std::vector<RouteFinding> found_;
 };
 

@@ -5,10 +5,11 @@
 //
 // Some damage resembles routes. Its thresholds depend on the information of a token's route, log2 C(experts, top_k)
 // bits per layer, so that real routes raise no alarm. In 320,000 tokens of two models with 105 bits or more, no token
-// has the route of the token before it in all layers; with 80 bits, 2 of 90,000 have. In one layer, at most 39 tokens
-// in a row share a route, and at most 0.2 % of the tokens have the same route in two layers.
+// has the route of the token before it in all layers; with 80 bits, 2 of 90,000 have. In one layer, at most 40 tokens
+// in a row share a route, and at most 0.2 % of the tokens have the same route in two layers. If ids ascend in every
+// row, as without an order by weight, up to 6 tokens in a row share a route in all layers, and 208 in one.
 //
-// Time is linear in the routes; comparing pairs of layers reads at most 1,024 tokens.
+// Time is n log n in the number of tokens; comparing pairs of layers reads at most 1,024 tokens, and 64 of a sequence.
 
 #include <cstdint>
 #include <string>

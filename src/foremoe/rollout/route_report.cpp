@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <variant>
@@ -48,8 +49,8 @@ std::vector<Option> options_of(RouteCheckOptions& options) {
   return all;
 }
 
-std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
-                                            const Decode& decode) {
+RouteReport check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
+                              const Decode& decode) {
   const ImportOptions& given = options.import;
   auto [trace, versions] = read_captured_routes(paths, given, decode);
   RouteExpectations expected{
@@ -70,7 +71,17 @@ std::vector<RouteFinding> check_route_files(const std::vector<std::string>& path
     expected.weight_versions.clear();
     for (const std::string& version : options.weight_versions) expected.weight_versions.push_back({version});
   }
-  return find_route_faults(trace, expected);
+  if (expected.layers > 0) return {find_route_faults(trace, expected)};
+  expected.layers = trace.num_layers;  // as recorded, so that only leading layers without routes seem to shift others
+  RouteReport report{find_route_faults(trace, expected)};
+  const auto shift = std::ranges::find(report.findings, "layer-shift", &RouteFinding::check);
+  if (shift == report.findings.end()) return report;
+  report.remarks.push_back(
+      fmt::format("no token has a route in the first {}of {} layers: drop them if they are dense "
+                  "(--drop-empty-layers), and set --model to check the others",
+                  shift->layer == 1 ? "" : fmt::format("{} ", shift->layer), trace.num_layers));
+  report.findings.erase(shift);
+  return report;
 }
 
 static std::string line_of(const RouteFinding& f) {
@@ -85,25 +96,28 @@ static std::string line_of(const RouteFinding& f) {
                      f.cause, f.remedy);
 }
 
-std::vector<std::string> describe(const std::vector<RouteFinding>& findings) {
-  if (findings.empty()) return {"no fault was found"};
+std::vector<std::string> describe(const RouteReport& report) {
   std::vector<std::string> lines;
-  for (const RouteFinding& finding : findings) lines.push_back(line_of(finding));
+  for (const RouteFinding& finding : report.findings) lines.push_back(line_of(finding));
+  if (lines.empty()) lines.emplace_back("no fault was found");
+  for (const std::string& remark : report.remarks) lines.push_back("note: " + remark);
   return lines;
 }
 
-nlohmann::ordered_json to_json(const std::vector<RouteFinding>& findings) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const RouteFinding& f : findings) {
-    list.push_back({{"check", f.check},
-                    {"layer", f.layer},
-                    {"sequence", f.sequence},
-                    {"token", f.token},
-                    {"count", f.count},
-                    {"cause", f.cause},
-                    {"remedy", f.remedy}});
+nlohmann::ordered_json to_json(const RouteReport& report) {
+  using Json = nlohmann::ordered_json;
+  Json findings = Json::array();
+  const auto place = [](std::int64_t index) { return index < 0 ? Json() : Json(index); };
+  for (const RouteFinding& f : report.findings) {
+    findings.push_back({{"check", f.check},
+                        {"layer", place(f.layer)},
+                        {"sequence", place(f.sequence)},
+                        {"token", place(f.token)},
+                        {"count", f.count},
+                        {"cause", f.cause},
+                        {"remedy", f.remedy}});
   }
-  return {{"ok", findings.empty()}, {"findings", std::move(list)}};
+  return {{"ok", findings.empty()}, {"findings", std::move(findings)}, {"remarks", report.remarks}};
 }
 
 }  // namespace foremoe

@@ -19,10 +19,15 @@ struct RouteCheckOptions {
   std::vector<std::string> weight_versions;  // of each sequence; empty: those of the files
 };
 std::vector<Option> options_of(RouteCheckOptions& options);
-std::vector<RouteFinding> check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
-                                            const Decode& decode = {});
 
-std::vector<std::string> describe(const std::vector<RouteFinding>& findings);  // one line each
-nlohmann::ordered_json to_json(const std::vector<RouteFinding>& findings);     // {ok, findings}
+struct RouteReport {
+  std::vector<RouteFinding> findings;
+  std::vector<std::string> remarks = {};  // what may be a fault, depending on the model
+};
+RouteReport check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
+                              const Decode& decode = {});
+
+std::vector<std::string> describe(const RouteReport& report);  // one line each
+nlohmann::ordered_json to_json(const RouteReport& report);     // {ok, findings, remarks}
 
 }  // namespace foremoe

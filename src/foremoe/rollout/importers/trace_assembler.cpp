@@ -161,10 +161,12 @@ Imported TraceAssembler::finish() && {
   assert(row_ == sequence_.num_tokens * sequence_.num_layers && "the last sequence is complete");
   assert(num_sequences() > 0 && "a source without any is refused by its name");
   const bool inferred = options_.num_experts == 0;
-  if (inferred && max_id_ < 0) throw InputError(first_where_, "no row has a route: give the number of `experts`");
+  if (inferred && max_id_ < 0 && !options_.keep_invalid_rows) {
+    throw InputError(first_where_, "no row has a route: give the number of `experts`");
+  }
 
   RoutingTrace trace;
-  trace.num_experts = inferred ? static_cast<int>(max_id_ + 1) : options_.num_experts;
+  trace.num_experts = inferred ? static_cast<int>(std::max(max_id_ + 1, std::int64_t{1})) : options_.num_experts;
   trace.type = width_ == 1 ? RouteType::kU8 : RouteType::kU16;
   trace.num_tokens = cu_seqlens_.back();
   trace.num_layers = static_cast<int>(num_layers_);
