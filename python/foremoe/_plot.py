@@ -23,12 +23,13 @@ hottest expert of a cell reaches:
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._command_line import reporting
-from ._errors import InputError
+from ._output import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,10 +69,9 @@ def main(arguments: Sequence[str]) -> int:
 def _draw(request: Mapping[str, Any], path: str) -> int:
     draw_any = draw_peaks if "series" in request else draw_heat if "heat" in request else draw
     figure = draw_any(request)
-    try:
-        figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.endswith(".svg") else None)
-    except OSError as error:
-        raise InputError(f"plot: {path}: {error.strerror or error}", field="plot") from error
+    picture, form = io.BytesIO(), path.rpartition(".")[2]
+    figure.savefig(picture, format=form, dpi=DPI, metadata={"Date": None} if form == "svg" else None)
+    write_file(path, picture.getvalue())
     return int(request["exit_code"])
 
 
@@ -91,6 +91,8 @@ def _write_head(figure: Figure, title: str, texts: Sequence[str], height: float)
 
 def draw_peaks(request: Mapping[str, Any]) -> Figure:
     """Draws a panel of rows and one of memory over micro-steps, one line per entry of "series", and the limit."""
+    from matplotlib.ticker import MaxNLocator
+
     height = 3.4
     figure = _figure(height)
     texts = [_shortened(text) for text in request["facts"]]
@@ -107,6 +109,7 @@ def draw_peaks(request: Mapping[str, Any]) -> Figure:
             axes.axhline(request["limit"], color="#1b1f24", linewidth=1, linestyle="--", label="limit")
         axes.set_ylim(bottom=0)
         axes.set_xlabel("micro-step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_ylabel(label)
         axes.yaxis.grid(color="#e7eaee")
         axes.set_axisbelow(True)
@@ -144,7 +147,7 @@ def draw_heat(request: Mapping[str, Any]) -> Figure:
         axes.set_title(name, fontsize=9, loc="left")
         axes.set_xlabel("expert" if in_cell == 1 else f"expert, {in_cell} in a cell: the hottest")
         axes.set_ylabel("layer")
-        axes.locator_params(integer=True)
+        axes.locator_params(integer=True, min_n_ticks=1)
     scale = figure.add_axes((left / WIDTH, 1 - (top - 0.3) / height, 3.6 / WIDTH, 0.13 / height))
     scale.imshow([range(len(HEAT))], **colours)
     scale.set_xticks([i + 0.5 for i in range(len(bounds))], [f"{bound:g}" for bound in bounds], fontsize=8)

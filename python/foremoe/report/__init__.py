@@ -18,10 +18,10 @@ from typing import Unpack
 
 from .._core import Load
 from .._files import expect
+from .._output import expect_output, write_file
 from ..options import ReportOptions, expect_options
 from .facts import Report
 from .gather import Request, gather_report
-from .output import expect_output, write_text
 from .page import document, plotly_script
 from .summary import footer, header
 
@@ -65,7 +65,7 @@ def write_report(
     slots = [guest_slots] if isinstance(guest_slots, int) else list(guest_slots)
     given = {"cluster": cluster, **options}
     report = gather_report(load, Request(names, slots, given, measured=measured))
-    write_text(os.fspath(path), to_html(report))
+    write_file(os.fspath(path), to_html(report).encode())
     return report
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from .. import _core
 from .._command_line import FOUND_WRONG, OK, activity, fail, printable, reporting
+from .._output import expect_output, write_file
 from . import to_html
 from .gather import Request, gather_report
-from .output import expect_output, write_text
 from .page import plotly_script
 from .summary import conclusion
 
@@ -48,7 +48,7 @@ def _run(given: dict[str, Any], input_names: Sequence[str]) -> int:
         print(f"foremoe: {printable(remark)}", file=sys.stderr)
     with activity(request.num_evaluations) as progress:
         report = gather_report(load, request, progress=progress)
-    write_text(given["out"], to_html(report))
+    write_file(given["out"], to_html(report).encode())
     print(printable(f"{given['out']}: {conclusion(report)}"))
     for wrong in report.wrong:
         fail(NAME, wrong, FOUND_WRONG)

@@ -237,3 +237,17 @@ def test_missing_packages_are_named_before_planning() -> None:
 
     assert "--plot: requires the Python package: pip install '.[plot]'" in refused(None)
     assert "--plot: requires matplotlib, which is not installed: pip install matplotlib" in refused("/bin/false")
+
+
+@pytest.mark.parametrize("name", ["out.png", "out.svg"])
+def test_a_picture_that_cannot_be_written_replaces_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pathlib.Path(name).write_text("another picture")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    _, request = request_of("fit", *ON, "--plot", name)
+    with pytest.raises(foremoe.InputError, match=f"{name}: cannot be written: No space left on device"):
+        _plot._draw(request, name)
+    assert pathlib.Path(name).read_text() == "another picture" and len(list(pathlib.Path().glob(".out*"))) == 0

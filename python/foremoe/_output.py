@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Iterable
 
-from .._errors import InputError
+from ._errors import InputError
 
 
 def expect_output(path: str, inputs: Iterable[str], option: str = "out") -> None:
@@ -22,17 +22,17 @@ def expect_output(path: str, inputs: Iterable[str], option: str = "out") -> None
         os.unlink(_beside(path))  # tests that the folder is writable
 
 
-def write_text(path: str, text: str) -> None:
+def write_file(path: str, data: bytes) -> None:
     """Replaces a file, or writes to a device or pipe. Raises InputError if that fails."""
     try:
         if _is_stream(path):
-            with open(path, "w", encoding="utf-8") as stream:
-                stream.write(text)
+            with open(path, "wb") as stream:
+                stream.write(data)
             return
         temporary = _beside(path)
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(temporary, "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, os.path.realpath(path))
