@@ -114,10 +114,13 @@ std::optional<double> rank_factor(const BufferRows& rows, std::int64_t pad) {
   return largest.value();
 }
 
-std::optional<double> stash_factor(const BufferRows& rows, std::int64_t pad, std::optional<double> rank_capacity) {
+std::optional<double> stash_factor(const BufferRows& rows, std::int64_t pad, std::optional<double> rank_capacity,
+                                   int model_layers) {
   if (!rank_capacity) return std::nullopt;
   if (*rank_capacity == 0) return 0;
   const StepPlan& plan = rows.plan();
+  // The backward of the last layer follows its forward, so that this layer is not stashed.
+  const int stashed_layers = plan.num_layers() - (plan.in_flight == 1 && plan.num_layers() == model_layers ? 1 : 0);
   Largest largest;
   for (int r = 0; r < plan.num_ranks(); ++r) {
     struct Use {
@@ -130,7 +133,7 @@ std::optional<double> stash_factor(const BufferRows& rows, std::int64_t pad, std
         const double budget = std::trunc(in_float(rows.own(m, l, r)) * *rank_capacity);
         const std::int64_t buffer = rounded_to(static_cast<std::int64_t>(budget), kTile);
         use.average += static_cast<std::int64_t>(floor_division(in_float(buffer), *rank_capacity));
-        use.stashed += rounded_to(rows.computed(m, l, r, pad), kPage);
+        if (l < stashed_layers) use.stashed += rounded_to(rows.computed(m, l, r, pad), kPage);
       }
       return use;
     };
@@ -169,7 +172,8 @@ std::optional<double> Capacity::rounded() const {
   return steps / kSteps;
 }
 
-std::vector<Capacity> capacities(const StepPlan& recompute, const StepPlan& policy_update, const LoadTable& load) {
+std::vector<Capacity> capacities(const StepPlan& recompute, const StepPlan& policy_update, const LoadTable& load,
+                                 int model_layers) {
   const BufferRows update(policy_update, load);
   const BufferRows other(recompute, load);
   const auto of_both = [&](auto&& factor) {
@@ -183,7 +187,7 @@ std::vector<Capacity> capacities(const StepPlan& recompute, const StepPlan& poli
        {std::pair{"Megatron-LM 0.19, BF16 HybridEP", std::int64_t{1}}, std::pair{"Megatron-LM 0.20", kTile}}) {
     all.push_back({trainer, "moe_expert_rank_capacity_factor",
                    of_both([&, pad = pad](const BufferRows& rows) { return rank_factor(rows, pad); })});
-    const std::optional<double> stash = stash_factor(update, pad, all.back().rounded());
+    const std::optional<double> stash = stash_factor(update, pad, all.back().rounded(), model_layers);
     all.push_back({trainer, "moe_paged_stash_buffer_size_factor_cuda", stash});
   }
   all.push_back({"torchtitan 0.2", "non_blocking_capacity_factor", of_both(titan_factor)});

@@ -20,7 +20,8 @@
 //     tensor occupies whole pages. `average` is the largest sum of int(budget // rank capacity factor) over the layers
 //     and micro-steps in flight, where budget is the rank's buffer above. The factor below suffices for any number of
 //     saved tensors of one width. It assumes a load of the captured iteration's shape, no buffer in host memory, and
-//     that one pipeline stage has the load's layers.
+//     that one pipeline stage has the load's layers. A layer whose backward comes next is not stashed
+//     (PipelinePostScheduleFunction): the last one, if the load has all layers and one micro-step is in flight.
 //   torchtitan, non_blocking_capacity_factor
 //     int(tokens · ranks · min(experts of a rank, top-k) · factor) rows of each rank
 //     (_num_permuted_tokens_for_non_blocking in torchtitan/distributed/deepep/hybridep.py, 0.2.2, b5bcd76), without
@@ -48,6 +49,8 @@ struct Capacity {
 
 // Capacities for the plans of a step, which check_plan accepts for the load and which may be the same. The stash serves
 // only the policy update. Vanilla's plan gives the capacities without planning.
-std::vector<Capacity> capacities(const StepPlan& recompute, const StepPlan& policy_update, const LoadTable& load);
+// model_layers: MoE layers of the whole model.
+std::vector<Capacity> capacities(const StepPlan& recompute, const StepPlan& policy_update, const LoadTable& load,
+                                 int model_layers);
 
 }  // namespace foremoe

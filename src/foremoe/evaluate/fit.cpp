@@ -93,7 +93,7 @@ FitOfPlan fit_of(Evaluation evaluation, const LoadTable& load, const CostModel& 
   f.terms = (f.most_memory.phase == Phase::kRecompute ? step.recompute : step.policy_update).memory;
   assert(f.most_memory.memory == step.memory_bytes_per_rank);
   f.largest_micro_batch = largest_micro_batch(step, limit, mean_tokens_per_rank(load));
-  f.capacities = capacities(e.plan_of(Phase::kRecompute), e.plan, load);
+  f.capacities = capacities(e.plan_of(Phase::kRecompute), e.plan, load, cost.model().moe_layers);
   return f;
 }
 
@@ -122,6 +122,7 @@ Fit fit(const FitRequest& request, const EvaluateOptions& options, const Evaluat
   assert(context.cost != nullptr);
   const CostModel& cost = *context.cost;
   const LoadTable& load = request.workload.load;
+  if (num_assignments(load) == 0) throw InputError({.file = load.name}, "has no tokens");
   Fit fit{.limit = options.memory_budget().value_or(cost.cluster().memory), .mean_tokens = mean_tokens_per_rank(load)};
   fit.now = fit_of(evaluate_vanilla(request.workload, options, context), load, cost, fit.limit);
   fit.planned = fit_of(evaluate_valid(request.policy, request.workload, options, context), load, cost, fit.limit);
