@@ -94,6 +94,8 @@ class CalibrateTest(CommandTest):
         plan("--max-copies-per-rank", "hidden", ("--max-copies-per-rank", "hidden needs --cluster and --model"))
         plan("--prefer", "time", ("--prefer", "time needs --copy-price, or --cluster and --model"))
         plan("--prefer", "time", "--copy-price", "-1", ("--copy-price",))
+        plan("--copy-price", "1", ("--copy-price: needs --prefer time",))
+        plan("--free-copies", "1", ("--free-copies: needs --prefer time",))
         self.refuse("run", load, "--max-copies-per-rank", "hidden", saying=("--max-copies-per-rank", "hidden"))
         (self.folder / "wrong.toml").write_text("name = \"x\"\nranks_per_node = \"eight\"\n")
         plan("--cluster", "wrong.toml", "--model", "Mixtral-8x7B", ("wrong.toml", "ranks_per_node", "line 2"))

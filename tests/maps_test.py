@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 import re
 import unittest
 
@@ -137,7 +138,13 @@ class Maps(CommandTest):
         self.refuse("maps", self.step, "--to", "sglang", "--out", "map.pt", saying=["--out: map.pt must end in .json"])
         self.refuse("maps", self.step, "--to", "tensorrt-llm", *out, saying=["must end in .yaml"])
         self.refuse("maps", self.step, "--to", "vllm-ascend", "--dense-layers", 1, *out, saying=["--dense-layers: must be 0"])
-        self.refuse("maps", self.step, "--to", "vllm-ascend", "-G", 13, *out, saying=["is placed twice", "fewer guest slots"])
+        self.refuse("maps", self.step, "--to", "sglang", "-G", 13, *out, saying=["--guest-slots: 13, expected at most 12"])
+        self.refuse("maps", self.step, "--to", "sglang", "--ranks", 3, *out, saying=["--ranks: 19 replicas cannot be spread"])
+        metadata, tensors = st.read(self.folder / self.step)
+        dtype, shape, _ = tensors["load"]
+        tensors["load"] = st.tensor(dtype, shape, [0] * math.prod(shape))
+        st.write(self.folder / "zero.safetensors", metadata, tensors)
+        self.refuse("maps", "zero.safetensors", "--to", "sglang", *out, saying=["zero.safetensors: has no tokens"])
         self.refuse("maps", self.step, "--to", "sglang", "--ranks", 3, *out, saying=["19 replicas", "3 ranks"])
         self.refuse("maps", self.step, "--to", "sglan", *out, saying=["sglang"])
 

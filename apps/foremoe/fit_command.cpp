@@ -22,9 +22,10 @@ constexpr std::string_view kFitExamples =
 )";
 
 constexpr std::string_view kFitMeaning =
-    R"(now is vanilla: contiguous homes without guests. planned is the policy's plan. Rows are token–expert assignments. Memory is
-that of `simulate` (docs/users/simulation.md). Without --memory-budget, the limit is the memory of the cluster's device.
-With --memory-budget, the exit code is 1 if the plan does not fit, and 0 if it fits.
+    R"(now is vanilla: contiguous homes without guests. planned is the policy's plan. Rows are token–expert assignments, as
+recorded: a trainer also runs tokens without a route. Memory is that of `simulate` (docs/users/simulation.md). Without
+--memory-budget, the limit is the memory of the cluster's device. With --memory-budget, the exit code is 1 if the plan
+does not fit, and 0 if it fits.
 
   most rows         of a rank in one layer of one micro-step
   state             weights, gradients and optimizer state of the rank's own parameters

@@ -48,7 +48,11 @@ EngineMap placed(const MapsArguments& arguments, const Given& given) {
     throw InputError({.file = arguments.input}, "is a trace. Count it with foremoe collect");
   if (kind == FileKind::kHomes)
     throw InputError({.file = arguments.input}, "contains homes, expected a load or a plan");
-  if (kind == FileKind::kLoad) return place_for_engine(read_load(file), arguments.options);
+  if (kind == FileKind::kLoad) {
+    LoadTable load = read_load(file);
+    load.name = arguments.input;
+    return place_for_engine(load, arguments.options);
+  }
   for (const char* option : {"ranks", "guest_slots", "expert_groups"}) {
     if (given(option)) throw InputError({.field = option}, "cannot be combined with a plan, which has its own");
   }

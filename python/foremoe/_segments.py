@@ -77,6 +77,7 @@ def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequenc
         key = "outputs" if member(whole, "choices") is None else "choices"
         choices = _list_in(whole, key)
         if choices is None:
+            _refuse_error(whole)
             refuse("response", "has neither choices nor outputs")
         if member(whole, "prompt_routed_experts") is not None:
             refuse("prompt_routed_experts", "is of vLLM before 0.22, whose files foremoe.import_files() reads")
@@ -119,6 +120,7 @@ def from_sglang(response: Any, *, start_len: int = 0, prompt_token_ids: Sequence
     for whole in _responses(response):
         choices = _list_in(whole, "choices")
         if choices is None and member(whole, "meta_info") is None:
+            _refuse_error(whole)
             refuse("response", "has neither meta_info nor choices")
         shared = member(member(whole, "sglext"), "routed_experts")  # of the response, beside its choices
         if shared is not None and choices is not None and len(choices) > 1:
@@ -148,6 +150,13 @@ def _responses(response: Any) -> list[Any]:
         body = response.encode("utf-8", "surrogatepass") if isinstance(response, str) else bytes(response)
         response = parse_json(body, SourcePlace("", "response"))
     return response if isinstance(response, list) else [response]
+
+
+def _refuse_error(response: Any) -> None:
+    """Raises InputError if a server answered with an error."""
+    error = member(response, "error")
+    if error is not None:
+        refuse("response", f"is an error: {member(error, 'message') or error!s:.200}")
 
 
 def _list_in(holder: Any, key: str) -> list[Any] | None:

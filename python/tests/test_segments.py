@@ -166,7 +166,9 @@ CHOICE = vllm_body(WHOLE, [1] * 4, [1] * 3)["choices"][0]
         (lambda: from_vllm("[" * 100_000), "response: nests too deeply"),
         (lambda: from_sglang('{"choices": ' * 100_000), "response: nests too deeply"),
         (lambda: from_vllm("\ud800"), "response: is not JSON"),
-        (lambda: from_vllm({"error": "…"}), "response: has neither choices nor outputs"),
+        (lambda: from_vllm({"object": "list"}), "response: has neither choices nor outputs"),
+        (lambda: from_vllm({"error": {"message": "no such model"}}), "response: is an error: no such model"),
+        (lambda: from_sglang({"error": "busy"}), "response: is an error: busy"),
         (lambda: from_vllm({"choices": {"0": CHOICE}}), "choices: is a dict; expected a list"),
         (
             lambda: from_vllm({"choices": [CHOICE | {"token_ids": 5}]}),

@@ -56,7 +56,8 @@ void check_cost_options(const CostOptions& options) {
   expect("optimizer_bytes_per_parameter", options.optimizer_bytes_per_parameter, 0);
   expect("optimizer_shards", options.optimizer_shards, 1);
   if (options.recompute_experts && options.recompute_activations) {
-    throw InputError({.field = "recompute_experts"}, "needs keep_activations: without it whole layers are recomputed");
+    throw InputError({.field = "recompute_experts"},
+                     "needs `keep_activations`: without it whole layers are recomputed");
   }
 }
 

@@ -75,7 +75,7 @@ Option word_option(Option option, T& variable, const std::vector<std::pair<std::
   std::vector<std::string> words;
   for (const auto& [word, value] : choices) {
     words.push_back(word);
-    if (option.initial.empty() && value == variable) option.initial = word;
+    if (option.initial.empty() && !option.required && value == variable) option.initial = word;
   }
   return word_option(std::move(option), std::move(words),
                      [&variable, choices](std::size_t index) { variable = choices[index].second; });

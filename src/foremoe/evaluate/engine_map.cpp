@@ -10,6 +10,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/policy/next_window.h"
 #include "foremoe/rollout/file_kind.h"
+#include "foremoe/rollout/load_statistics.h"
 
 namespace foremoe {
 namespace {
@@ -127,7 +128,16 @@ EngineMap place_for_engine(const LoadTable& load, const EngineMapOptions& option
                         .num_ranks = num_ranks,
                         .num_nodes = topology.num_nodes(),
                         .num_groups = options.expert_groups};
-  if (const auto reason = eplb_shape_error(shape)) throw InputError({}, *reason);
+  if (const auto reason = eplb_shape_error(shape)) {
+    throw InputError({.field = options.ranks ? "ranks" : "guest_slots"}, *reason);
+  }
+  if (num_assignments(load) == 0) throw InputError({.file = load.name}, "has no tokens, by which experts are placed");
+  const int others = load.num_experts() - load.num_experts() / num_ranks;
+  if (options.guest_slots > others) {
+    throw InputError(
+        {.field = "guest_slots"},
+        fmt::format("{}, expected at most {}, with which a rank has every expert", options.guest_slots, others));
+  }
   Array<double, 3> windows({load.load.extent(0), load.load.extent(1), load.load.extent(3)});
   std::vector<std::int64_t> tokens(load.load.extent(3));
   for (int m = 0; m < load.num_micro_steps(); ++m) {

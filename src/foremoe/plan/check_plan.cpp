@@ -230,6 +230,10 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
   hold({check::shapes});
   if (findings.has(kShape)) return report;
   hold({check::digest, check::recorded_options, check::expert_ids, check::homes, check::event_order});
+  if (findings.has(kDigest)) {
+    findings.not_checked("all else: the plan is for another load or other homes");
+    return report;
+  }
   if (findings.has(kUnknownExpert) || findings.has(kHomes) || findings.has(kEvents)) {
     findings.not_checked("slots, quotas, budgets, routes and figures: ids, homes or events are wrong");
     return report;

@@ -172,6 +172,9 @@ void expect_in_range(const PlannerOptions& o) {
   if (o.prefer == Prefer::kTime && !o.copy_price) {
     throw InputError({.field = "prefer"}, "time needs `copy_price`, or `cluster` and `model` where they are accepted");
   }
+  if (o.prefer != Prefer::kTime && (o.copy_price || o.free_copies)) {
+    throw InputError({.field = o.copy_price ? "copy_price" : "free_copies"}, "needs `prefer` time");
+  }
   if (o.tolerance) expect_in(kToleranceRange, *o.tolerance, "tolerance");
   expect_at_least(kCount.least, o.max_copies_per_rank.value_or(0), "max_copies_per_rank");
   expect_at_least(kCount.least, o.max_copies_per_source, "max_copies_per_source");
