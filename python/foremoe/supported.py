@@ -109,8 +109,8 @@ VERL = Framework(
     routes="run", shadow="run", plans="run",
 )  # fmt: skip
 VLLM = Framework(
-    name="vLLM's EPLB", package="vllm", oldest=(0, 14), newest=(0, 23), refused_by="`foremoe.eplb.vllm_policy`",
-    sources="0.14.0, 0.18.1, 0.23.0", plans="run with a stand-in",
+    name="vLLM's EPLB", package="vllm", oldest=(0, 14), newest=(0, 33), refused_by="`foremoe.eplb.vllm_policy`",
+    sources="0.14.0, 0.18.1, 0.23.0, 0.33.0", plans="run by hand",
 )  # fmt: skip
 FRAMEWORKS = (
     PYTHON,
@@ -121,7 +121,7 @@ FRAMEWORKS = (
     VERL,
     Framework(
         name="slime", sources="624b824, August 2026",
-        routes="run with stand-ins", shadow="run with stand-ins", plans="run with stand-ins",
+        routes="run by hand", shadow="run by hand", plans="run by hand",
     ),
     Framework(name="miles", sources="31f1ca9, August 2026", shadow="read", plans="refused"),
     Framework(

@@ -23,6 +23,24 @@ from foremoe.recorders import Recorder, Segment, from_sglang, from_vllm
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "users" / "recorders.md"
 
 
+@pytest.mark.parametrize(
+    ("engine", "read", "start", "moe_layers"),
+    [("vllm", from_vllm, "prompt_start", range(1, 4)), ("sglang", from_sglang, "start_len", range(4))],
+)
+def test_responses_of_real_servers_have_the_routes_of_transformers(
+    engine: str, read: Any, start: str, moe_layers: range
+) -> None:
+    """Two turns each of vLLM 0.29.0 and SGLang 0.5.23 on a CPU. transformers' routes have ascending experts."""
+    recorded = json.loads((DOCUMENT.parents[2] / "python/tests/responses.json").read_text())[engine]
+    segments = []
+    for turn in recorded["turns"]:
+        segments += read(turn["response"], **{start: turn["start"]}, prompt_token_ids=turn["prompt"])
+    recorder = Recorder(num_layers=4, num_experts=16, top_k=4, moe_layers=moe_layers)
+    expected = np.frombuffer(base64.b64decode(recorded["routes"]), np.uint8).reshape(-1, len(moe_layers), 4)
+    expect_routes(np.sort(recorder.add(0, segments)), expected)
+    assert (recorder.report.rows_differing, recorder.report.unchecked) == (0, 0)
+
+
 # Starts and turns.
 
 

@@ -1,4 +1,4 @@
-"""foremoe.eplb on tensors, and its policy in a stand-in for vLLM, written from the sources of 0.14, 0.18 and 0.23."""
+"""foremoe.eplb on tensors, and its policy in a stand-in for vLLM, from the sources of 0.14, 0.18, 0.23 and 0.33."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_policy_of_older_vllm_returns_three_maps(version: str, install: Instal
 
 
 def test_a_policy_of_newer_vllm_returns_one_map_with_kept_slots(install: Install) -> None:
-    install("0.23.0", _Map)
+    install("0.33.0", _Map)
     policy = eplb.vllm_policy()
     first = policy.rebalance_experts(WEIGHT, *SHAPE)
     assert torch.equal(first, eplb.rebalance_experts(WEIGHT, *SHAPE)[0])
@@ -132,8 +132,8 @@ def test_annotations_may_be_text_or_classes(annotation: Any, install: Install, m
 @pytest.mark.parametrize(
     ("version", "policy", "words"),
     [
-        ("0.13.0", _Other, r"needs vllm 0.14 to 0.23, not 0.13.0"),
-        ("0.24.1", _Map, r"needs vllm 0.14 to 0.23, not 0.24.1"),
+        ("0.13.0", _Other, r"needs vllm 0.14 to 0.33, not 0.13.0"),
+        ("0.34.1", _Map, r"needs vllm 0.14 to 0.33, not 0.34.1"),
         (
             "0.23.0",
             _Other,
@@ -151,5 +151,5 @@ def test_other_versions_and_interfaces_are_refused_by_name(
 
 
 def test_a_missing_vllm_is_named() -> None:
-    with pytest.raises(ImportError, match=r"needs vLLM 0.14 to 0.23, which is not installed"):
+    with pytest.raises(ImportError, match=r"needs vLLM 0.14 to 0.33, which is not installed"):
         eplb.vllm_policy()
