@@ -3,9 +3,9 @@
     trainer = GRPOTrainer(model, reward_funcs=reward, args=GRPOConfig(...), train_dataset=data, guest_slots=1)
     trainer.train()                      # torchrun --nproc-per-node 4 train.py
 
-Every rank generates with an unsharded copy of the model, which records the routes of the batch. Training replays them,
-in one phase per optimizer step over its gradient-accumulation micro-steps. This module overrides private methods of trl
-and transformers, and checks for them when it is imported.
+Every rank generates with an unsharded copy of the model, or with use_vllm and vllm_mode="colocate" with vLLM's, which
+records the routes of the batch. Training replays them, in one phase per optimizer step over its gradient-accumulation
+micro-steps. This module overrides private methods of trl and transformers, and checks for them when it is imported.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import foremoe
 from foremoe._engine.sharded import is_dtensor
 from foremoe._engine.together import refused_together
 
+from ._trl_vllm import made_by_trl
 from .hf import Recorder, expert_layers, record
 from .options import AnyHomes
 from .supported import TRL
@@ -56,7 +57,6 @@ _NOT_SUPPORTED = {
     "tools": "routes of several turns are not joined",
     "environment_factory": "routes of several turns are not joined",
     "rollout_func": "routes of its completions are not known",
-    "use_vllm": "trl returns no routes of vLLM's completions, neither in server nor in colocate mode",
     "use_transformers_continuous_batching": "it does not tell whose rows run",
     "torch_compile": "recording and replaying routes is done by hooks",
     "use_liger_kernel": "it replaces the experts",
@@ -82,6 +82,11 @@ def _expect_supported(given: dict[str, Any]) -> None:
         value = given[name] if name in given else getattr(args, name, None)
         if value:
             raise foremoe.InputError(f"{name}: is not supported, since {why}", field=name)
+    if args is not None and args.use_vllm and args.vllm_mode != "colocate":
+        raise foremoe.InputError(
+            f"vllm_mode: {args.vllm_mode} is not supported, since trl's server returns no routes; expected colocate",
+            field="vllm_mode",
+        )
     if given.get("optimizers", (None, None))[0] is not None:
         raise foremoe.InputError(
             "optimizers: an optimizer that was made before holds experts of other ranks; expected None",
@@ -136,7 +141,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     Attributes:
         expert_parallel: The trained model's ExpertParallel.
-        generator: The unsharded copy that generates, one on each rank.
+        generator: The unsharded copy that generates, one on each rank. None with vLLM, which has its own.
 
     Raises:
         InputError: with the name of an unsupported argument.
@@ -165,17 +170,17 @@ class GRPOTrainer(trl.GRPOTrainer):
         _expect_supported(given)
         if not isinstance(given["model"], str):
             _expect_trainable(given["model"])
-        super().__init__(*arguments, **keywords)
+        with made_by_trl():
+            super().__init__(*arguments, **keywords)
         self._expect_data_parallel()
         _expect_trainable(self.model)
         self._expect_gatherable_state()
 
-        self.generator = copy.deepcopy(self.model)
-        vars(self.generator).pop("forward", None)  # trl's forward runs the model that was copied
-        self.generator.requires_grad_(False).eval()
+        self.generator: Any = None if self.use_vllm else self._made_generator()
         # Prepare both models now, so that DistributedDataParallel wraps neither when training begins.
         for model in (self.model, self.generator):
-            self.accelerator.prepare_model(model, evaluation_mode=True)
+            if model is not None:
+                self.accelerator.prepare_model(model, evaluation_mode=True)
         self.expert_parallel = ExpertParallel(
             expert_layers(self.model),
             guest_slots=guest_slots,
@@ -189,6 +194,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             threads=threads,
             homes=homes,
         )
+        if self.use_vllm:
+            self.vllm_generation.expert_parallel = self.expert_parallel
         if warm_start:
             self.expert_parallel.expect_warm_starts()
         self._warm_start = warm_start
@@ -202,6 +209,11 @@ class GRPOTrainer(trl.GRPOTrainer):
         self._micro_step = contextlib.ExitStack()  # holds the micro-step that is entered
         self._next_of_phase = 0  # micro-step
         self._next_of_step = 0  # micro-step of the optimizer step
+
+    def _made_generator(self) -> Any:
+        generator = copy.deepcopy(self.model)
+        vars(generator).pop("forward", None)  # trl's forward runs the model that was copied
+        return generator.requires_grad_(False).eval()
 
     def _expect_data_parallel(self) -> None:
         kind = self.accelerator.distributed_type.value
@@ -301,23 +313,40 @@ class GRPOTrainer(trl.GRPOTrainer):
     # Routes are recorded during generation, in the layout of trl's tokens.
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **keywords: Any) -> Any:
-        self._publish()
-        trained, self.model_wrapped = self.model_wrapped, self.generator
-        try:
-            with record(self.generator) as recorder:
-                generated = super()._generate_single_turn(prompt_ids, *arguments, **keywords)
-        finally:
-            self.model_wrapped = trained
-        self._routes = self._recorded(recorder, prompt_ids, generated[0]) if self.model.training else None
+        if self.generator is None:
+            generated = super()._generate_single_turn(prompt_ids, *arguments, **keywords)
+            read = self._returned
+        else:
+            self._publish()
+            trained, self.model_wrapped = self.model_wrapped, self.generator
+            try:
+                with record(self.generator) as recorder:
+                    generated = super()._generate_single_turn(prompt_ids, *arguments, **keywords)
+            finally:
+                self.model_wrapped = trained
+            read = functools.partial(self._recorded, recorder)
+        self._routes = read(self._mask_of(prompt_ids, generated[0])) if self.model.training else None
         return generated
 
-    def _recorded(self, recorder: Recorder, prompts: list[list[int]], completions: list[list[int]]) -> Tensor:
-        """Returns routes, int16 [batch, tokens, layers, top_k], of left-padded prompts and completions."""
+    def _mask_of(self, prompts: list[list[int]], completions: list[list[int]]) -> Tensor:
+        """Returns the mask of left-padded prompts and completions, [batch, tokens]."""
         multiple = self.pad_to_multiple_of or 1
         begin = -(-max(map(len, prompts)) // multiple) * multiple
         mask = torch.zeros(len(prompts), begin + max(map(len, completions)), dtype=torch.long)
         for row, prompt, completion in zip(mask, prompts, completions, strict=True):
             row[begin - len(prompt) : begin + len(completion)] = 1
+        return mask
+
+    def _returned(self, mask: Tensor) -> Tensor:
+        """Returns the routes of vLLM, int16 [batch, tokens, layers, top_k]."""
+        layers = self.expert_parallel.layers
+        routes = torch.full((*mask.shape, len(layers), layers[0].top_k), -1, dtype=torch.int16)
+        for of, row, found in zip(routes, mask, self.vllm_generation.routes(layers, len(mask)), strict=True):
+            of[row.bool()] = found
+        return routes
+
+    def _recorded(self, recorder: Recorder, mask: Tensor) -> Tensor:
+        """Returns the routes of generate(), int16 [batch, tokens, layers, top_k]."""
         try:
             return recorder.routes(mask, mask).cpu()
         except foremoe.InputError as error:

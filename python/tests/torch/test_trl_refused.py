@@ -39,7 +39,6 @@ def test_unsupported_arguments_are_rejected_by_name(tmp_path: Any, name: str, va
 @pytest.mark.parametrize(
     "name",
     [
-        "use_vllm",
         "use_transformers_continuous_batching",
         "torch_compile",
         "use_liger_kernel",
@@ -114,3 +113,10 @@ def test_a_trl_without_an_overridden_method_is_rejected(monkeypatch: pytest.Monk
     monkeypatch.delattr(trl.GRPOTrainer, "_generate_single_turn")
     with pytest.raises(ImportError, match=r"needs GRPOTrainer\._generate_single_turn"):
         importlib.reload(foremoe.trl)
+
+
+def test_a_server_of_vllm_is_refused(tmp_path: Any) -> None:
+    arguments = make_arguments(str(tmp_path), vllm_mode="server")
+    arguments.use_vllm = True
+    with pytest.raises(foremoe.InputError, match=r"^vllm_mode: server is not supported, .* expected colocate"):
+        foremoe.trl.GRPOTrainer(make_model(), even, args=arguments)

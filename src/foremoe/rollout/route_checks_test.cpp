@@ -105,7 +105,8 @@ TEST(RouteChecks, NameTheFirstPlaceAndTheNumberOfPlaces) {
   EXPECT_EQ(found[0].token, 5);
   EXPECT_EQ(found[0].layer, 2);
   EXPECT_EQ(found[0].count, 2);
-  EXPECT_THAT(describe(RouteReport{found})[0], testing::HasSubstr("expert-range at layer 2, sequence 1, token 5 (first of 2)"));
+  EXPECT_THAT(describe(RouteReport{found})[0],
+              testing::HasSubstr("expert-range at layer 2, sequence 1, token 5 (first of 2)"));
 }
 
 }  // namespace

@@ -1,0 +1,91 @@
+"""trl's vLLM in colocate mode: it returns the routes of its completions, and receives the experts of all ranks.
+
+Written from trl 1.16 and vLLM 0.22 to 0.31, the versions that trl accepts. See foremoe.supported for what was run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from trl.generation import vllm_generation
+from trl.trainer import grpo_trainer
+
+from .hf import TransformersExperts
+from .recorders import Recorder, from_vllm
+from .torch import ExpertParallel
+
+for _name in ("_init_vllm", "_iter_named_params", "_fix_param_name_to_vllm", "generate"):
+    if not hasattr(vllm_generation.VLLMGeneration, _name):
+        raise ImportError(f"foremoe.trl needs VLLMGeneration.{_name}, which this trl has not")
+
+
+@contextlib.contextmanager
+def made_by_trl() -> Iterator[None]:
+    """Inside, trl's trainers create RoutedVLLM."""
+    with mock.patch.object(grpo_trainer, "VLLMGeneration", RoutedVLLM):
+        yield
+
+
+class RoutedVLLM(vllm_generation.VLLMGeneration):  # type: ignore[misc]
+    """VLLMGeneration whose engine returns routes.
+
+    Attributes:
+        expert_parallel: Of the trained model. Set it before weights are synchronised.
+    """
+
+    expert_parallel: ExpertParallel
+    llm: Any
+
+    def _init_vllm(self) -> None:
+        own = vllm_generation.LLM
+        with mock.patch.object(vllm_generation, "LLM", functools.partial(own, enable_return_routed_experts=True)):
+            super()._init_vllm()
+        generate = self.llm.generate
+
+        @functools.wraps(generate)
+        def generate_and_keep(*arguments: Any, **keywords: Any) -> Any:
+            self._outputs = generate(*arguments, **keywords)
+            return self._outputs
+
+        self.llm.generate = generate_and_keep
+
+    def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the parameters of the unspread model. Collective."""
+        parameters = {name for name, _ in self.model.named_parameters()}
+        for names, value in self.expert_parallel.whole_entries(self.model):
+            if own := [name for name in names if name in parameters]:
+                yield self._fix_param_name_to_vllm(own[0]), value
+
+    def routes(self, layers: list[TransformersExperts], batch: int) -> list[Tensor]:
+        """Returns the routes of each sequence of the last generate(), int16 [tokens, layers, top_k]; −1: no route.
+
+        Args:
+            layers: MoE layers of the model.
+            batch: Sequences of this rank. vLLM generates those of all ranks of its tensor-parallel group.
+
+        Raises:
+            InputError: with the number of the sequence, if rows are missing or invalid.
+        """
+        first = dist.get_rank(self.tp_group) * batch if self.tensor_parallel_size > 1 else 0
+        recorder = Recorder(
+            num_layers=self.model.config.get_text_config().num_hidden_layers,
+            num_experts=layers[0].num_experts,
+            top_k=layers[0].top_k,
+            moe_layers=[_number_of(layer.name) for layer in layers],
+            keep_routes=False,
+        )
+        found = [recorder.add(s, from_vllm(of)) for s, of in enumerate(self._outputs[first : first + batch])]
+        return [torch.from_numpy(np.where(of == np.iinfo(of.dtype).max, -1, of.astype(np.int16))) for of in found]
+
+
+def _number_of(name: str) -> int:
+    """Returns 3 for "model.layers.3.mlp"."""
+    return next(int(part) for part in reversed(name.split(".")) if part.isdigit())

@@ -1,0 +1,77 @@
+"""A package `vllm` as trl's colocate mode uses it, which generates with transformers and records routes.
+
+Written from the outputs of vLLM 0.29 (outputs.py): routes are [tokens − 1, layers, top_k], zeros in dense layers.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+
+class LLM:
+    """One engine of one process."""
+
+    def __init__(self, *, model: str, enable_return_routed_experts: bool = False, seed: int, **_: Any) -> None:
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
+        self.returns_routes = enable_return_routed_experts
+        self.random = torch.Generator().manual_seed(seed)
+        self.loads = 0
+        runner = types.SimpleNamespace(model_runner=types.SimpleNamespace(model=self))
+        config = types.SimpleNamespace(max_model_len=512)
+        executor = types.SimpleNamespace(driver_worker=runner)
+        self.llm_engine = types.SimpleNamespace(model_executor=executor, model_config=config)
+
+    def load_weights(self, weights: list[tuple[str, Any]]) -> None:
+        own = dict(self.model.named_parameters())
+        for name, value in weights:
+            own[name].copy_(value)  # of the whole shape
+        self.loads += 1
+
+    def reset_prefix_cache(self) -> None:
+        pass
+
+    def generate(self, prompts: list[dict[str, Any]], *, sampling_params: Any, use_tqdm: bool) -> list[Any]:
+        return [self._completed(prompt["prompt_token_ids"], sampling_params) for prompt in prompts]
+
+    def _completed(self, prompt: list[int], sampling: Any) -> Any:
+        ids, logprobs = list(prompt), []
+        while len(ids) - len(prompt) < sampling.max_tokens and (len(ids) == len(prompt) or ids[-1] != 1):
+            scores = self.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+            ids.append(int(torch.multinomial(scores.exp(), 1, generator=self.random)))
+            logprobs.append({ids[-1]: types.SimpleNamespace(logprob=float(scores[ids[-1]]), rank=1)})
+        routes = self.routes_of(ids[:-1]) if self.returns_routes else None
+        completion = types.SimpleNamespace(token_ids=ids[len(prompt) :], logprobs=logprobs, routed_experts=routes)
+        return types.SimpleNamespace(prompt_token_ids=prompt, outputs=[completion])
+
+    def routes_of(self, ids: list[int]) -> Any:
+        config = self.model.config
+        routes = np.zeros((len(ids), config.num_hidden_layers, config.num_experts_per_tok), np.int16)
+        moe = [i for i in range(config.num_hidden_layers) if i not in config.mlp_only_layers]
+        for layer, scores in zip(
+            moe, self.model(torch.tensor([ids]), output_router_logits=True).router_logits, strict=True
+        ):
+            routes[:, layer] = scores.topk(config.num_experts_per_tok, -1).indices.numpy()
+        return routes
+
+
+def install() -> None:
+    """Makes `import vllm` find this. Call it before trl is imported, in a process of its own."""
+    modules: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": "0.29.0", "LLM": LLM, "RequestOutput": None, "SamplingParams": types.SimpleNamespace},
+        "vllm.sampling_params": {"StructuredOutputsParams": None},
+        "vllm.utils.network_utils": {"get_ip": None},  # of trl's client for servers, as the next two
+        "vllm.distributed.weight_transfer.nccl_common": {"trainer_init": None},
+        "vllm.distributed.weight_transfer.packed_tensor": {"packed_nccl_broadcast_producer": None},
+    }
+    for name, members in modules.items():
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        vars(module).update(members)
+        sys.modules[name] = module
