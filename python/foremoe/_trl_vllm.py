@@ -1,6 +1,6 @@
 """trl's vLLM in colocate mode: it returns the routes of its completions, and receives the experts of all ranks.
 
-Written from trl 1.16 and vLLM 0.22 to 0.31, the versions that trl accepts. See foremoe.supported for what was run.
+Written from trl 1.16, which accepts vLLM 0.22 to 0.31, and run with a stand-in for vLLM.
 """
 
 from __future__ import annotations
