@@ -243,8 +243,14 @@ def distinct_labels(versions: Sequence[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(version).encode("utf-8", "replace").decode() for version in versions))
 
 
-def versions_in(holder: Any, place: SourcePlace) -> tuple[str, ...]:
-    """Returns the distinct weight versions that generated a completion, from its spans or its only label."""
+def versions_of(choice: Any, response: Any, place: SourcePlace) -> tuple[str, ...]:
+    """Returns the distinct weight versions that generated a completion. place: Of the completion."""
+    holders = choice, member(choice, "meta_info"), member(response, "metadata")
+    return next((found for holder in holders if (found := _versions_in(holder, place))), ())
+
+
+def _versions_in(holder: Any, place: SourcePlace) -> tuple[str, ...]:
+    """Returns the versions of spans or labels, or of the only label."""
     spans = member(holder, "weight_versions")
     if not spans:
         single = member(holder, "weight_version")
@@ -252,7 +258,7 @@ def versions_in(holder: Any, place: SourcePlace) -> tuple[str, ...]:
     place = place.at("weight_versions")
     if not isinstance(spans, list | tuple):
         place.refuse(f"should be a list, not {type_name(spans)}")
-    versions = [member(span, "version") for span in spans]
+    versions = [span if isinstance(span, str | int) else member(span, "version") for span in spans]
     if None in versions:
         place.refuse("has no version", index=f"[{versions.index(None)}]")
     return distinct_labels(versions)

@@ -45,7 +45,7 @@ from ._decoding import (
     parse_json,
     read_members,
     type_name,
-    versions_in,
+    versions_of,
 )
 from ._import_torch import read_rollout
 
@@ -117,7 +117,8 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
     if shared is not None and len(choices) > 1:
         place.at("sglext.routed_experts").refuse(f"is of the first of {len(choices)} choices alone")
     for i, choice in enumerate(choices):
-        at = (place if key is None else place.at(f"{key}[{i}]")).at("routed_experts")
+        of_choice = place if key is None else place.at(f"{key}[{i}]")
+        at = of_choice.at("routed_experts")
         holders = (choice, member(choice, "meta_info"), member(choice, "sgl_ext"))
         routes = next((r for holder in holders if (r := member(holder, "routed_experts")) is not None), shared)
         if routes is None:
@@ -134,10 +135,9 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
             decoded = decoded._replace(prompt_length=-1 if prompt is None else len(prompt))
         else:
             decoded = decode_routes(routes, at, options)
-        answers = (choice, member(choice, "meta_info"), member(document, "metadata"))
         yield decoded._replace(
             num_tokens=_num_tokens(document, choice, len(choices) == 1),
-            weight_versions=next((v for of in answers if (v := versions_in(of, at))), ()),
+            weight_versions=versions_of(choice, document, of_choice),
         )
 
 

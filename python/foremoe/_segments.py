@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._decoding import SourcePlace, member, parse_json, versions_in
+from ._decoding import SourcePlace, member, parse_json, versions_of
 from ._errors import refuse
 
 
@@ -95,7 +95,7 @@ def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequenc
                     generated=member(choice, "token_ids"),
                     counts=member(whole, "usage") if len(choices) == 1 else None,
                     start=start,
-                    weight_versions=versions_in(choice, SourcePlace("", place[:-1])),
+                    weight_versions=versions_of(choice, whole, SourcePlace("", place[:-1])),
                 )
             )
     return segments
@@ -129,7 +129,6 @@ def from_sglang(response: Any, *, start_len: int = 0, prompt_token_ids: Sequence
             place = "" if choices is None else f"choices[{i}]."
             info = member(choice, "meta_info")
             routes = member(member(choice, "sgl_ext") if info is None else info, "routed_experts")
-            version = member(whole, "metadata") if info is None else info
             only_usage = info is None and choices is not None and len(choices) == 1
             segments.append(
                 _segment(
@@ -139,7 +138,7 @@ def from_sglang(response: Any, *, start_len: int = 0, prompt_token_ids: Sequence
                     generated=member(choice, "output_ids" if choices is None else "token_ids"),
                     counts=member(whole, "usage") if only_usage else info,
                     start=start_len,
-                    weight_versions=versions_in(version, SourcePlace("", place[:-1])),
+                    weight_versions=versions_of(choice, whole, SourcePlace("", place[:-1])),
                 )
             )
     return segments

@@ -137,7 +137,7 @@ def test_without_token_ids_the_number_of_tokens_is_used_if_known() -> None:
 
 def test_all_response_formats_of_sglang_are_read() -> None:
     rows = draw_rows(6)
-    native = sglang_body(rows, 4, [9, 10, 11], weight_version="7")
+    native = sglang_body(rows, 4, [9, 10, 11], weight_versions=["7", "7"])
     usage = {"prompt_tokens": 4, "completion_tokens": 3}
     metadata = {"weight_version": "7"}
     completion = {"choices": [{}], "usage": usage, "sglext": {"routed_experts": flat(rows)}, "metadata": metadata}

@@ -51,7 +51,7 @@ def attach(
         on_mismatch: If rows go to other experts than the planned counts say. refuse: the step raises an error. home:
             each expert's rows beyond those planned are computed at its home, for routers that choose anew or are
             replayed in part. Layers then exchange counts and wait for the device, as without a plan; not for the flex
-            dispatcher. Metric foremoe/mismatched: their share of the planned rows.
+            dispatcher. Metric foremoe/mismatched: their share of the planned rows. Shadow mode ignores it.
         cluster: Cluster for which shadow mode predicts the seconds of a step; see foremoe.evaluate(). None: predicts no
             seconds.
         model: Model of that prediction. None: derived from the configuration.

@@ -129,7 +129,8 @@ EngineMap place_for_engine(const LoadTable& load, const EngineMapOptions& option
                         .num_nodes = topology.num_nodes(),
                         .num_groups = options.expert_groups};
   if (const auto reason = eplb_shape_error(shape)) {
-    throw InputError({.field = options.ranks ? "ranks" : "guest_slots"}, *reason);
+    const bool groups = load.num_experts() % options.expert_groups != 0;
+    throw InputError({.field = groups ? "expert_groups" : options.ranks ? "ranks" : "guest_slots"}, *reason);
   }
   if (num_assignments(load) == 0) throw InputError({.file = load.name}, "has no tokens, by which experts are placed");
   const int others = load.num_experts() - load.num_experts() / num_ranks;

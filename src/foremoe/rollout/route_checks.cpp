@@ -32,7 +32,6 @@ struct ConstantRows {
 };
 constexpr ConstantRows kOrderedByWeight{kLeastRows, 64};
 constexpr ConstantRows kAscending{256, 512};
-constexpr ConstantRows kTop1{4096, 4096};
 
 enum class Row : std::uint8_t { kRoute, kMissing, kZero, kFaulty };
 
@@ -141,7 +140,7 @@ class Checks {
              "record logical expert ids before load balancing maps them to slots"});
         return Row::kFaulty;
       }
-      ascending_ &= std::ranges::is_sorted(ids_);
+      const bool ascends = std::ranges::is_sorted(ids_);
       std::ranges::sort(ids_);
       if (const auto twice = std::ranges::adjacent_find(ids_); twice != ids_.end()) {
         add({"duplicate-experts", static_cast<int>(l), s, token,
@@ -150,6 +149,7 @@ class Checks {
              "copy routes after the forward pass has ended, and mark rows without routes with -1"});
         return Row::kFaulty;
       }
+      ascending_ &= ascends;
       return Row::kRoute;
     });
   }
@@ -192,10 +192,11 @@ class Checks {
            "drop the last layers, which the trainer does not replay", counted - moe});
     } else if (!as_expected || counted != moe) {
       add({"layer-shift", first_routed, -1, -1,
-           fmt::format(
-               "{} layers, the first with routes is {}; the model has {} layers with experts{}: counting dense layers "
-               "shifts every route (verl#5037)",
-               trace_.num_layers, first_routed, moe, dense > 0 ? fmt::format(" after {} dense ones", dense) : ""),
+           fmt::format("{} layers, the first with routes is {}; the model has {} layers with experts{}: {}",
+                       trace_.num_layers, first_routed, moe,
+                       dense > 0 ? fmt::format(" after {} dense ones", dense) : "",
+                       first_routed == 0 && counted < moe ? "some were not recorded"
+                                                          : "counting dense layers shifts every route (verl#5037)"),
            counted < moe ? "record every layer with experts, of every pipeline stage, and index routes by these layers"
                          : "index routes by layers with experts, and drop dense layers (--drop-empty-layers)"});
     } else if (dense > 0) {
@@ -228,7 +229,7 @@ class Checks {
            "return the routes of cached tokens, or switch prefix caching off; otherwise routers choose for them",
            routed - first});
     }
-    const ConstantRows limits = shape_.top_k == 1 ? kTop1 : ascending_ ? kAscending : kOrderedByWeight;
+    const ConstantRows limits = ascending_ ? kAscending : kOrderedByWeight;
     std::int64_t repeated = 0;
     std::vector<std::int64_t> constant(layers(), 0);
     for (std::int64_t t = routed; t < end; ++t) {
@@ -249,7 +250,7 @@ class Checks {
       }
       if (t == routed || is_padding(t - 1)) continue;
       repeated = same_route(t, t - 1) ? repeated + 1 : 0;
-      const bool unique = bits_ >= kBitsOfUniqueRoutes && !ascending_;
+      const bool unique = bits_ >= kBitsOfUniqueRoutes && (shape_.top_k == 1 || !ascending_);
       const std::int64_t most = unique ? 1 : bits_ >= kBitsOfRoutes ? kRepeatedRows - 1 : 1 << 20;
       if (repeated >= most) {
         add({"repeated-rows", -1, s, t - begin, "a token has the route of the token before it in all layers",
@@ -266,20 +267,23 @@ class Checks {
   }
 
   bool is_filler(std::int64_t t) const {
-    if (trace_.num_layers < kFillerLayers || bits_ < kBitsOfRoutes * kFillerLayers) return false;
-    for (std::size_t l = 0; l < layers(); ++l) {
-      if (!equal_rows(t, l, t, 0)) return false;
+    const auto first = static_cast<std::size_t>(std::ranges::find(empty_, false) - empty_.begin());
+    if (std::ranges::count(empty_, false) < kFillerLayers || bits_ < kBitsOfRoutes * kFillerLayers) return false;
+    for (std::size_t l = first; l < layers(); ++l) {
+      if (!empty_[l] && !equal_rows(t, l, t, first)) return false;
     }
     return true;
   }
 
   // Finds sequences that begin with all rows of another one. Sorted by their rows, such sequences are neighbours.
-  // Prompts of a GRPO group may be equal, responses not.
+  // Prompts of a GRPO group may be equal, responses not. A turn may begin with the turns before it, so that sequences
+  // of different lengths are compared only if the prompts are known.
   void check_repeated_sequences() {
     if (bits_ < kBitsOfRoutes) return;
     struct Rows {
       int sequence;
       std::int64_t tokens;
+      std::int64_t prompt;
       std::string_view bytes;
     };
     std::vector<Rows> all_rows;
@@ -291,14 +295,16 @@ class Checks {
           trace_.prompt_lengths.empty() ? 0 : trace_.prompt_lengths[static_cast<std::size_t>(s)];
       if (tokens < prompt + kLeastRows || !all(begin, Row::kRoute)) continue;
       const auto* const bytes = reinterpret_cast<const char*>(row(begin, 0));
-      all_rows.push_back({s, tokens, {bytes, static_cast<std::size_t>(tokens) * shape_.token_bytes()}});
+      all_rows.push_back({s, tokens, prompt, {bytes, static_cast<std::size_t>(tokens) * shape_.token_bytes()}});
     }
     std::ranges::sort(all_rows, {}, [](const Rows& of) { return std::pair(of.bytes, of.sequence); });
     std::vector<const Rows*> prefixes;  // of the rows before, each begins with the one before it
     for (const Rows& of : all_rows) {
       while (!prefixes.empty() && !of.bytes.starts_with(prefixes.back()->bytes)) prefixes.pop_back();
-      if (!prefixes.empty()) {
-        const Rows& other = *prefixes.front();
+      const bool prompts_are_known = !trace_.prompt_lengths.empty();
+      if (!prefixes.empty() && (prefixes.back()->tokens == of.tokens ||
+                                (prompts_are_known && prefixes.back()->tokens >= of.prompt + kLeastRows))) {
+        const Rows& other = *prefixes.back();
         add({"repeated-sequence", -1, of.sequence, 0,
              of.tokens == other.tokens
                  ? fmt::format("all {} rows equal those of sequence {}, as only samples with the same tokens do",
