@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import megatron_on_cpu
 import pytest
 import torch
 import torch.distributed as dist
-from processes import DEVICE, RANKS, begin_rank, run_ranks
+from processes import DEVICE, RANKS, begin_rank, results_of
 
 import foremoe
 import foremoe.megatron
@@ -460,6 +459,4 @@ def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> N
 
 def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
     """Runs work(rank) in one process per rank. Returns the results by rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks(RANKS, _on_rank, work, folder)
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
+    return results_of(RANKS, _on_rank, work)

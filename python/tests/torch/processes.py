@@ -66,6 +66,13 @@ def run_ranks(ranks: int, work: Callable[..., None], *args: Any) -> None:
     mp.start_processes(work, args, nprocs=ranks, start_method=rank_starter().get_start_method())
 
 
+def results_of(ranks: int, work: Callable[..., None], *args: Any) -> list[Any]:
+    """Run work(rank, *args, folder) in one process per rank. Return what each saved as folder/RANK.pt, by rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_ranks(ranks, work, *args, folder)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(ranks)]
+
+
 def begin_rank(rank: int, ranks: int, folder: str) -> None:
     """Create the group of a test's ranks: gloo's on the CPU, NCCL's on a GPU. Called by each rank.
 

@@ -7,14 +7,13 @@ ranks each, as under tensor parallelism.
 from __future__ import annotations
 
 import functools
-import tempfile
 import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from processes import begin_rank, run_ranks
+from processes import begin_rank, results_of
 from refusals import refusal
 from training import (
     draw_batches,
@@ -199,9 +198,7 @@ CASES = [("2 x 4", None), *(("2 x 2", wrapper) for wrapper in WRAPPERS)]
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks(WORLD, work, folder)
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(WORLD)]
+    return results_of(WORLD, work)
 
 
 @functools.cache

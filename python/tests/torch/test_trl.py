@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ import torch.distributed as dist
 import transformers
 import trl
 from grpo import RANKS, STEPS, WORDS, make_model, make_trainer
-from processes import begin_rank, run_ranks
+from processes import begin_rank, results_of
 
 import foremoe
 import foremoe.trl
@@ -227,9 +226,7 @@ def train_with_other_routers(found: dict[str, Any], folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks(RANKS, work, folder)
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
+    return results_of(RANKS, work)
 
 
 @pytest.mark.parametrize("name", LOGGED)

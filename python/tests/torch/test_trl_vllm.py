@@ -6,12 +6,11 @@ A stand-in for vLLM samples both runs' completions from the same seeds.
 from __future__ import annotations
 
 import os
-import tempfile
 from typing import Any
 
 import pytest
 import vllm_stand_in
-from processes import begin_rank, run_ranks
+from processes import begin_rank, results_of
 
 RANKS, STEPS = 2, 3
 LOGGED = ("loss", "grad_norm", "reward", "sampling/importance_sampling_ratio/mean")
@@ -66,11 +65,7 @@ def work(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    import torch
-
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks(RANKS, work, folder)
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
+    return results_of(RANKS, work)
 
 
 @pytest.mark.parametrize("name", LOGGED)

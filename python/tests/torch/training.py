@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
-from processes import DEVICE, RANKS, begin_rank, prepare_rank, run_ranks
+from processes import DEVICE, RANKS, begin_rank, prepare_rank, results_of
 
 from foremoe.hf import expert_layers
 from foremoe.torch import ExpertParallel
@@ -473,6 +472,4 @@ def recompute(
 
 def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
     """Runs work(rank) in one process per rank. Returns the results by rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks(RANKS, _on_rank, work, folder)
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
+    return results_of(RANKS, _on_rank, work)
