@@ -389,6 +389,7 @@ void bind_evaluation(nb::module_& m) {
 
   m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
   m.def("_expert_heat", &heat_of, "load"_a);
+  m.def("_heat_bounds", [] { return std::vector<double>(kHeatBounds.begin(), kHeatBounds.end()); });
   m.def("_load_stability", &stability_of, "load"_a, "steps"_a);
   m.def("_memory_remarks", &memory_remarks_of, "evaluation"_a, "bytes_of"_a);
 }

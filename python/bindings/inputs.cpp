@@ -152,13 +152,13 @@ std::pair<std::vector<std::string>, std::string> check_captured_files(const std:
 nb::any check_trace(const std::shared_ptr<Trace>& trace, int experts, int layers, int dense_layers, int top_k,
                     std::vector<std::int64_t> lengths, std::vector<std::uint8_t> attention_mask,
                     std::vector<std::vector<std::string>> weight_versions) {
-  std::vector<RouteFinding> findings;
+  RouteReport report;
   {
     const nb::gil_scoped_release release;
-    findings = find_route_faults(*trace, {experts, top_k, layers, dense_layers, std::move(lengths),
-                                          std::move(attention_mask), std::move(weight_versions)});
+    report = find_route_faults(*trace, {experts, top_k, layers, dense_layers, std::move(lengths),
+                                        std::move(attention_mask), std::move(weight_versions)});
   }
-  return to_python(to_json({.findings = std::move(findings)}));
+  return to_python(to_json(report));
 }
 
 std::shared_ptr<Trace> import_decoded(const nb::list& list, const nb::dict& keywords) {

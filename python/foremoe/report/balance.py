@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
+from .. import _core
 from .facts import Report
 from .figures import CLEAR, Row, escape_all, heat_map, legend_of, policy_rows, row_figure, stacked_bars
 from .numbers import count_text, percent_text, ratio_text
@@ -16,7 +17,7 @@ from .page import Plot, Section, Table, section_of
 
 RHO_BOUNDS = (1.1, 1.3, 1.5, 2.0)
 RHO_CLASSES = ("below 1.1", "1.1 to 1.3", "1.3 to 1.5", "1.5 to 2", "2 and more")
-LOAD_BOUNDS = (0.5, 0.8, 0.95, 1.05, 1.25, 1.5, 2, 3)  # of load ÷ mean
+LOAD_BOUNDS = _core._heat_bounds()  # of load ÷ mean
 MOST_CELLS = 64  # along one axis
 MOST_CELLS_OF_EXPERTS = 48 * 128  # of a map
 

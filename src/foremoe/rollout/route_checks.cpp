@@ -46,13 +46,13 @@ class Checks {
     bits_ *= static_cast<double>(layers());
   }
 
-  std::vector<RouteFinding> findings() && {
+  RouteReport report() && {
     classify();
     check_shape();
     if (std::ranges::find(empty_, false) == empty_.end()) {
       add({"missing-rows", -1, -1, -1, "no row has a route: nothing was recorded",
            "switch the recording of routes on, in the engine that samples"});
-      return std::move(found_);
+      return {std::move(found_), {}};
     }
     check_layers();
     for (int s = 0; s < trace_.num_sequences(); ++s) check_sequence(s);
@@ -64,7 +64,7 @@ class Checks {
         check_equal_layers(trace_.cu_seqlens[s], trace_.cu_seqlens[s + 1], kSampledInSequence, s);
     }
     check_versions();
-    return std::move(found_);
+    return {std::move(found_), std::move(remarks_)};
   }
 
  private:
@@ -105,10 +105,21 @@ class Checks {
         for (std::size_t l = 0; l < layers(); ++l) {
           const Row of = classify_row(s, t, l);
           rows_[static_cast<std::size_t>(t) * layers() + l] = of;
-          if (of == Row::kFaulty || (of == Row::kRoute && !is_first_experts_)) empty_[l] = false;
+          if (of == Row::kFaulty || (of == Row::kRoute && empty_[l] && !has_first_experts(t, l))) empty_[l] = false;
         }
       }
     }
+  }
+
+  // Whether a row is 0, 1, …, which is filler if all rows of a layer are.
+  bool has_first_experts(std::int64_t t, std::size_t l) const {
+    return visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
+      bool first = 1 < shape_.top_k && shape_.top_k < shape_.num_experts;
+      for (int i = 0; i < shape_.top_k && first; ++i) {
+        first = static_cast<int>(load_entry<Id>(row(t, l), static_cast<std::size_t>(i))) == i;
+      }
+      return first;
+    });
   }
 
   Row classify_row(int s, std::int64_t t, std::size_t l) {
@@ -121,8 +132,6 @@ class Checks {
         partial |= id == kSentinel<Id>;
         ids_.push_back(id == kSentinel<Id> ? -1 : static_cast<std::int64_t>(id));
       }
-      is_first_experts_ = 1 < k && shape_.top_k < shape_.num_experts;
-      for (std::size_t i = 0; i < k; ++i) is_first_experts_ &= ids_[i] == static_cast<std::int64_t>(i);
       if (k > 1 && std::ranges::count(ids_, 0) == static_cast<std::ptrdiff_t>(k)) return Row::kZero;
       if (std::ranges::count(ids_, -1) == static_cast<std::ptrdiff_t>(k)) return Row::kMissing;
       if (is_padding(t)) return Row::kRoute;  // check_sequence() reports routes of padding
@@ -180,7 +189,14 @@ class Checks {
            "no token has a route in this layer: it is dense, or not recorded",
            "drop dense layers (--drop-empty-layers), and record every pipeline stage"});
     }
-    if (expected_.layers == 0) return;
+    if (expected_.layers == 0) {
+      if (first_routed == 0) return;
+      remarks_.push_back(
+          fmt::format("no token has a route in the first {}of {} layers: drop them if they are dense "
+                      "(--drop-empty-layers), and set --model to check the others",
+                      first_routed == 1 ? "" : fmt::format("{} ", first_routed), trace_.num_layers));
+      return;
+    }
     const int moe = expected_.layers;
     const int dense = expected_.dense_layers;
     const int counted = trace_.num_layers - first_routed;  // layers from the first with routes
@@ -374,8 +390,8 @@ class Checks {
   std::vector<bool> empty_;  // [layers], without any route other than filler
   bool ascending_ = true;    // in every row
   std::vector<std::int64_t> ids_;
-  bool is_first_experts_ = false;  // ids_ are 0, 1, …: filler, if all rows of a layer are
   std::vector<RouteFinding> found_;
+  std::vector<std::string> remarks_;
 };
 
 void expect_size(const char* field, std::size_t given, std::int64_t expected, const char* of) {
@@ -385,11 +401,11 @@ void expect_size(const char* field, std::size_t given, std::int64_t expected, co
 
 }  // namespace
 
-std::vector<RouteFinding> find_route_faults(const RoutingTrace& trace, const RouteExpectations& expected) {
+RouteReport find_route_faults(const RoutingTrace& trace, const RouteExpectations& expected) {
   expect_size("lengths", expected.lengths.size(), trace.num_sequences(), "sequences");
   expect_size("weight_versions", expected.weight_versions.size(), trace.num_sequences(), "sequences");
   expect_size("attention_mask", expected.attention_mask.size(), trace.num_tokens, "tokens");
-  return Checks(trace, expected).findings();
+  return Checks(trace, expected).report();
 }
 
 }  // namespace foremoe

@@ -40,8 +40,12 @@ struct RouteFinding {
   std::int64_t count = 1;  // places with this fault
 };
 
-// Returns one finding per check that failed. The routes themselves may be invalid. Throws InputError if an expectation
-// has the wrong length.
-std::vector<RouteFinding> find_route_faults(const RoutingTrace& trace, const RouteExpectations& expected);
+struct RouteReport {
+  std::vector<RouteFinding> findings;  // one per check that failed
+  std::vector<std::string> remarks;    // what may be a fault, depending on the model
+};
+
+// The routes themselves may be invalid. Throws InputError if an expectation has the wrong length.
+RouteReport find_route_faults(const RoutingTrace& trace, const RouteExpectations& expected);
 
 }  // namespace foremoe

@@ -21,7 +21,7 @@ std::vector<std::string> names(const Damage& damage, const RouteExpectations& ex
       {.type = RouteType::kU8, .lengths = {40, 30, 40}, .num_layers = 4, .top_k = 8, .num_experts = 128});
   damage(*bytes);
   std::vector<std::string> found;
-  for (const RouteFinding& finding : find_route_faults(trace, expected)) found.push_back(finding.check);
+  for (const RouteFinding& finding : find_route_faults(trace, expected).findings) found.push_back(finding.check);
   return found;
 }
 
@@ -81,7 +81,7 @@ TEST(RouteChecks, CompareWithWhatIsExpected) {
 TEST(RouteChecks, NameWeightVersionsThatDifferBetweenOrWithinSequences) {
   const auto [trace, bytes] = make_random_trace({.lengths = {40, 30, 20, 20}});
   const auto findings = [&, &trace = trace](const std::vector<std::vector<std::string>>& versions) {
-    return find_route_faults(trace, {.weight_versions = versions});
+    return find_route_faults(trace, {.weight_versions = versions}).findings;
   };
   EXPECT_THAT(findings({{}, {"7"}, {}, {"7"}}), testing::IsEmpty());
   const RouteFinding between = findings({{}, {"7"}, {"8"}, {"7", "8"}}).at(0);
@@ -99,14 +99,14 @@ TEST(RouteChecks, NameTheFirstPlaceAndTheNumberOfPlaces) {
       make_random_trace({.type = RouteType::kU8, .lengths = {40, 30}, .num_layers = 4, .top_k = 8, .num_experts = 128});
   fill(*bytes, 45 * kToken + 2 * kRow, 1, 200);
   fill(*bytes, 46 * kToken + 2 * kRow, 1, 201);
-  const std::vector<RouteFinding> found = find_route_faults(trace, {});
+  const RouteReport report = find_route_faults(trace, {});
+  const std::vector<RouteFinding>& found = report.findings;
   ASSERT_EQ(found.size(), 1);
   EXPECT_EQ(found[0].sequence, 1);
   EXPECT_EQ(found[0].token, 5);
   EXPECT_EQ(found[0].layer, 2);
   EXPECT_EQ(found[0].count, 2);
-  EXPECT_THAT(describe(RouteReport{found})[0],
-              testing::HasSubstr("expert-range at layer 2, sequence 1, token 5 (first of 2)"));
+  EXPECT_THAT(describe(report)[0], testing::HasSubstr("expert-range at layer 2, sequence 1, token 5 (first of 2)"));
 }
 
 }  // namespace

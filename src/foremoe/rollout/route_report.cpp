@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <variant>
@@ -71,17 +70,7 @@ RouteReport check_route_files(const std::vector<std::string>& paths, const Route
     expected.weight_versions.clear();
     for (const std::string& version : options.weight_versions) expected.weight_versions.push_back({version});
   }
-  if (expected.layers > 0) return {find_route_faults(trace, expected)};
-  expected.layers = trace.num_layers;  // as recorded, so that only leading layers without routes seem to shift others
-  RouteReport report{find_route_faults(trace, expected)};
-  const auto shift = std::ranges::find(report.findings, "layer-shift", &RouteFinding::check);
-  if (shift == report.findings.end()) return report;
-  report.remarks.push_back(
-      fmt::format("no token has a route in the first {}of {} layers: drop them if they are dense "
-                  "(--drop-empty-layers), and set --model to check the others",
-                  shift->layer == 1 ? "" : fmt::format("{} ", shift->layer), trace.num_layers));
-  report.findings.erase(shift);
-  return report;
+  return find_route_faults(trace, expected);
 }
 
 static std::string line_of(const RouteFinding& f) {

@@ -20,10 +20,6 @@ struct RouteCheckOptions {
 };
 std::vector<Option> options_of(RouteCheckOptions& options);
 
-struct RouteReport {
-  std::vector<RouteFinding> findings;
-  std::vector<std::string> remarks = {};  // what may be a fault, depending on the model
-};
 RouteReport check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
                               const Decode& decode = {});
 
