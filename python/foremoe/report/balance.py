@@ -45,7 +45,7 @@ def load_section(report: Report) -> Section | None:
         return None
     about = (
         f"Tokens of each rank ÷ mean of all ranks, in layer {report.loads.layer}, the one that {report.before.policy} "
-        "balances worst on average. Orange and red are ranks that others wait for, blue ones wait."
+        "balances worst on average. Ranks below 1 wait for ranks above 1."
     )
     sides = []
     for name, policy, tokens in (
@@ -65,8 +65,8 @@ def experts_section(report: Report) -> Section | None:
     if not heat.step.any():
         return None
     about = (
-        "Tokens of each expert ÷ mean of all experts of its layer, which no plan changes. Experts that are orange or "
-        "red in the first map are hot; those that are so in the second map too stay hot."
+        "Tokens of each expert ÷ mean of all experts of its layer. No plan changes these loads. Experts well above 1 "
+        "in the first map are hot. Experts well above 1 in both maps stay hot."
     )
     step = _load_map("experts-step", "whole step", ("layer", "expert"), heat.step)
     steady = _load_map("experts-steady", "in three of four micro-steps", ("layer", "expert"), heat.steady)
