@@ -115,7 +115,7 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
         place.at(str(key)).refuse(f"should be a list, not {type_name(choices)}")
     shared = member(document.get("sglext"), "routed_experts") if key else None  # routes beside the choices
     if shared is not None and len(choices) > 1:
-        place.at("sglext.routed_experts").refuse(f"is of the first of {len(choices)} choices alone")
+        place.at("sglext.routed_experts").refuse(f"belongs to the first of {len(choices)} choices only")
     for i, choice in enumerate(choices):
         of_choice = place if key is None else place.at(f"{key}[{i}]")
         at = of_choice.at("routed_experts")

@@ -80,7 +80,7 @@ def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequenc
             _refuse_error(whole)
             refuse("response", "has neither choices nor outputs")
         if member(whole, "prompt_routed_experts") is not None:
-            refuse("prompt_routed_experts", "is of vLLM before 0.22, whose files foremoe.import_files() reads")
+            refuse("prompt_routed_experts", "comes from vLLM before 0.22: read its files with foremoe.import_files()")
         for i, choice in enumerate(choices):
             place = f"{key}[{i}]."
             routes = member(choice, "routed_experts")
@@ -124,7 +124,9 @@ def from_sglang(response: Any, *, start_len: int = 0, prompt_token_ids: Sequence
             refuse("response", "has neither meta_info nor choices")
         shared = member(member(whole, "sglext"), "routed_experts")  # of the response, beside its choices
         if shared is not None and choices is not None and len(choices) > 1:
-            refuse("sglext.routed_experts", "is of the first of several choices: ask for one, or for return_meta_info")
+            refuse(
+                "sglext.routed_experts", "belongs to the first of several choices: ask for one, or for return_meta_info"
+            )
         for i, choice in enumerate([whole] if choices is None else choices):
             place = "" if choices is None else f"choices[{i}]."
             info = member(choice, "meta_info")

@@ -129,7 +129,7 @@ class Recorder:
             refuse("segments", "should be a Segment, or a list of them", file=name)
         versions = tuple(dict.fromkeys(version for segment in segments for version in segment.weight_versions))
         if len(versions) > 1 and self._several_versions == "refuse":
-            refuse("weight_versions", f"several generated it: {', '.join(versions)}", file=name)
+            refuse("weight_versions", f"several versions generated it: {', '.join(versions)}", file=name)
 
         own = Report(weight_versions={sequence: versions})
         routes = self._join(name, segments, own)

@@ -213,7 +213,7 @@ def test_last_tokens_without_a_row_are_counted_if_the_response_has_token_counts(
         ('{"choices": [{}]}', {}, "0.in: choices[0]: routed_experts: is missing"),
         ('{"choices": [{"routed_experts": 7}]}', {}, "choices[0]: routed_experts: should be a string, a list"),
         ('{"choices": 3}', {}, "0.in: choices: should be a list"),
-        ('{"choices": [{}, {}], "sglext": {"routed_experts": "x"}}', {}, "sglext.routed_experts: is of the first of 2"),
+        ('{"choices": [{}, {}], "sglext": {"routed_experts": "x"}}', {}, "sglext.routed_experts: belongs to the first"),
         ('{"prompt_routed_experts": 3, "routed_experts": []}', {}, "0.in: prompt_routed_experts: should be a list"),
         ('{"routed_experts": [[[1, 2]], [[1, 2], [3, 4]]]}', {}, "0.in: routed_experts[1]: has 2 layers instead of 1"),
         ('{"routed_experts": [[[1, 2]], [[1]]]}', {}, "0.in: routed_experts[1, 0]: should be a list of 2"),

@@ -143,7 +143,9 @@ def test_sequences_with_several_weight_versions_are_rejected_or_reported() -> No
     same = from_vllm(vllm_body(rows, [1] * 4, [1] * 3, weight_versions=[span("8", 0, 3)]))
     recorder = Recorder(**SHAPE, weight_versions="mark")
     for s, (segments, names) in enumerate([(within, "7, 8"), (over, "a, b")]):
-        with pytest.raises(foremoe.InputError, match=f"sequence {s}: weight_versions: several generated it: {names}"):
+        with pytest.raises(
+            foremoe.InputError, match=f"sequence {s}: weight_versions: several versions generated it: {names}"
+        ):
             Recorder(**SHAPE).add(s, segments)
         recorder.add(s, segments)
     recorder.add(2, same)

@@ -186,7 +186,7 @@ CHOICE = vllm_body(WHOLE, [1] * 4, [1] * 3)["choices"][0]
             lambda: from_vllm({"choices": [CHOICE | {"weight_versions": [{}]}]}),
             "choices[0]: weight_versions[0]: has no",
         ),
-        (lambda: from_vllm({"choices": [], "prompt_routed_experts": []}), "is of vLLM before 0.22"),
+        (lambda: from_vllm({"choices": [], "prompt_routed_experts": []}), "comes from vLLM before 0.22"),
         (lambda: from_sglang({"text": "…"}), "response: has neither meta_info nor choices"),
         (lambda: from_sglang(sglang_body(WHOLE, "4", [1])), "prompt_tokens: is '4'; expected an integer"),
         (lambda: Segment(None, 5, 6), "num_prompt_tokens: is 6, but there are 5 tokens"),

@@ -109,8 +109,8 @@ def _expect_alike(num_made: list[int]) -> None:
     others = [rank for rank, of in enumerate(num_made) if of != num_made[0]]
     if others:
         raise RuntimeError(
-            f"ranks {others} have made other process groups before than rank 0, so that torch would wait forever for "
-            "another one; expected all ranks to make as many groups each, such as by dist.new_group() on all ranks"
+            f"ranks {others} have made fewer or more process groups than rank 0, so torch would wait forever for the "
+            "next one; expected the same number on all ranks, as if all ranks call dist.new_group()"
         )
 
 

@@ -96,8 +96,8 @@ def try_lending(
     for expected, found in zip(gradients(False), gradients(True), strict=True):
         if (found.isnan() & ~expected.isnan()).any():
             raise foremoe.InputError(
-                f"residency: shared, but the experts of {layer} read weights in the backward where they lay in the "
-                "forward, and other experts' lie by then; expected functions that keep them by save_for_backward(), or "
-                "another residency",
+                f"residency: shared, but in the backward the experts of {layer} read weights at the addresses of the "
+                "forward, where other experts' weights are by then; expected functions that keep weights by "
+                "save_for_backward(), or another residency",
                 field="residency",
             )

@@ -44,8 +44,8 @@ def gathered_counts(own: torch.Tensor, group: Any) -> Counts:
     shapes = gathered(torch.tensor(own.shape, device=own.device), group).tolist()
     if 0 in shapes[0] or any(shape != shapes[0] for shape in shapes):
         raise foremoe.InputError(
-            f"counts: of the ranks are {shapes}, micro-steps, layers and experts, 0 where a step failed or chunks "
-            "had unlike numbers of micro-batches; expected the same of all, and some",
+            f"counts: ranks have shapes {shapes} [micro-steps, layers, experts]; expected the same shape on all ranks. "
+            "A rank with 0 has failed, or its chunks had unlike numbers of micro-batches",
             field="counts",
         )
     return gathered_rows(own, group, 2)

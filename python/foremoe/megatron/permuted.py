@@ -145,7 +145,7 @@ class Renumbering:
             )
         most = self._table.home.shape[1]
         if bool((routes >= most).any()):
-            raise foremoe.InputError(f"routes: has expert {int(routes.max())} of {most}", field="routes")
+            raise foremoe.InputError(f"routes: has expert {int(routes.max())}, but there are {most}", field="routes")
         positions = torch.from_numpy(self._table.position).to(routes.device)
         layer = torch.arange(layers, device=routes.device)[:, None]
         return positions[layer, routes.long().clamp(min=0)].to(routes.dtype).where(routes >= 0, routes)

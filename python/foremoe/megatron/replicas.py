@@ -183,7 +183,7 @@ class Replicas:
         if self._detached:
             raise RuntimeError("detached from the model")
         if self._running:
-            raise RuntimeError("a step is running: plan() and step() of another belong before or after it")
+            raise RuntimeError("a step is running: call plan() and step() of another one before or after it")
         self._agreement.expect_open()
 
     def plan(
@@ -327,12 +327,12 @@ class Replicas:
             raise refused
         if others:
             raise foremoe.InputError(
-                f"plan: ranks {others} of the expert-parallel group have another one, or other frozen weights; "
-                "expected the same of every rank",
+                f"plan: ranks {others} of the expert-parallel group have another plan, or other frozen "
+                "weights; expected the same on every rank",
                 field="plan",
             )
         if elsewhere:
-            raise foremoe.InputError("plan: another expert-parallel group refused its own", field="plan")
+            raise foremoe.InputError("plan: another expert-parallel group refused its plan", field="plan")
 
     def _executable(self, plan: Plan) -> foremoe.Plan:
         """Waits until the plan may begin. Raises InputError if this rank cannot execute it."""
@@ -353,7 +353,7 @@ class Replicas:
         given = getattr(config, FIELD, None) if config.moe_token_dispatcher_type == "flex" else None
         if given is not None and self._stage.buffers.are_too_small(plan.load, planned_slots(plan.finish()), given):
             raise foremoe.InputError(
-                f"{FIELD}: {given}, with which rows of this plan have no room; expected "
+                f"{FIELD}: {given}, but this plan has rows without room then; expected "
                 f"{plan.suggested_rank_capacity_factor()} or more",
                 field=FIELD,
             )

@@ -60,7 +60,7 @@ class Request:
         if not self.options.get("cluster"):
             raise InputError("cluster: is missing", field="cluster")
         if "policy_options" in self.options:
-            problem = "policy_options: are of one policy alone, and a report compares several"
+            problem = "policy_options: belong to one policy, but a report compares several"
             raise InputError(problem, field="policy_options")
         if len(self.guest_slots) == 0:
             raise InputError("guest_slots: lists no number", field="guest_slots")

@@ -186,7 +186,7 @@ def _counted_micro_step(
         own = own.clone()  # the trainer may overwrite its tensor
     if not may_be_constant and layers * top_k >= _FEWEST_ENTRIES and _is_constant(own):
         refuse(
-            "all rows have the same experts in every layer, so that their capture did not run; expected those of rows"
+            "all rows have the same experts in every layer, so their capture did not run; expected the rows' own routes"
         )
     found = [torch.empty(0, dtype=torch.int64)] * layers
     num_unrouted = np.zeros((layers, 1), np.int64)

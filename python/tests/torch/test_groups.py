@@ -121,7 +121,7 @@ def test_different_numbers_of_process_groups_are_reported(rank: int) -> None:
         if makes_one:
             dist.new_group([rank], use_local_synchronization=True)
         counts = gather(distributed_c10d.get_pg_count())
-        told = "ranks [1, 2, 3] have made other process groups before than rank 0"
+        told = "ranks [1, 2, 3] have made fewer or more process groups than rank 0"
         assert error_without_new_groups(make_one).startswith(told if len(set(counts)) > 1 else "nothing")
     assert len(set(counts)) == 1
 

@@ -141,5 +141,5 @@ def test_a_plan_that_exceeds_the_buffers_is_rejected(rank: int) -> None:
         layer.config.moe_expert_rank_capacity_factor = 0.99
     replicas = foremoe.megatron.attach(net, ranks_per_node=2)
     plan = replicas.plan(counts_of(0, rank))
-    words = "moe_expert_rank_capacity_factor: 0.99, with which rows of this plan have no room; expected 1."
+    words = "moe_expert_rank_capacity_factor: 0.99, but this plan has rows without room then; expected 1."
     assert input_error(lambda: replicas.step(plan).__enter__()).startswith(words)

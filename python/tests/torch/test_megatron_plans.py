@@ -63,7 +63,7 @@ def test_counts_of_different_shapes_are_rejected_on_all_ranks(rank: int) -> None
     for counts, experts in ((own, 16), (own[:, :, :0], 0)):
         said = refusal(lambda counts=counts: gathered_counts(counts, dist.group.WORLD))
         shapes = [[2 + of // 3, 6, experts] for of in range(4)]
-        assert said.startswith(f"InputError: counts: of the ranks are {shapes}")
+        assert said.startswith(f"InputError: counts: ranks have shapes {shapes}")
 
 
 def test_a_planning_error_ends_the_step_of_all_groups_and_the_next_step_runs(rank: int) -> None:
@@ -73,7 +73,7 @@ def test_a_planning_error_ends_the_step_of_all_groups_and_the_next_step_runs(ran
     with failing_on(3):
         plan = replicas.plan(counts)
         said = refusal(lambda: replicas.step(plan).__enter__())
-    other = "InputError: plan: another expert-parallel group refused its own"
+    other = "InputError: plan: another expert-parallel group refused its plan"
     assert said == (FAILED.replace("rank 2", "rank 1") if rank >= 2 else other)
     with replicas.step(replicas.plan(counts)):
         run_step(CASE, net, net, 0)

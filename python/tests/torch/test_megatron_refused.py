@@ -209,8 +209,8 @@ RUNNING = "a step is running"
 
 
 @pytest.mark.parametrize(("act", "words"), [
-    ("plan", f"{RUNNING}: plan() and step() of another belong before or after it"),
-    ("step", f"{RUNNING}: plan() and step() of another belong before or after it"),
+    ("plan", f"{RUNNING}: call plan() and step() of another one before or after it"),
+    ("step", f"{RUNNING}: call plan() and step() of another one before or after it"),
     ("backward", ", and of the phase recompute forwards alone"),
 ])  # fmt: skip
 def test_invalid_calls_inside_a_step_are_rejected(rank: int, act: str, words: str) -> None:

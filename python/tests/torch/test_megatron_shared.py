@@ -153,7 +153,7 @@ def test_experts_that_hide_their_weights_are_rejected_and_would_get_wrong_gradie
         multiply = "linear_with_grad_accumulation_and_async_allreduce"
         patch.setattr(layers, multiply, lambda input, weight, **_: Hides.apply(input, weight))
         words = (
-            "residency: shared, but the experts of moe\\.0 read weights in the backward where they lay in the forward"
+            "residency: shared, but in the backward the experts of moe\\.0 read weights at the addresses of the forward"
         )
         with pytest.raises(foremoe.InputError, match=words):
             foremoe.megatron.attach(make_net(make_config(Case())), ranks_per_node=2, **SHARED)
