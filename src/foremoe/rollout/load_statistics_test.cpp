@@ -83,6 +83,23 @@ TEST(LayerStatistics, AreDefinedWithoutLoad) {
   EXPECT_EQ(s.fluctuation, 0);
 }
 
+// Layer 0: five micro-steps of experts 0 to 3 on two ranks; the third has no load. Layer 1 has no load at all.
+TEST(ExpertHeat, IsLoadOverMeanOfTheStepAndOfThreeInFourMicroSteps) {
+  const std::int64_t loads[5][4] = {{8, 0, 2, 2}, {0, 4, 2, 2}, {0, 0, 0, 0}, {6, 0, 1, 1}, {9, 1, 1, 1}};
+  LoadTable table{.load = Array<Tokens, 4>({5, 2, 2, 4}), .name = "hot"};
+  for (std::size_t m = 0; m < 5; ++m) {
+    for (std::size_t e = 0; e < 4; ++e) table.load(m, 0, e % 2, e) = Tokens{loads[m][e]};
+  }
+  const ExpertHeat heat = expert_heat(table);
+  using testing::ElementsAre;
+  // Sums 23, 5, 6 and 6 of mean 10. Means of the micro-steps with load: 3, 2, 2 and 3.
+  EXPECT_THAT(heat.step.row(0), ElementsAre(2.3, 0.5, 0.6, 0.6));
+  // In order: 0, 8/3, 3, 3; 0, 0, 1/3, 2; 1/3, 1/2, 2/3, 1; likewise. The second is reached in three of four.
+  EXPECT_THAT(heat.steady.row(0), ElementsAre(8 / 3.0, 0, 0.5, 0.5));
+  EXPECT_THAT(heat.step.row(1), testing::Each(0));
+  EXPECT_THAT(heat.steady.row(1), testing::Each(0));
+}
+
 TEST(ImbalanceRatios, CoverEveryMicroStepAndLayer) {
   const Array<double, 2> ratios = imbalance_ratios(taking_turns(), one_expert_per_rank().view());
   EXPECT_EQ(ratios.shape(), (std::array<std::size_t, 2>{4, 1}));
