@@ -148,6 +148,18 @@ class Maps(CommandTest):
         self.refuse("maps", self.step, "--to", "sglang", "--ranks", 3, *out, saying=["19 replicas", "3 ranks"])
         self.refuse("maps", self.step, "--to", "sglan", *out, saying=["sglang"])
 
+    def test_refuses_an_expert_twice_on_a_device_of_vllm_ascend(self):
+        """No exchange of replicas separates those of expert 3, since expert 0 has no tokens and thus one replica."""
+        step = self.synthesise(ranks=2, experts=4, layers=1, micro_steps=1, top_k=1)
+        metadata, tensors = st.read(self.folder / step)
+        dtype, shape, _ = tensors["load"]
+        tensors["load"] = st.tensor(dtype, shape, [0, 1, 1, 2] * 2)
+        st.write(self.folder / "hot.safetensors", metadata, tensors)
+        maps = ("maps", "hot.safetensors", "--out", "map.json", "-G")
+        self.refuse(*maps, 2, "--to", "vllm-ascend", saying=["layer 0, rank 0: expert 3 is placed twice", "fewer guest slots"])
+        self.succeed(*maps, 1, "--to", "vllm-ascend")
+        self.succeed(*maps, 2, "--to", "sglang")
+
     def test_refuses_traces_and_plans_that_change(self):
         out = ("--to", "sglang", "--out", "map.json")
         self.succeed("synth", "--kind", "trace", "--ranks", 4, "--experts", 16, "--layers", 1, "--micro-steps", 2,

@@ -51,8 +51,8 @@ std::string vllm_ascend_file(const EngineMap& map, int dense_layers) {
       Json experts = Json::array();
       for (const ExpertId e : map.slot_expert.row(l, r)) {
         if (std::ranges::count(map.slot_expert.row(l, r), e) > 1) {
-          throw InputError({}, fmt::format("layer {}, rank {}: expert {} is placed twice, which vllm-ascend does not "
-                                           "accept. Use fewer guest slots",
+          throw InputError({}, fmt::format("layer {}, rank {}: expert {} is placed twice, but vllm-ascend accepts it "
+                                           "once per rank. Use fewer guest slots",
                                            l, r, e.value));
         }
         experts.push_back(e.value);
@@ -132,12 +132,12 @@ EngineMap place_for_engine(const LoadTable& load, const EngineMapOptions& option
     const bool groups = load.num_experts() % options.expert_groups != 0;
     throw InputError({.field = groups ? "expert_groups" : options.ranks ? "ranks" : "guest_slots"}, *reason);
   }
-  if (num_assignments(load) == 0) throw InputError({.file = load.name}, "has no tokens, by which experts are placed");
+  if (num_assignments(load) == 0)
+    throw InputError({.file = load.name}, "has no tokens, so nothing determines where experts are placed");
   const int others = load.num_experts() - load.num_experts() / num_ranks;
   if (options.guest_slots > others) {
-    throw InputError(
-        {.field = "guest_slots"},
-        fmt::format("{}, expected at most {}, with which a rank has every expert", options.guest_slots, others));
+    throw InputError({.field = "guest_slots"}, fmt::format("{}, expected at most {}: every rank then has every expert",
+                                                           options.guest_slots, others));
   }
   Array<double, 3> windows({load.load.extent(0), load.load.extent(1), load.load.extent(3)});
   std::vector<std::int64_t> tokens(load.load.extent(3));
