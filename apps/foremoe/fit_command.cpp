@@ -34,7 +34,7 @@ does not fit, and 0 if it fits.
   tokens that fit   largest mean tokens per rank and micro-step within the limit, with the imbalance of this load
 
 Capacities are the smallest values with which no row of this load is dropped, rounded up to four decimals. none: no value
-suffices. src/foremoe/evaluate/capacity.h cites each rule.
+suffices. Those of the paged stash assume a model without MTP layers. src/foremoe/evaluate/capacity.h cites each rule.
 
 Break-even, for each path of copies:
   recompute         fewest rows of one expert that take as long as the copy of its weights

@@ -19,9 +19,10 @@
 //     int(average · factor) rows in pages of 64 (allocate_stash_buffers in paged_stash.py, 0.19.2 and d98e8a6). A
 //     tensor occupies whole pages. `average` is the largest sum of int(budget // rank capacity factor) over the layers
 //     and micro-steps in flight, where budget is the rank's buffer above. The factor below suffices for any number of
-//     saved tensors of one width. It assumes a load of the captured iteration's shape, no buffer in host memory, and
-//     that one pipeline stage has the load's layers. A layer whose backward comes next is not stashed
-//     (PipelinePostScheduleFunction): the last one, if the load has all layers and one micro-step is in flight.
+//     saved tensors of one width. It assumes a load of the captured iteration's shape, no buffer in host memory, that
+//     one pipeline stage has the load's layers, and a model without MTP layers, whose rows would be stashed too. A
+//     layer whose backward comes next is not stashed (PipelinePostScheduleFunction): the last one, if the load has all
+//     layers and one micro-step is in flight.
 //   torchtitan, non_blocking_capacity_factor
 //     int(tokens · ranks · min(experts of a rank, top-k) · factor) rows of each rank
 //     (_num_permuted_tokens_for_non_blocking in torchtitan/distributed/deepep/hybridep.py, 0.2.2, b5bcd76), without
@@ -49,7 +50,8 @@ struct Capacity {
 
 // Capacities for the plans of a step, which check_plan accepts for the load and which may be the same. The stash serves
 // only the policy update. Vanilla's plan gives the capacities without planning.
-// model_layers: MoE layers of the whole model.
+// model_layers: MoE layers of the whole model, without MTP layers. A load that has them too has more layers than the
+// model, which expect_model_fits() refuses.
 std::vector<Capacity> capacities(const StepPlan& recompute, const StepPlan& policy_update, const LoadTable& load,
                                  int model_layers);
 
