@@ -82,6 +82,18 @@ class WrongUsage(CommandTest):
                 self.refuse("plan", step, "--out", "plan.safetensors", option, value, saying=[option])
         self.refuse("compare", step, "--policy", "vanilla,magic", saying=["--policy", "magic", "vanilla"])
 
+    def test_rejects_more_layers_or_micro_steps_than_there_are(self):
+        step = self.synthesise(layers=2, micro_steps=3)
+        self.succeed("plan", step, "--out", "plan")
+        on = ("--cluster", "h100", "--model", "Qwen3-30B-A3B")
+        for command in (["plan"], ["fit", *on], ["inspect"], ["simulate", *on], ["compare"], ["run"], ["verify", "plan"],
+                        ["run", "--plan", "plan"]):  # fmt: skip
+            for option, value, most in (("--layers", 3, 2), ("--micro-steps", 4, 3)):
+                with self.subTest(command=command, option=option):
+                    file = "plan" if "--plan" in command else step
+                    self.refuse(command[0], step, *command[1:], option, value,
+                                saying=[f"{option}: {value}, but {file} has only {most}"])  # fmt: skip
+
     def test_rejects_invalid_policy_options(self):
         step = self.synthesise()
         for policy, given, why in (

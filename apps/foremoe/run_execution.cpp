@@ -38,8 +38,6 @@ Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
   return first;
 }
 
-int least(int asked, int there) { return asked == 0 ? there : std::min(asked, there); }
-
 // Reads the plan and its workload, and truncates both to the layers and micro-steps to execute.
 void read_given_plan(const RunArguments& arguments, InputOptions options, ThreadPool& pool, RunInput& input) {
   const std::string& path = arguments.plan;
@@ -91,8 +89,8 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
                              place.empty() ? "" : ", ", v.message));
   }
 
-  const LoadTable part =
-      take_first(step.load, least(micro_steps, step.load.num_micro_steps()), least(layers, step.load.num_layers()));
+  const LoadTable part = take_first(step.load, number_to_use("micro_steps", micro_steps, plan.num_micro_steps(), path),
+                                    number_to_use("layers", layers, plan.num_layers(), path));
   input.plan = take_first(plan, part);
   step.cut =
       step.cut || part.num_layers() < step.load.num_layers() || part.num_micro_steps() < step.load.num_micro_steps();

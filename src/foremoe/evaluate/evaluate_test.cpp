@@ -236,10 +236,10 @@ TEST(InputsAsPlanned, RestoreEveryTokenBoundThatAPlanCanRecord) {
   plan.options = R"({"tokens-per-rank": 1099511627776, "layers": 2147483647})";
   const InputOptions options = input_as_planned(plan, {});
   EXPECT_EQ(options.tokens_per_rank, std::int64_t{1} << 40);
-  EXPECT_EQ(options.layers, std::numeric_limits<int>::max());
+  EXPECT_EQ(options.wanted_layers, std::numeric_limits<int>::max());
   plan.options = R"({"tokens-per-rank": 1099511627777, "layers": 2147483648})";
   EXPECT_EQ(input_as_planned(plan, {}).tokens_per_rank, InputOptions{}.tokens_per_rank);
-  EXPECT_EQ(input_as_planned(plan, {}).layers, 0);
+  EXPECT_EQ(input_as_planned(plan, {}).wanted_layers, 0);
 }
 
 TEST(PolicyNames, ThatAreUnknownAreRejectedWithAListOfKnownOnes) {

@@ -206,6 +206,11 @@ Safetensors open_input(const std::string& path) {
   return Safetensors::parse(file->bytes(), path, file);
 }
 
+int number_to_use(const char* field, int asked, int there, const std::string& file) {
+  if (asked > there) throw InputError({.field = field}, fmt::format("{}, but {} has only {}", asked, file, there));
+  return asked != 0 ? asked : there;
+}
+
 Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
   const Safetensors file = open_input(options.path);
   Workload input;
@@ -220,8 +225,12 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
     case FileKind::kHomes:
       file.fail("__metadata__.format", "", fmt::format("'{}', expected a trace or a load", file.text("format")));
   }
-  const int layers = options.layers != 0 ? options.layers : input.load.num_layers();
-  const int micro_steps = options.micro_steps != 0 ? options.micro_steps : input.load.num_micro_steps();
+  const auto to_use = [&](const char* field, int asked, int wanted, int there) {
+    return asked == 0 && 0 < wanted && wanted < there ? wanted : number_to_use(field, asked, there, options.path);
+  };
+  const int layers = to_use("layers", options.layers, options.wanted_layers, input.load.num_layers());
+  const int micro_steps =
+      to_use("micro_steps", options.micro_steps, options.wanted_micro_steps, input.load.num_micro_steps());
   if (layers < input.load.num_layers() || micro_steps < input.load.num_micro_steps()) {
     input.load = take_first(input.load, micro_steps, layers);
     input.cut = true;
@@ -284,8 +293,8 @@ InputOptions input_as_planned(const StepPlan& plan, InputOptions options) {
   options.wanted_ranks = plan.num_ranks();
   if (options.ranks_per_node == 0) options.ranks_per_node = plan.ranks_per_node;
   take("tokens-per-rank", BatchingOptions{}.tokens_per_rank, options.tokens_per_rank);
-  take("layers", 0, options.layers);
-  take("micro-steps", 0, options.micro_steps);
+  take("layers", 0, options.wanted_layers);
+  take("micro-steps", 0, options.wanted_micro_steps);
   return options;
 }
 

@@ -28,6 +28,8 @@ struct InputOptions {
   std::int64_t tokens_per_rank = BatchingOptions{}.tokens_per_rank;
   int layers = 0;                  // use the first N layers; 0: all
   int micro_steps = 0;             // use the first N micro-steps; 0: all
+  int wanted_layers = 0;           // used if `layers` is 0 and the file has as many
+  int wanted_micro_steps = 0;      // likewise
   std::string homes{kContiguous};  // or a plan or homes file
   std::string previous;            // plan of the previous step; empty: none
   std::string previous_load;       // trace or load of the previous step; empty: none
@@ -69,6 +71,9 @@ Workload make_workload(LoadTable load);
 
 // Reads all files and checks that their shapes agree.
 Workload read_workload(const InputOptions& options, ThreadPool& pool);
+
+// Returns `asked`, or `there` if it is 0. Throws InputError for `field` if `file` has fewer.
+int number_to_use(const char* field, int asked, int there, const std::string& file);
 
 // Reads only load and tokens.
 Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool);
