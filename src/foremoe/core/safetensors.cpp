@@ -205,7 +205,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 // Rejects other keys, deeper nesting and repeated keys. Throws InputError for `file`.
 SafetensorsHeader parse_header(std::string_view text, const std::string& file) {
   if (!text.starts_with('{')) {
-    throw InputError({.file = file, .field = "header"}, "does not begin with '{'; is it a safetensors file?");
+    throw InputError({.file = file, .field = "header"}, "does not begin with '{': is this a safetensors file?");
   }
   SafetensorsHeader header;
   HeaderReader reader(header, file);
@@ -243,7 +243,9 @@ Safetensors Safetensors::parse(std::span<const std::byte> bytes, std::string nam
   std::memcpy(&header_bytes, bytes.data(), sizeof header_bytes);
   bytes = bytes.subspan(sizeof header_bytes);
   if (header_bytes > kMaxHeaderBytes) {
-    file.fail("header", "", fmt::format("{} bytes, more than the {} permitted", header_bytes, kMaxHeaderBytes));
+    file.fail("", "",
+              fmt::format("is not a safetensors file: its header would have {} bytes, more than the {} permitted",
+                          header_bytes, kMaxHeaderBytes));
   }
   if (header_bytes > bytes.size()) {
     file.fail("header", "", fmt::format("{} bytes, but the file ends after {}", header_bytes, bytes.size()));

@@ -1,11 +1,13 @@
 #include "foremoe/rollout/importers/importer.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <memory>
+#include <ranges>
 
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/mapped_file.h"
@@ -95,7 +97,9 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
   }
   if (!content.empty() && options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
   throw InputError({.file = source.name},
-                   "has no recognised format (for an array without a header, give `layers` and `top_k`)");
+                   fmt::format("is in none of the formats {}. For sglang, an array without a header, give `layers` and "
+                               "`top_k`",
+                               fmt::join(kNames | std::views::values, ", ")));
 }
 
 static bool is_decoded(ImportFormat format) {

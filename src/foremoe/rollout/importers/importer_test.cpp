@@ -133,8 +133,8 @@ TEST(Importer, FilesWithoutAnyRouteNeedTheNumberOfExperts) {
 }
 
 TEST(Importer, UnknownBytesAreRefusedWithAHint) {
-  EXPECT_THAT(error_of("hello"), HasSubstr("in: has no recognised format"));
-  EXPECT_THAT(error_of(""), HasSubstr("in: has no recognised format"));
+  EXPECT_THAT(error_of("hello"), HasSubstr("in: is in none of the formats npy, npz, torch"));
+  EXPECT_THAT(error_of(""), HasSubstr("in: is in none of the formats npy, npz, torch"));
   EXPECT_THROW(import_rollout({}), InputError);
   EXPECT_EQ(error_of("x", {.num_experts = 70000}),
             "experts: must be an integer from 0 to 65535 (is 70000; 0: unknown)");
