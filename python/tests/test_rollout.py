@@ -235,7 +235,7 @@ def test_an_invalid_route_is_named_when_it_is_counted() -> None:
         (np.zeros((2, 2, 4), np.int64), "expected C-contiguous [micro_steps, layers, ranks, experts]"),
         (np.zeros((2, 2, 4, 2), np.int64).transpose(0, 1, 3, 2), "not C-contiguous"),
         (np.zeros((0, 2, 2, 4), np.int64), "empty"),
-        (np.full((1, 1, 2, 4), -1, np.int64), "array[0, 0, 0, 0]: -1 tokens"),
+        (np.full((1, 1, 2, 4), -1, np.int64), "array[0, 0, 0, 0]: -1 tokens, expected 0 or more"),
         (np.zeros((1, 1, 3, 4), np.int64), "3 ranks must divide 4 experts"),
     ],
 )

@@ -29,7 +29,7 @@ ModelShape model_of(const LoadTable& load) {
 // A load may have fewer layers than the model, since it may cover only a part of the model.
 void expect_model_fits(const ModelShape& model, const LoadTable& load) {
   if (load.num_experts() == model.experts && load.top_k == model.top_k && load.num_layers() <= model.moe_layers) return;
-  reject("model", fmt::format("{} has {} MoE layers of {} experts, top-{}; {} has {} of {}, top-{}", model.name,
+  reject("model", fmt::format("{} has {} MoE layers of {} experts, top-{}, but {} has {} of {}, top-{}", model.name,
                               model.moe_layers, model.experts, model.top_k, load.name, load.num_layers(),
                               load.num_experts(), load.top_k));
 }

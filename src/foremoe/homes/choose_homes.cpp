@@ -55,7 +55,7 @@ std::pair<Part, Part> split(const BatchedTrace& batched, double fraction) {
     (is_held[group] ? held : kept).sequences.push_back(s);
   }
   if (kept.sequences.empty() || held.sequences.empty()) {
-    throw InputError({.field = "holdout"}, fmt::format("{} of the {} groups of {} is none or all of them", fraction,
+    throw InputError({.field = "holdout"}, fmt::format("{} selects none or all of the {} groups of {}", fraction,
                                                        is_held.size(), trace.name));
   }
   return {std::move(kept), std::move(held)};

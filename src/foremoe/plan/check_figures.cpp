@@ -242,7 +242,7 @@ void reported_figures(const PlanFigures& reported, const PlanFigures& recomputed
   if (reported.node_link_rows && recomputed.node_link_rows) {
     close_spread("node_link_rows", *reported.node_link_rows, *recomputed.node_link_rows);
   } else if (reported.node_link_rows) {
-    findings.not_checked("node_link_rows: the tokens are not known here");
+    findings.not_checked("node_link_rows, because the tokens are unknown");
   }
 }
 

@@ -231,23 +231,23 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
   if (findings.has(kShape)) return report;
   hold({check::digest, check::recorded_options, check::expert_ids, check::homes, check::event_order});
   if (findings.has(kDigest)) {
-    findings.not_checked("all else: the plan is for another load or other homes");
+    findings.not_checked("all other rules, because the plan is for another load or other homes");
     return report;
   }
   if (findings.has(kUnknownExpert) || findings.has(kHomes) || findings.has(kEvents)) {
-    findings.not_checked("slots, quotas, budgets, routes and figures: ids, homes or events are wrong");
+    findings.not_checked("slots, quotas, budgets, routes and figures, because ids, homes or events are wrong");
     return report;
   }
 
   hold({check::home_slots, check::replicas, check::staying_experts, check::static_guests, check::forward_only,
         check::quotas, check::passes, check::budgets});
   if (findings.has(kQuota) || findings.has(kDuplicate) || findings.has(kPasses)) {
-    findings.not_checked("bounds, routes and figures: quotas or replicas are wrong");
+    findings.not_checked("bounds, routes and figures, because quotas or replicas are wrong");
     return report;
   }
 
   if (options.tokens && !check::trace_matches_load(subject)) {
-    findings.not_checked("rows of tokens: the trace, so batched, does not have the rows that the load counts");
+    findings.not_checked("rows of tokens, because the batched trace does not have the rows that the load counts");
     options.tokens = nullptr;
   }
   std::optional<SourceTokens> tokens;

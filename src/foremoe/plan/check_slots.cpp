@@ -25,7 +25,7 @@ void expert_ids(const Subject& subject, Findings& findings) {
                         .layer = LayerId{l},
                         .rank = RankId{r},
                         .slot = SlotId{s},
-                        .message = fmt::format("holds expert {} of {}", e.value, plan.num_experts())});
+                        .message = fmt::format("holds expert {}, but there are {}", e.value, plan.num_experts())});
         }
       }
     }
@@ -273,12 +273,12 @@ void home_moves(const Subject& subject, const Budgets& budgets, Findings& findin
     return;
   }
   if (initial.data() == nullptr && !plan.homes_digest.empty()) {
-    findings.not_checked(fmt::format("home moves: the initial homes {} were not given", plan.homes_digest));
+    findings.not_checked(fmt::format("home moves, because the initial homes {} were not given", plan.homes_digest));
     return;
   }
   if (initial.data() == nullptr && budgets.homes != "contiguous") {
     findings.not_checked(
-        fmt::format("home moves: the initial homes are those of {}, which was not given", budgets.homes));
+        fmt::format("home moves, because {}, which has the initial homes, was not given", budgets.homes));
     return;
   }
   const int experts_per_rank = plan.num_experts() / plan.num_ranks();

@@ -47,7 +47,8 @@ void RolloutCollector::add(int sequence, RouteType type, std::span<const std::by
     fail("", fmt::format("its type cannot represent {} experts and rows without a route", shape_.num_experts));
   }
   if (routes.size() % shape.token_bytes() != 0) {
-    fail("", fmt::format("{} bytes, not a multiple of the {} of a token", routes.size(), shape.token_bytes()));
+    fail("", fmt::format("has {} bytes; expected a multiple of the {} bytes of a token", routes.size(),
+                         shape.token_bytes()));
   }
   const auto num_tokens = static_cast<std::int64_t>(routes.size() / shape.token_bytes());
   const auto experts = static_cast<std::size_t>(shape_.num_experts);

@@ -86,7 +86,7 @@ TEST(Collect, NamesTheFirstMalformedRowForAnyNumberOfThreads) {
   for (const std::size_t threads : {1, 2, 7}) {
     ThreadPool pool(threads);
     EXPECT_EQ(complaint_of([&, &trace = trace] { collect(trace, batching, pool); }),
-              "random: routed_experts[15, 1, 1]: expert 200 of 8");
+              "random: routed_experts[15, 1, 1]: expert 200, but there are 8");
   }
 }
 
@@ -164,7 +164,8 @@ TEST(RolloutCollector, RejectsInvalidSequences) {
   EXPECT_EQ(add(5, RouteType::kU16, twice), "rollout: sequence 5[0, 1, 1]: expert 6 appears twice in a row");
   EXPECT_EQ(add(-1, RouteType::kU16, good), "rollout: sequence -1: sequences are numbered from 0");
   EXPECT_THAT(add(6, RouteType::kU8, good), HasSubstr("cannot represent 300 experts and rows without a route"));
-  EXPECT_THAT(add(6, RouteType::kU16, {1, 2, 3}), HasSubstr("6 bytes, not a multiple of the 8 of a token"));
+  EXPECT_THAT(add(6, RouteType::kU16, {1, 2, 3}),
+              HasSubstr("has 6 bytes; expected a multiple of the 8 bytes of a token"));
   EXPECT_EQ(collector.num_sequences(), 1U);
 }
 

@@ -147,7 +147,7 @@ std::optional<RouteFault> find_fault(const RouteShape& shape, const std::byte* r
           RouteFault fault{.token = t, .layer = l, .entry = static_cast<int>(k), .what = {}};
           if (id < 0 || id >= shape.num_experts) {
             fault.what = id == kSentinel<Id> ? fmt::format("sentinel {} in a row that is not missing", id)
-                                             : fmt::format("expert {} of {}", id, shape.num_experts);
+                                             : fmt::format("expert {}, but there are {}", id, shape.num_experts);
             return fault;
           }
           for (std::size_t j = 0; j < k; ++j) {

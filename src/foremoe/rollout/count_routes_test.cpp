@@ -184,7 +184,7 @@ TEST(CountRoutes, DescribesTheFaultOfARow) {
     (*bytes)[at] = saved;
     return what;
   };
-  EXPECT_EQ(complaint(7, 8), "random: routed_experts[1, 1, 1]: expert 8 of 8");
+  EXPECT_EQ(complaint(7, 8), "random: routed_experts[1, 1, 1]: expert 8, but there are 8");
   EXPECT_EQ(complaint(7, 255), "random: routed_experts[1, 1, 1]: sentinel 255 in a row that is not missing");
   const int twin = std::to_integer<int>((*bytes)[6]);
   EXPECT_THAT(complaint(7, twin), HasSubstr("routed_experts[1, 1, 1]: expert"));

@@ -81,7 +81,7 @@ TEST(LoadReader, NamesFieldAndIndexOfAFault) {
   std::vector<std::int32_t> values(2 * 3 * 2 * 4, 1);
   EXPECT_EQ(complaint(values, {2, 3, 2, 4}), "");
   values[1 * 24 + 2 * 8 + 1 * 4 + 3] = -5;
-  EXPECT_EQ(complaint(values, {2, 3, 2, 4}), "l: load[1, 2, 1, 3]: -5 tokens");
+  EXPECT_EQ(complaint(values, {2, 3, 2, 4}), "l: load[1, 2, 1, 3]: -5 tokens, expected 0 or more");
   const std::vector<std::int64_t> huge(8, std::int64_t{1} << 60);
   EXPECT_THAT(complaint(huge, {1, 1, 2, 4}), HasSubstr("l: load[0, 0, 0, 0]: takes the layer's load"));
   const std::vector<std::uint8_t> narrow(8, 1);

@@ -49,7 +49,7 @@ void expect_valid(const LoadTable& table, const std::string& file) {
       };
       for (std::size_t i = 0; i < values.size(); ++i) {
         const std::int64_t tokens = values[i].value;
-        if (tokens < 0) fail(i, fmt::format("{} tokens", tokens));
+        if (tokens < 0) fail(i, fmt::format("{} tokens, expected 0 or more", tokens));
         if (tokens > kMaxTokensPerLayer - total) {
           fail(i, fmt::format("takes the layer's load of this micro-step above {}", kMaxTokensPerLayer));
         }

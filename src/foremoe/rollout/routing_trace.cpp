@@ -126,7 +126,7 @@ void RoutingTrace::route(std::int64_t token, LayerId layer, std::span<ExpertId> 
       if (!missing && (id < 0 || id >= num_experts)) {
         throw InputError(
             {.file = name, .field = "routed_experts", .index = fmt::format("[{}, {}, {}]", token, layer.value, k)},
-            fmt::format("expert {} of {}", id, num_experts));
+            fmt::format("expert {}, but there are {}", id, num_experts));
       }
       out[k] = missing ? kNoExpert : ExpertId{id};
     }

@@ -41,7 +41,7 @@ template <class Value>
                         static_cast<std::size_t>(fault.entry);
   const bool in_range = block[i] >= -1 && block[i] < shape.num_experts;
   refuse(first_token + fault.token, fault.layer, fault.entry,
-         in_range ? fault.what : fmt::format("expert {} of {}", value(i), shape.num_experts));
+         in_range ? fault.what : fmt::format("expert {}, but there are {}", value(i), shape.num_experts));
 }
 
 bool count_block(RouteCounter& counter, std::span<const std::int32_t> block, const RowShape& shape,
@@ -122,7 +122,7 @@ void count_distinct(std::span<const Id> routes, const RowShape& shape, std::span
       const std::int64_t expert = *entry;
       if (expert < 0 || expert >= shape.num_experts) {
         refuse(static_cast<std::int64_t>(row / layers), static_cast<int>(row % layers), static_cast<int>(k),
-               fmt::format("expert {} of {}", expert, shape.num_experts));
+               fmt::format("expert {}, but there are {}", expert, shape.num_experts));
       }
       std::size_t& last = last_row[static_cast<std::size_t>(expert)];
       of_layer[expert] += last == row + 1 ? 0 : 1;

@@ -97,9 +97,9 @@ TEST(RowRoutesTest, NamesPlaceAndValueOfTheFirstInvalidRow) {
   // Tests an entry beyond the first block of tokens.
   const std::size_t place = (691 * 3 + 2) * 8 + 5;
   const std::string where = "routes[691, 2, 5]: ";
-  EXPECT_EQ(refusal_of(routes, place, 64), where + "expert 64 of 64");
-  EXPECT_EQ(refusal_of(routes, place, std::int64_t{1} << 32), where + "expert 4294967296 of 64");
-  EXPECT_EQ(refusal_of(routes, place, -7), where + "expert -7 of 64");
+  EXPECT_EQ(refusal_of(routes, place, 64), where + "expert 64, but there are 64");
+  EXPECT_EQ(refusal_of(routes, place, std::int64_t{1} << 32), where + "expert 4294967296, but there are 64");
+  EXPECT_EQ(refusal_of(routes, place, -7), where + "expert -7, but there are 64");
   EXPECT_EQ(refusal_of(routes, place, -1), where + "sentinel -1 in a row that is not missing");
   EXPECT_THAT(refusal_of(routes, place, routes[place - 1]), testing::HasSubstr("appears twice in a row"));
 }

@@ -276,9 +276,10 @@ void PhaseExecutor::forward(TurnId turn, const LayerForward& layer) {
   s.figures.fallbacks += kept.at_homes ? 1 : 0;
   kept.any_unrouted = s.has_unrouted(at);
   if (!kept.any_unrouted && std::ranges::find(layer.routes, kNoExpert) != layer.routes.end()) {
-    throw InputError({.field = "routes"},
-                     fmt::format("micro-step {}, layer {} has rows without a route, which `without_route` denies",
-                                 at.micro_step.value, at.layer.value));
+    throw InputError(
+        {.field = "routes"},
+        fmt::format("micro-step {}, layer {} has rows without a route, but `without_route` says that it has none",
+                    at.micro_step.value, at.layer.value));
   }
 
   const Span span(s.options.timeline, s.rank, Lane::kExperts, "experts, forward");

@@ -76,7 +76,7 @@ class LayerContents {
     throw InputError(
         {.field = "slot_expert",
          .index = fmt::format("[{}, {}, {}, {}]", event.value, layer_.value, copy.rank.value, copy.slot.value)},
-        fmt::format("expert {} is on no rank before", copy.expert.value));
+        fmt::format("no rank holds expert {} before this copy", copy.expert.value));
   }
 
   const StepPlan& plan_;

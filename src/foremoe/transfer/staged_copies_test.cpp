@@ -158,7 +158,7 @@ TEST(StagedCopies, RejectAnExpertWithoutSourceWithItsIndex) {
     make_transfer_schedule(plan, layout_with_a_backward(), {.path = PathChoice::kPeer});
     FAIL() << "accepted";
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("slot_expert[2, 0, 0, 0]: expert 0 is on no rank before"));
+    EXPECT_THAT(error.what(), HasSubstr("slot_expert[2, 0, 0, 0]: no rank holds expert 0 before this copy"));
   }
 }
 

@@ -39,7 +39,8 @@ void check(const SynthesisOptions& options) {
   }
   const double sequences = 1.0 * options.num_micro_steps * options.num_ranks * options.sequences_per_rank;
   if (sequences > static_cast<double>(std::int64_t{1} << 30)) {
-    throw InputError({.field = "sequences_per_rank"}, fmt::format("makes {} sequences in all", sequences));
+    throw InputError({.field = "sequences_per_rank"},
+                     fmt::format("makes {} sequences in all; expected at most 2^30", sequences));
   }
 }
 
