@@ -60,10 +60,10 @@ class Checks {
     check_equal_layers(0, trace_.num_tokens, kSampledTokens, -1);
     const bool everywhere = std::ranges::find(found_, "equal-layers", &RouteFinding::check) != found_.end();
     for (int s = 0; s < trace_.num_sequences() && !everywhere; ++s) {
-      if (trace_.sequence_length(s) >= kSampledInSequence)
-        check_equal_layers(trace_.cu_seqlens[s], trace_.cu_seqlens[s + 1], kSampledInSequence, s);
+      check_equal_layers(trace_.cu_seqlens[s], trace_.cu_seqlens[s + 1], kSampledInSequence, s);
     }
     check_versions();
+    note_short_sequences();
     return {std::move(found_), std::move(remarks_)};
   }
 
@@ -144,7 +144,7 @@ class Checks {
       for (const std::int64_t id : ids_) {
         if (id >= 0 && id < shape_.num_experts) continue;
         add({"expert-range", static_cast<int>(l), s, token,
-             fmt::format("expert {} of {}: physical slots were recorded, or another model's routes", id,
+             fmt::format("expert {}, but there are {}: physical slots were recorded, or another model's routes", id,
                          shape_.num_experts),
              "record logical expert ids before load balancing maps them to slots"});
         return Row::kFaulty;
@@ -380,6 +380,15 @@ class Checks {
            fmt::format("sampled with weights {}{}", fmt::join(*of, " and "), others),
            "wait for running requests before updating weights, or drop routes of older weights"});
     }
+  }
+
+  void note_short_sequences() {
+    int num_short = 0;
+    for (int s = 0; s < trace_.num_sequences(); ++s) num_short += trace_.sequence_length(s) < kLeastRows ? 1 : 0;
+    if (num_short == 0) return;
+    remarks_.push_back(
+        fmt::format("{} of {} sequences have fewer than {} tokens, too few to compare them or their layers", num_short,
+                    trace_.num_sequences(), kLeastRows));
   }
 
   const RoutingTrace& trace_;

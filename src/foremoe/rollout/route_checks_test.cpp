@@ -51,6 +51,10 @@ TEST(RouteChecks, FindEachKindOfDamageAndNoOther) {
        [](Bytes& r) {
          for (std::size_t t = 0; t < 110; ++t) copy(r, t * kToken, t * kToken + kRow, kRow);
        }},
+      {"equal-layers",  // in sequence 1 alone
+       [](Bytes& r) {
+         for (std::size_t t = 40; t < 70; ++t) copy(r, t * kToken, t * kToken + kRow, kRow);
+       }},
       {"constant-rows",
        [](Bytes& r) {
          for (std::size_t t = 1; t < 39; ++t) copy(r, kRow, t * kToken + kRow, kRow);
@@ -64,6 +68,13 @@ TEST(RouteChecks, FindEachKindOfDamageAndNoOther) {
     const std::vector<std::string> found = names(damage);
     EXPECT_THAT(found, testing::ElementsAre(check));
   }
+}
+
+TEST(RouteChecks, NoteSequencesThatAreTooShortToCompare) {
+  const auto [trace, bytes] =
+      make_random_trace({.type = RouteType::kU8, .lengths = {16, 15, 40, 1}, .num_layers = 4, .num_experts = 128});
+  EXPECT_THAT(find_route_faults(trace, {}).remarks,
+              testing::ElementsAre(testing::StartsWith("2 of 4 sequences have fewer than 16 tokens")));
 }
 
 TEST(RouteChecks, CompareWithWhatIsExpected) {
