@@ -46,8 +46,8 @@ Columns of the table per layer, with experts at home:
   fluctuation       variation of an expert's share over the micro-steps: standard deviation ÷ mean, mean over experts
   micro-steps       ρ of each micro-step, from 1 (▁) to the largest ρ of all layers (█)
 For a plan file, the loads are those after planning.
---plot draws the load of each expert ÷ mean of its layer: over the step, and the value that it reaches in at least three
-of four micro-steps. An expert that is red in both maps stays hot, so that copies made once per step suffice for it.
+--plot draws two maps of each expert's load ÷ mean of its layer: over the step, and the value that it reaches in at
+least three of four micro-steps. Experts well above 1 in both maps stay hot: one copy per step suffices for them.
 )";
 
 struct InspectArguments {

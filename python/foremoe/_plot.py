@@ -23,8 +23,10 @@ hottest expert of a cell reaches:
 
 from __future__ import annotations
 
+import importlib.resources
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,23 +36,20 @@ from ._output import write_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The colours of the report's parts, in the order of drawing.
-COLOURS = {
-    "dense": "#8b95a3",
-    "dispatch": "#0068ad",
-    "experts": "#009071",
-    "combine": "#4aa3df",
-    "planning": "#b79f00",
-    "exposed copies": "#d55200",
-    "arena refresh": "#e39a1b",
-    "exposed gradients": "#c0619c",
-    "optimizer": "#5a4a96",
-    "homes moved": "#2b2f36",
-    "placement, measured here": "#e8d36a",
-}
-SERIES = ("#8b95a3", "#0068ad")
-# The report's colours of load ÷ mean.
-HEAT = ("#2064aa", "#65a3d3", "#c3dcef", "#f2f0ea", "#fcd9a4", "#f9a45c", "#e4602f", "#ad1a1a", "#55000f")
+
+def _colours(letter: str) -> tuple[str, ...]:
+    """Returns the numbered colours that style.css gives this letter, in the report's light scheme."""
+    style = importlib.resources.files(__package__).joinpath("report", "style.css").read_text(encoding="utf-8")
+    return tuple(re.findall(rf"--{letter}\d: (#\w+);", style.partition("@media")[0]))
+
+
+PARTS = (  # in the order of drawing
+    *("dense", "dispatch", "experts", "combine", "planning"),
+    *("exposed copies", "arena refresh", "exposed gradients", "optimizer", "homes moved"),
+)
+COLOURS = dict(zip(PARTS, _colours("s"), strict=True)) | {"placement, measured here": "#e8d36a"}
+SERIES = (COLOURS["dense"], COLOURS["dispatch"])
+HEAT = _colours("h")  # of load ÷ mean
 WIDTH = 9.0  # inches, as all sizes
 BAR = 0.34
 NOTE = 0.9  # the column of notes

@@ -307,13 +307,18 @@ class Recorder:
             attention_mask: [batch, tokens] of prompt and completion, 0 for padding.
 
         Raises:
-            InputError: for an argument of another shape, and if other rows ran, as in two plain forwards.
+            InputError: for an argument of another shape, and if no or other rows ran, as in two plain forwards.
         """
         tokens = out if isinstance(out, Tensor) else out.sequences
         batch, length = tokens.shape
         if tuple(attention_mask.shape) != (batch, length):
             raise foremoe.InputError(
                 f"attention_mask: is {list(attention_mask.shape)}; expected [{batch}, {length}]", field="attention_mask"
+            )
+        if not any(self._calls):
+            raise foremoe.InputError(
+                "out: no rows ran since record() began or routes() was last called; routes() returns each row once",
+                field="out",
             )
         is_plain = all([call.shape[0] for call in calls] == [batch * length] for calls in self._calls)
         per_layer = []

@@ -19,7 +19,7 @@ RHO_BOUNDS = (1.1, 1.3, 1.5, 2.0)
 RHO_CLASSES = ("below 1.1", "1.1 to 1.3", "1.3 to 1.5", "1.5 to 2", "2 and more")
 LOAD_BOUNDS = _core._heat_bounds()  # of load ÷ mean
 MOST_CELLS = 64  # along one axis
-MOST_CELLS_OF_EXPERTS = 48 * 128  # of a map
+MOST_CELLS_OF_EXPERTS = 128
 
 
 class Quantiles(NamedTuple):
@@ -45,7 +45,7 @@ def load_section(report: Report) -> Section | None:
         return None
     about = (
         f"Tokens of each rank ÷ mean of all ranks, in layer {report.loads.layer}, the one that {report.before.policy} "
-        "balances worst on average. Orange and red are ranks that others wait for, blue ones wait."
+        "balances worst on average. Ranks below 1 wait for ranks above 1."
     )
     sides = []
     for name, policy, tokens in (
@@ -53,7 +53,7 @@ def load_section(report: Report) -> Section | None:
         ("load-after", report.after.policy, report.loads.after),
     ):
         relative = tokens / np.maximum(tokens.mean(1, keepdims=True), np.finfo(float).tiny)
-        plot, table = _load_map(name, policy, ("micro-step", "rank"), relative, tokens)
+        plot, table = _load_map(name, policy, ("micro-step", "rank"), relative, MOST_CELLS, tokens)
         _separate_nodes(plot.figure, report, tokens.shape[1])
         sides.append((plot, table))
     return section_of("load", "Load per rank, before and after", *sides, about=about, wide=True)
@@ -65,11 +65,12 @@ def experts_section(report: Report) -> Section | None:
     if not heat.step.any():
         return None
     about = (
-        "Tokens of each expert ÷ mean of all experts of its layer, which no plan changes. Experts that are orange or "
-        "red in the first map are hot; those that are so in the second map too stay hot."
+        "Tokens of each expert ÷ mean of all experts of its layer. No plan changes these loads. Experts well above 1 "
+        "in the first map are hot. Experts well above 1 in both maps stay hot."
     )
-    step = _load_map("experts-step", "whole step", ("layer", "expert"), heat.step)
-    steady = _load_map("experts-steady", "in three of four micro-steps", ("layer", "expert"), heat.steady)
+    nouns, most = ("layer", "expert"), MOST_CELLS_OF_EXPERTS
+    step = _load_map("experts-step", "whole step", nouns, heat.step, most)
+    steady = _load_map("experts-steady", "in three of four micro-steps", nouns, heat.steady, most)
     return section_of("experts", "Load per expert and layer", step, steady, about=about, wide=True)
 
 
@@ -78,13 +79,20 @@ def _load_map(
     subject: str,
     nouns: tuple[str, str],
     relative: npt.NDArray[np.float64],
+    most_columns: int,
     tokens: npt.NDArray[np.int64] | None = None,
 ) -> tuple[Plot, Table]:
-    """Draw load ÷ mean of its row. A cell that covers several entries shows the largest. nouns: row, column."""
+    """Draw load ÷ mean of its row. A cell that covers several entries shows the largest.
+
+    Args:
+        nouns: Nouns of a row and a column.
+        relative: Load ÷ mean, [rows, columns].
+        most_columns: Largest number of cells in a row.
+        tokens: The loads, which hover texts then show too.
+    """
     down = -(-relative.shape[0] // MOST_CELLS)
-    num_rows = -(-relative.shape[0] // down)
-    right = -(-relative.shape[1] // (MOST_CELLS if tokens is not None else MOST_CELLS_OF_EXPERTS // num_rows))
-    value = np.zeros((num_rows, -(-relative.shape[1] // right)))
+    right = -(-relative.shape[1] // most_columns)
+    value = np.zeros((-(-relative.shape[0] // down), -(-relative.shape[1] // right)))
     hover = [[""] * value.shape[1] for _ in value]
     for r, c in np.ndindex(value.shape):
         cell = relative[r * down : (r + 1) * down, c * right : (c + 1) * right]

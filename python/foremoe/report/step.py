@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from .._plot import PARTS
 from .facts import Report, Span, Window, speedup
 from .figures import SECONDS, Row, colours_of, escape_all, legend_of, policy_rows, row_figure, stacked_bars
 from .numbers import ratio_text, seconds_text, times_text
 from .page import Plot, Section, Table, section_of
 
-# Names with a colour of their own.
-PARTS = (
-    *("dense", "dispatch", "experts", "combine", "planning"),
-    *("exposed copies", "arena refresh", "exposed gradients", "optimizer", "homes moved"),
-)
+# Activities with a colour of their own.
 SPANS = (*PARTS[:5], "waiting for copies", "copies from the host", "copies from peers")
 
 

@@ -19,7 +19,7 @@ namespace foremoe {
 enum class ViolationKind : std::uint8_t {
   kShape,            // the shapes of plan and load, or of the plan's own arrays, do not match
   kEvents,           // events differ from the execution order for in_flight
-  kDigest,           // the plan was made for another load
+  kDigest,           // the plan was made for another load, or from other homes
   kOptions,          // recorded options are missing, invalid, or contradict the plan
   kHomes,            // a home is out of range, or a rank does not have E/R homes in a layer
   kHomeMoves,        // more homes moved than `rehome` permits
@@ -59,12 +59,13 @@ struct Violation {
 std::string place_of(const Violation& violation);
 
 struct CheckOptions {
-  ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: from the plan's options
-  int align = 128;                          // tokens, for rho_padded
-  const BatchedTrace* tokens = nullptr;     // the tokens that the load counts; null: unknown
-  const PlanFigures* reported = nullptr;    // figures to compare with the recomputed ones
-  int max_listed = 100;                     // maximum number of violations to list; all are counted
-  const ThreadPool* pool = nullptr;         // the check throws Cancelled after this pool is cancelled
+  // [layer][expert], homes before the plan. Empty: those of its options, or with its homes_digest.
+  ArrayView<const RankId, 2> initial_home;
+  int align = 128;                        // tokens, for rho_padded
+  const BatchedTrace* tokens = nullptr;   // the tokens that the load counts; null: unknown
+  const PlanFigures* reported = nullptr;  // figures to compare with the recomputed ones
+  int max_listed = 100;                   // maximum number of violations to list; all are counted
+  const ThreadPool* pool = nullptr;       // the check throws Cancelled after this pool is cancelled
 };
 
 struct CheckReport {
