@@ -1,6 +1,7 @@
 """Tests the help of the command and its subcommands."""
 
 import json
+import re
 import unittest
 
 from foremoe_command import SUBCOMMANDS, CommandTest
@@ -37,6 +38,15 @@ class Help(CommandTest):
                 self.assertLess(len(short), len(full) + 1)
                 if len(short) < len(full):
                     self.assertIn("--help-all", short)
+
+    def test_short_help_lists_the_words_of_the_options_that_it_shows(self):
+        for command, options in json.loads(self.succeed("options", "--json")).items():
+            text = " ".join(self.succeed(command, "--help").partition("\nExamples:")[0].split())
+            for option in options:
+                shown = f" {option['option']} " in text
+                for word in option.get("words", []) if shown and option["type"] == "word" else []:
+                    with self.subTest(command, option=option["name"]):
+                        self.assertRegex(text, rf"\b{re.escape(word)}\b")
 
     def test_options_lists_the_options_of_all_commands(self):
         listed = json.loads(self.succeed("options", "--json"))

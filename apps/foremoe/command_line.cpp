@@ -17,6 +17,7 @@
 #include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/launch.h"
+#include "foremoe/evaluate/workload.h"
 
 namespace foremoe::cli {
 namespace {
@@ -103,7 +104,7 @@ std::string help(const Command& command, bool all) {
   for (const Option& option : command.options) {
     if (std::ranges::find(headings, heading(option)) == headings.end()) headings.push_back(heading(option));
   }
-  std::size_t hidden = 0;
+  std::int64_t hidden = 0;
   const auto shown = [&](const Option& o) { return all || o.main || o.required || o.positional; };
   for (const std::string& name : headings) {
     std::string section;
@@ -124,7 +125,7 @@ std::string help(const Command& command, bool all) {
   text += fmt::format("\nExamples:\n{}", command.examples);
   if (all && !command.meaning.empty()) text += fmt::format("\n{}", command.meaning);
   if (hidden > 0)
-    text += fmt::format("\n{} more options and explanations: foremoe {} --help-all\n", hidden, command.name);
+    text += fmt::format("\n{} and explanations: foremoe {} --help-all\n", counted(hidden, "more option"), command.name);
   return text;
 }
 

@@ -29,8 +29,6 @@ constexpr std::string_view kMapsMeaning =
 with each micro-step as a window; each replica will serve an equal part of its expert's tokens. From a plan, its experts
 are taken as they are; they must not change within the step. Empty slots get the experts with the most tokens per
 replica. The engine must have the same number of expert-parallel ranks, and as many redundant experts as printed.
-  sglang        JSON for --init-expert-location      tensorrt-llm  YAML for moe_config.load_balancer
-  vllm-ascend   JSON for expert_map_path             vllm          reads no file: use foremoe.eplb.vllm_policy()
 The formats follow the engines' sources; no engine was run.
 )";
 

@@ -73,8 +73,10 @@ Json digits_of(const Array<double, 2>& heat, std::size_t experts_in_cell) {
   return rows;
 }
 
-void draw_in_python(const Json& request, const std::string& path) {
+// command: begins error messages.
+void draw_in_python(const char* command, Json request, const std::string& path) {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return;
+  request["command"] = command;
   run_in_python("_plot", request.dump(-1, ' ', false, Json::error_handler_t::replace), {path});
 }
 
@@ -124,7 +126,7 @@ void draw_plot(const PlotRequest& plot, std::span<const Evaluation> evaluations,
                          ? Json::array({Json{{"name", "step"}, {"ideal", any->ideal_step_seconds}}})
                          : Json::array({Json{{"name", "recompute"}, {"ideal", any->recompute.ideal_seconds}},
                                         Json{{"name", "policy update"}, {"ideal", any->policy_update.ideal_seconds}}});
-  const Json request = {
+  Json request = {
       {"title", fmt::format("Modelled training step: {} on {}", plot.cost.model().name, plot.cost.cluster().name)},
       {"facts", facts_of(plot)},
       {"panels", shown},
@@ -132,13 +134,14 @@ void draw_plot(const PlotRequest& plot, std::span<const Evaluation> evaluations,
       {"bars", std::move(bars)},
       {"left_out", std::move(left_out)},
       {"exit_code", exit_code}};
-  draw_in_python(request, plot.path);
+  draw_in_python(whole ? "compare" : "simulate", std::move(request), plot.path);
 }
 
 void draw_fit(const PlotRequest& plot, const Fit& fit, int exit_code) {
   if (plot.path.empty()) return;
   const std::string& policy = fit.planned.evaluation.policy;
-  draw_in_python({{"title", fmt::format("Busiest rank: {} on {}", plot.cost.model().name, plot.cost.cluster().name)},
+  draw_in_python("fit",
+                 {{"title", fmt::format("Busiest rank: {} on {}", plot.cost.model().name, plot.cost.cluster().name)},
                   {"facts", facts_of(plot)},
                   {"series", {peaks_of("now: vanilla", fit.now), peaks_of("planned: " + policy, fit.planned)}},
                   {"limit", static_cast<double>(fit.limit.value) / 1e9},
@@ -155,7 +158,8 @@ void draw_heat(const std::string& path, const LoadTable& load) {
   if (step[hottest] == 0) throw InputError({.field = "plot"}, "has nothing to show: the load has no tokens");
   const std::size_t experts = heat.step.extent(1);
   const std::size_t in_cell = (step.size() + kMostCells - 1) / kMostCells;
-  draw_in_python({{"title", "Loads of experts ÷ mean of their layer"},
+  draw_in_python("inspect",
+                 {{"title", "Loads of experts ÷ mean of their layer"},
                   {"facts",
                    {fmt::format("{}: {}", load.name, describe(load)),
                     fmt::format("hottest: expert {} of layer {}, {:.2f} times the mean over the step",

@@ -3,7 +3,7 @@ loads of experts (inspect).
 
 The program passes the data as JSON, for compare and simulate:
 
-    {"title": "…", "facts": ["…"], "panels": [{"name": "step", "ideal": 1.5}], "note": "mean ρ",
+    {"command": "simulate", "title": "…", "facts": ["…"], "panels": [{"name": "step", "ideal": 1.5}], "note": "mean ρ",
      "bars": [{"policy": "vanilla", "note": "1.439", "parts": [{"dense": 0.5, "experts": 1.2}]}],
      "left_out": ["eplb: …"], "exit_code": 0}
 
@@ -11,13 +11,13 @@ A policy has one entry of "parts" per panel, in seconds. "note" is the heading o
 "ideal" is drawn as a line: every rank at the mean load, no copies. For fit, where "rows" and "gigabytes" are those of
 the busiest rank by micro-step:
 
-    {"title": "…", "facts": ["…"], "limit": 80.0, "exit_code": 0,
+    {"command": "fit", "title": "…", "facts": ["…"], "limit": 80.0, "exit_code": 0,
      "series": [{"name": "now: vanilla", "rows": [4096], "gigabytes": [71.5]}]}
 
 For inspect, with a map per entry of "heat" and a text per layer, whose digits count the bounds of load ÷ mean that the
 hottest expert of a cell reaches:
 
-    {"title": "…", "facts": ["…"], "bounds": [0.5, 0.8], "experts_in_cell": 1, "exit_code": 0,
+    {"command": "inspect", "title": "…", "facts": ["…"], "bounds": [0.5, 0.8], "experts_in_cell": 1, "exit_code": 0,
      "heat": {"whole step": ["0112", "2010"]}}
 """
 
@@ -27,7 +27,8 @@ import importlib.resources
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._command_line import reporting
@@ -54,15 +55,16 @@ WIDTH = 9.0  # inches, as all sizes
 BAR = 0.34
 NOTE = 0.9  # the column of notes
 DPI = 160
-MOST_CHARACTERS = 130  # of a line of text
+MOST_CHARACTERS = 140  # of a line of text
 IN_A_ROW = 8  # entries of the legend
 VISIBLE = 0.002  # share of the longest bar from which a part is in the legend
 
 
 def main(arguments: Sequence[str]) -> int:
     """Draws the picture that the program requests: the data as JSON, and the path of a .png or .svg file."""
-    request, path = arguments
-    return reporting("foremoe", {"plot": "--plot"}, lambda: _draw(json.loads(request), path))
+    text, path = arguments
+    request = json.loads(text)
+    return reporting(f"foremoe {request['command']}", {"plot": "--plot"}, lambda: _draw(request, path))
 
 
 def _draw(request: Mapping[str, Any], path: str) -> int:
@@ -78,7 +80,10 @@ def _figure(height: float) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "foremoe", "font.size": 9})
+    # parse_math: names of files and models may contain dollar signs
+    matplotlib.rcParams.update(
+        {"svg.fonttype": "none", "svg.hashsalt": "foremoe", "font.size": 9, "text.parse_math": False}
+    )
     return Figure(figsize=(WIDTH, height))
 
 
@@ -92,10 +97,10 @@ def draw_peaks(request: Mapping[str, Any]) -> Figure:
     """Draws a panel of rows and one of memory over micro-steps, one line per entry of "series", and the limit."""
     from matplotlib.ticker import MaxNLocator
 
-    height = 3.4
+    texts = _wrapped(request["facts"])
+    top = 0.9 + 0.19 * len(texts)
+    height = top + 2.3
     figure = _figure(height)
-    texts = [_shortened(text) for text in request["facts"]]
-    top = 0.7 + 0.19 * len(texts)
     for index, (of, label) in enumerate(
         (("rows", "rows of the busiest rank"), ("gigabytes", "GB of the busiest rank, modelled"))
     ):
@@ -109,7 +114,7 @@ def draw_peaks(request: Mapping[str, Any]) -> Figure:
         axes.set_ylim(bottom=0)
         axes.set_xlabel("micro-step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.set_ylabel(label)
+        axes.set_title(label, fontsize=9, loc="left")
         axes.yaxis.grid(color="#e7eaee")
         axes.set_axisbelow(True)
         for side in ("top", "right"):
@@ -118,7 +123,7 @@ def draw_peaks(request: Mapping[str, Any]) -> Figure:
     handles, names = axes.get_legend_handles_labels()
     figure.legend(
         handles, names, loc="upper left", ncols=len(names), frameon=False, fontsize=8, handlelength=1.4,
-        bbox_to_anchor=(0.02 / WIDTH, 1 - (top - 0.4) / height), borderpad=0.2,
+        bbox_to_anchor=(0.02 / WIDTH, 1 - (top - 0.6) / height), borderpad=0.2,
     )  # fmt: skip
     return figure
 
@@ -130,7 +135,7 @@ def draw_heat(request: Mapping[str, Any]) -> Figure:
     maps: Mapping[str, Sequence[str]] = request["heat"]
     in_cell, bounds = request["experts_in_cell"], request["bounds"]
     layers = len(next(iter(maps.values())))
-    texts = [_shortened(text) for text in request["facts"]]
+    texts = _wrapped(request["facts"])
     inside = min(max(0.8, 0.06 * layers), 4.0)
     of_map, top = inside + 0.8, 0.95 + 0.19 * len(texts)
     height = top + of_map * len(maps)
@@ -161,8 +166,8 @@ def draw(request: Mapping[str, Any]) -> Figure:
     bars, panels = request["bars"], request["panels"]
     most = max((sum(parts.values()) for bar in bars for parts in bar["parts"]), default=0.0)
     used = [p for p in COLOURS if any(parts.get(p, 0.0) > VISIBLE * most for bar in bars for parts in bar["parts"])]
-    below = [_shortened(f"Left out: {text}") for text in request["left_out"]]
-    texts = [_shortened(text) for text in request["facts"]]
+    below = _wrapped(f"Left out: {text}" for text in request["left_out"])[::-1]  # from the bottom upwards
+    texts = _wrapped(request["facts"])
     rows = -(-(len(used) + 1) // IN_A_ROW)  # of the legend
     top, bottom = 0.58 + 0.19 * (len(texts) + rows), 0.55 + 0.19 * len(below)
     height = top + BAR * (len(bars) + 0.6) + bottom
@@ -221,5 +226,6 @@ def _digits(seconds: float) -> str:
     return f"{seconds:.0f}" if seconds >= 1000 else f"{seconds:#.3g}"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+def _wrapped(texts: Iterable[str]) -> list[str]:
+    """Returns the lines of the texts. A line breaks at a space, and inside a word that is longer than a line."""
+    return [line for text in texts for line in textwrap.wrap(text, MOST_CHARACTERS, break_on_hyphens=False)]

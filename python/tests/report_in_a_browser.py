@@ -92,6 +92,12 @@ const {xaxis, yaxis} = plot._fullLayout, box = plot.getBoundingClientRect();
 return [box.left + xaxis._offset + xaxis.d2p(%s), box.top + yaxis._offset + yaxis.d2p(%s)];
 """
 
+# Returns the names of the tables of policies that are wider than their boxes.
+CUT_OFF = """
+const boxes = [...document.querySelectorAll('#policies .scroll')];
+return boxes.filter(box => box.scrollWidth > box.clientWidth).map(box => box.getAttribute('aria-label'));
+"""
+
 A_MOMENT = "return new Promise(done => setTimeout(done, 400))"
 HOVERED = "return document.querySelector('#%s .hoverlayer').textContent"
 
@@ -109,8 +115,8 @@ class ReportInABrowser(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def page(self, ranks: int = 16, cluster: str = "h100", **options: Any) -> pathlib.Path:
-        shape = {"layers": 2, "experts": 128, "top_k": 8, "micro_steps": 3, "tokens_per_rank": 256}
+    def page(self, ranks: int = 16, cluster: str = "h100", micro_steps: int = 3, **options: Any) -> pathlib.Path:
+        shape = {"layers": 2, "experts": 128, "top_k": 8, "micro_steps": micro_steps, "tokens_per_rank": 256}
         self.load = foremoe.synthesize_load(ranks=ranks, ranks_per_node=8, **shape)
         options = {"guest_slots": (1, 2), "policies": "vanilla,static,foremoe-review-bpo,foremoe", **options}
         path = self.folder / "page.html"
@@ -150,8 +156,12 @@ class ReportInABrowser(unittest.TestCase):
         self.check_page(self.page())
         self.assertEqual(self.browser.look("return performance.getEntriesByType('resource').length"), 0)
 
-    def test_a_page_of_one_node_and_all_policies_renders(self) -> None:
-        self.check_page(self.page(ranks=4, policies="all", guest_slots=(2, 1, 4)))
+    def test_a_page_of_one_node_one_micro_step_and_all_policies_renders(self) -> None:
+        page = self.page(ranks=4, micro_steps=1, policies="all", guest_slots=(2, 1, 4))
+        self.check_page(page)
+        for width in (1000, 1300):
+            self.show(page, width, "light")
+            self.assertEqual(self.browser.look(CUT_OFF), [], f"tables wider than their boxes at {width} pixels")
 
     def test_hovering_shows_rank_micro_step_tokens_policy_and_values(self) -> None:
         page = self.page()

@@ -56,7 +56,7 @@ def test_a_plan_that_cannot_train_is_reported_as_recompute_only(
         assert ("in recompute alone" in capsys.readouterr().out) == (policy == "foremoe")  # static beats eplb
     text = without_plotly_script(pathlib.Path("page.html").read_text())
     summary = text[text.index('<p class="summary">') : text.index("</header>")]
-    assert "for recompute of Qwen3-30B-A3B" in summary and "It cannot train" in summary
+    assert "ms (modelled) for recompute of Qwen3-30B-A3B" in summary and "It cannot train" in summary
     assert "training step" not in summary and "Speedup of recompute" in summary and "Speedup of a step" not in summary
 
 
@@ -80,7 +80,7 @@ def test_the_command_summarizes_the_page_and_replaces_an_existing_one(
     options = ["--policy", "vanilla", "--optimizer-shards", "64", "--memory-budget", "0.5", "--prefer", "links"]
     assert main([*command_line, *options, "--ranks-per-node", "4", "--out", "page.html"]) == 0
     said = capsys.readouterr()
-    assert re.fullmatch(r"page.html: Qwen3-30B-A3B on h100, vanilla, [\d.]+ % of ideal\n", said.out)
+    assert re.fullmatch(r"page.html: Qwen3-30B-A3B on h100, vanilla, [\d.]+ % of ideal, modelled\n", said.out)
     assert said.err == ""
     text = out.read_text()
     assert "nothing fits the budget of 0.5 GB; the least is" in text

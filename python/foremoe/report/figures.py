@@ -166,9 +166,8 @@ def heat_map(
         steps: Number of micro-steps, ranks or nodes in one row, and in one column.
     """
     num_bins = len(colours)
-    figure = go.Figure(
-        layout={"template": TEMPLATE, "height": 56 + round(min(max(260, 4 * len(bins)), 24 * len(bins)))}
-    )
+    height = min(max(260, 4 * len(bins)), max(72, 24 * len(bins)))  # the title of the rows needs 72 px
+    figure = go.Figure(layout={"template": TEMPLATE, "height": 56 + height})
     figure.add_heatmap(
         z=bins.tolist(),
         dy=steps[0],

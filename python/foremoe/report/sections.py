@@ -1,4 +1,4 @@
-"""The sections of the page, each a function of a report, and the table of policies.
+"""The sections of the page, each a function of a report, and the tables of policies.
 
 A section without data is None, and the page omits it.
 """
@@ -39,32 +39,38 @@ def sections(report: Report) -> list[Section]:
 
 
 def policies_section(report: Report) -> Section:
-    """Return the table of policies."""
-    table = Table(f"Policies, {counted(report.guest_slots, 'guest slot')} per rank and layer", [])
+    """Return two tables of the policies, each narrow enough for a window of 1,000 pixels."""
+    slots = f"{counted(report.guest_slots, 'guest slot')} per rank and layer"
+    balance, price = (Table(f"Policies: {what}, {slots}", []) for what in ("balance and time", "copies and memory"))
     optional = {"RL step": "rl_speedup", "largest micro-batch": "largest_micro_batch", "planning": "plan_us"}
     left_out = {h for h, name in optional.items() if all(getattr(p, name) is None for p in report.planned)}
     for p in report.policies:
         if isinstance(p, Skipped):
-            table.rows.append([p.policy, f"skipped: {p.reason}"])
+            balance.rows.append([p.policy, f"skipped: {p.reason}"])
             continue
-        cells = {head: cell for head, cell in _cells(p).items() if head not in left_out}
-        table.head = list(cells)
-        if p is report.after:
-            table.strong_row = len(table.rows)
-        table.rows.append(list(cells.values()))
-    note = (
-        "Copies: per layer and pass of a micro-step, whole group. Memory: of the fullest rank, and its guests' part. "
-        "Peak and largest micro-batch: in tokens."
+        for table, all_cells in ((balance, _balance_cells(p)), (price, _price_cells(p))):
+            cells = {head: cell for head, cell in all_cells.items() if head not in left_out}
+            table.head = list(cells)
+            if p is report.after:
+                table.strong_row = len(table.rows)
+            table.rows.append(list(cells.values()))
+    about_time = "Modelled: speedup, RL step, step, of ideal and waits."
+    if not all(p.can_train for p in report.planned):
+        about_time += f" free*: {CANNOT_TRAIN}"
+    about_price = (
+        "Copies: per layer and pass of a micro-step, whole group. Memory: modelled, of the fullest rank, and its "
+        "guests' part. Peak and largest micro-batch: in tokens."
     )
     if "planning" not in left_out:
-        note += " Planning: CPU time of one layer of one micro-step, without what is done once per step; measured, so "
-        note += "another run changes it."
-    if not all(p.can_train for p in report.planned):
-        note += f" free*: {CANNOT_TRAIN}"
-    return Section("policies", "Policies side by side", table_html(table) + paragraph(note, "note"), wide=True)
+        about_price += " Planning: CPU time of one layer of one micro-step, without what is done once per step; "
+        about_price += "measured, so another run changes it."
+    body = "".join(
+        table_html(table) + paragraph(about, "note") for table, about in ((balance, about_time), (price, about_price))
+    )
+    return Section("policies", "Policies side by side", body, wide=True)
 
 
-def _cells(p: PolicyResult) -> dict[str, str]:
+def _balance_cells(p: PolicyResult) -> dict[str, str]:
     q = quantiles(p.rho) if p.rho.size else None
     return {
         "policy": p.policy,
@@ -77,6 +83,12 @@ def _cells(p: PolicyResult) -> dict[str, str]:
         "ρ 99 %": ratio_text(q.p99) if q else "–",
         "ρ most": ratio_text(q.most) if q else "–",
         "waits for copies": seconds_text(p.exposed_copy_seconds),
+    }
+
+
+def _price_cells(p: PolicyResult) -> dict[str, str]:
+    return {
+        "policy": p.policy,
         "copies": f"{p.copies_per_layer_event:.2f}",
         "memory": bytes_text(p.memory_bytes),
         "guests": bytes_text(p.guest_bytes),

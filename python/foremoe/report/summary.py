@@ -40,7 +40,7 @@ def conclusion(report: Report) -> str:
     if not after.rho.size:
         return f"{what}, no load"
     seconds, ideal = _served(report, after)
-    of_ideal = f"{100 * speedup(ideal, seconds):.1f} % of ideal"
+    of_ideal = f"{100 * speedup(ideal, seconds):.1f} % of ideal, modelled"
     if after is not before:
         gain = f"{speedup(_served(report, before)[0], seconds):.3f} times as fast as {before.policy}"
         alone = "" if after.can_train else "; in recompute alone, since its plan cannot train"
@@ -65,7 +65,7 @@ def _summary_of_one(report: Report) -> str:
     only = report.before
     text = (
         f"On {counted(report.num_ranks, 'rank')} of {report.cluster}, {only.policy} takes "
-        f"{seconds_text(only.step_seconds)} for a training step of {report.model}, "
+        f"{seconds_text(only.step_seconds)} (modelled) for a training step of {report.model}, "
         f"{percent_text(only.fraction_of_ideal)} of what perfect balance would give."
     )
     if len(report.policies) == 1:
@@ -81,7 +81,7 @@ def _summary(report: Report) -> str:
     waiting = f"{seconds_text(exposed)} of" if exposed > 0 else "no"
     text = (
         f"On {counted(report.num_ranks, 'rank')} of {report.cluster}, {after.policy} takes "
-        f"{seconds_text(seconds)} for {served} of {report.model} where {before.policy} takes "
+        f"{seconds_text(seconds)} (modelled) for {served} of {report.model} where {before.policy} takes "
         f"{seconds_text(was)}: {times_text(speedup(was, seconds))} as fast, "
         f"{percent_text(speedup(ideal, seconds))} of what perfect balance without a single copy would give. "
         f"The busiest rank has {ratio_text(after.mean_rho)} times the mean load on average instead of "
@@ -110,16 +110,16 @@ def _tiles(report: Report) -> str:
         (
             f"Speedup of {what}",
             times_text(speedup(was, seconds)),
-            f"{seconds_text(seconds)} instead of {seconds_text(was)}",
+            f"{seconds_text(seconds)} instead of {seconds_text(was)}, modelled",
         ),
-        *([("Speedup of an RL step", times_text(with_rollout), "with the rollout")] if with_rollout else []),
-        ("Of the ideal", percent_text(speedup(ideal, seconds)), f"{seconds_text(ideal)} at perfect balance"),
+        *([("Speedup of an RL step", times_text(with_rollout), "with the rollout, modelled")] if with_rollout else []),
+        ("Of the ideal", percent_text(speedup(ideal, seconds)), f"{seconds_text(ideal)} at perfect balance, modelled"),
         ("Mean imbalance ρ", ratio_text(after.mean_rho), f"instead of {ratio_text(before.mean_rho)}"),
-        ("Waiting for copies", seconds_text(_exposed(after)), f"of {seconds_text(seconds)} {of_what}"),
+        ("Waiting for copies", seconds_text(_exposed(after)), f"of {seconds_text(seconds)} {of_what}, modelled"),
         (
             "Memory for guests",
             bytes_text(after.guest_bytes),
-            f"fullest rank {bytes_text(after.memory_bytes)}, was {memory}",
+            f"fullest rank {bytes_text(after.memory_bytes)}, was {memory}, modelled",
         ),
     ]
     out = ""

@@ -9,6 +9,7 @@ guest slots already serve other layers. In that case, its rows go to their exper
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -187,7 +188,7 @@ class MicroStep:
             self._beside.unplanned[self._number, index, ranks.rank] = computed_here
             out = out.index_add(0, rows, of_unrouted)
         if out.requires_grad and turn.backward >= 0:
-            out.register_hook(lambda gradient: self._reached(of, gradient))  # type: ignore[no-untyped-call]
+            self._watch_backward(index, out)
             if torch._C._current_graph_task_id() < 0:
                 of.end = torch.autograd.graph.get_gradient_edge(out), out.shape, out.dtype
         return out
@@ -212,15 +213,23 @@ class MicroStep:
                 ranks.calls.passing(call)  # never waits for the device
         self._next_layer = index + 1
 
-    def _reached(self, of: LayerRows, gradient: Tensor) -> None:
-        """Called when a layer's backward begins. gradient: Its output's; not 0 in dropped rows that are read."""
-        if self._is_over:
-            name = self._experts.layers[of.turn.layer].name
-            raise RuntimeError(
-                f"{name}: its backward ran after the end of micro-step {self._number}; run it before the next one"
-            )
-        if of.dropped is not None:
-            self._beside.read += (gradient.index_select(0, of.dropped) != 0).any(-1).sum()
+    def _watch_backward(self, index: int, out: Tensor) -> None:
+        """Checks when a layer's backward begins: raises RuntimeError after the end of this micro-step, and counts
+        dropped rows whose gradient is not 0."""
+        # LayerRows.end refers to the hook, so a strong reference would keep the graph and the phase for ever: the
+        # garbage collector does not see hooks.
+        this = weakref.ref(self)
+        where = f"{self._experts.layers[index].name}: its backward ran after the end of micro-step {self._number}"
+
+        def begin(gradient: Tensor) -> None:
+            running = this()
+            if running is None or running._is_over:
+                raise RuntimeError(f"{where}; run it before the next one")
+            dropped = running.layers[index].dropped
+            if dropped is not None:
+                running._beside.read += (gradient.index_select(0, dropped) != 0).any(-1).sum()
+
+        out.register_hook(begin)  # type: ignore[no-untyped-call]
 
     def _repeated(self, of: LayerRows, had_graph: bool) -> Dispatch | TokenDispatch:
         """Returns the destinations of a second forward. had_graph: Whether an earlier forward had gradients."""
@@ -279,7 +288,7 @@ class MicroStep:
                     "this one; where a batch counts for nothing, leave out its backward alone"
                 )
         if not self._planned.lacks_backward(self._number):
-            self._end()
+            self._is_over = True
             return
         ends = [of.end for of in self.layers if of.end is not None]
         if needs_all_ranks or len(ends) < len(self.layers):
@@ -297,12 +306,7 @@ class MicroStep:
         torch.autograd.backward(
             [edge for edge, *_ in ends], [torch.zeros(shape, dtype=dtype, device=device) for _, shape, dtype in ends]
         )
-        self._end()
-
-    def _end(self) -> None:
         self._is_over = True
-        for of in self.layers:
-            of.end = None  # its graph refers to this object by a hook that the garbage collector does not see
 
     def run_idle(self) -> None:
         """Runs all layers forward and backward without rows of this rank, which serves the rows of other ranks."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -186,7 +186,7 @@ def test_a_layer_exchanges_rows_over_two_groups_and_no_counts_and_never_waits(ra
     assert count_in_a_phase(rank, ranks_per_node=2) == {"all_to_all_single": 8 * LAYERS}
 
 
-@contextmanager
+@contextlib.contextmanager
 def counted_rows(ep: Any) -> Iterator[list[int]]:
     """Counts the rows that this rank sends to ranks of other nodes, and to other ranks of its node."""
     rows, send_rows = [0, 0], exchange._exchange
@@ -263,11 +263,20 @@ def test_a_plan_that_is_never_entered_delays_nothing(rank: int) -> None:
     ep.detach()
 
 
-def test_a_phase_is_freed_when_it_has_ended(rank: int) -> None:
-    for dispatch in ("row", "token"):
-        ep, _, trained = begin(dispatch=dispatch, ranks_per_node=2)
-        kept = weakref.ref(run_phase(ep, trained, 9).planned)
-        ep.detach()
-        del ep, trained
-        gc.collect()
-        assert kept() is None, dispatch
+@pytest.mark.parametrize("dispatch", ["row", "token"])
+@pytest.mark.parametrize("by_error", [False, True])
+def test_a_phase_is_freed_when_it_has_ended(rank: int, dispatch: str, by_error: bool) -> None:
+    ep, _, trained = begin(dispatch=dispatch, ranks_per_node=2)
+    kept: list[Any] = []
+
+    def between(m: int) -> None:
+        kept.append(weakref.ref(ep.experts.phase.planned))
+        if by_error and m == 2:
+            dist.barrier()
+            raise KeyError
+
+    with contextlib.suppress(KeyError):
+        run_phase(ep, trained, 9, between=between)
+    ep.detach()
+    gc.collect()
+    assert kept[0]() is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -208,6 +210,18 @@ def test_inspect_draws_beside_json_and_refuses_what_it_cannot_draw() -> None:
         assert not pathlib.Path(plot).exists()
 
 
+@pytest.mark.parametrize("verb", ["compare", "simulate", "fit", "inspect"])
+def test_long_lines_wrap_at_spaces_and_names_are_no_formulas(verb: str) -> None:
+    folder = pathlib.Path("with-$x^2$-and-a-long-name-" + 5 * "such-as-this-one-" + "$^")
+    folder.mkdir()
+    shutil.copy(ON[0], folder)
+    done = foremoe_command(verb, str(folder / ON[0]), *(ON[1:] if verb != "inspect" else ()), "--plot", "out.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    texts = html.unescape(" ".join(re.findall("<text[^>]*>([^<]*)</text>", pathlib.Path("out.svg").read_text())))
+    assert f"{folder / ON[0]}: 3 micro-steps × 2 layers, 128 experts on 4 ranks (" in texts
+    assert "…" not in texts
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -221,7 +235,7 @@ def test_inspect_draws_beside_json_and_refuses_what_it_cannot_draw() -> None:
 def test_compare_rejects_what_it_cannot_draw(arguments: list[str], problem: str) -> None:
     done = foremoe_command("compare", *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert problem in done.stderr
+    assert done.stderr.startswith(f"foremoe compare: {problem}")
     assert not pathlib.Path("out.png").exists()
 
 
@@ -240,7 +254,9 @@ def test_missing_packages_are_named_before_planning() -> None:
 
 
 @pytest.mark.parametrize("name", ["out.png", "out.svg"])
-def test_a_picture_that_cannot_be_written_replaces_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_that_cannot_be_written_replaces_none(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pathlib.Path(name).write_text("another picture")
 
     def refuse(*_: Any) -> None:
@@ -248,6 +264,6 @@ def test_a_picture_that_cannot_be_written_replaces_none(name: str, monkeypatch: 
 
     monkeypatch.setattr(os, "fsync", refuse)
     _, request = request_of("fit", *ON, "--plot", name)
-    with pytest.raises(foremoe.InputError, match=f"{name}: cannot be written: No space left on device"):
-        _plot._draw(request, name)
+    assert _plot.main([json.dumps(request), name]) == 2
+    assert capsys.readouterr().err.startswith(f"foremoe fit: {name}: cannot be written: No space left on device")
     assert pathlib.Path(name).read_text() == "another picture" and len(list(pathlib.Path().glob(".out*"))) == 0

@@ -90,7 +90,13 @@ void fill_empty(ArrayView<ExpertId, 2> slots, std::span<const std::int64_t> toke
 }  // namespace
 
 std::vector<Option> options_of(EngineMapOptions& o) {
-  return {word_option({.name = "to", .value = "ENGINE", .help = "Inference engine", .main = true, .required = true},
+  return {word_option({.name = "to",
+                       .value = "ENGINE",
+                       .help = "Inference engine. sglang: JSON for --init-expert-location. tensorrt-llm: YAML for "
+                               "moe_config.load_balancer. vllm-ascend: JSON for expert_map_path. vllm: reads no file; "
+                               "use foremoe.eplb.vllm_policy()",
+                       .main = true,
+                       .required = true},
                       o.engine,
                       {{"vllm", Engine::kVllm},
                        {"sglang", Engine::kSglang},
