@@ -1,13 +1,11 @@
 #include "foremoe/rollout/importers/importer.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <memory>
-#include <ranges>
 
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/mapped_file.h"
@@ -96,10 +94,12 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
     return ImportFormat::kJson;
   }
   if (!content.empty() && options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
-  throw InputError({.file = source.name},
-                   fmt::format("is in none of the formats {}. For sglang, an array without a header, give `layers` and "
-                               "`top_k`",
-                               fmt::join(kNames | std::views::values, ", ")));
+  std::string names;
+  for (const auto& [unused, name] : kNames) names += fmt::format("{}{}", names.empty() ? "" : ", ", name);
+  throw InputError(
+      {.file = source.name},
+      fmt::format("is in none of the formats {}. For sglang, an array without a header, give `layers` and `top_k`",
+                  names));
 }
 
 static bool is_decoded(ImportFormat format) {
