@@ -74,7 +74,7 @@ class RoutedVLLM(vllm_generation.VLLMGeneration):  # type: ignore[misc]
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the parameters of the unspread model under their names in its files. Collective.
 
-        transformers has one parameter for all experts of a layer. vLLM below 0.26 ignores this name.
+        transformers has one parameter for all experts of a layer. vLLM 0.22 and 0.23 ignore its name.
         """
         parameters = {name for name, _ in self.model.named_parameters()}
         for names, value in self.expert_parallel.whole_entries(self.model):
