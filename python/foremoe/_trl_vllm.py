@@ -1,6 +1,7 @@
 """trl's vLLM in colocate mode: it returns the routes of its completions, and receives the experts of all ranks.
 
-Written from trl 1.16, which accepts vLLM 0.22 to 0.31, and run with a stand-in for vLLM.
+Written from trl 1.16, which accepts vLLM 0.22 to 0.31. Tests use a stand-in for vLLM; lab/engines trains two
+ranks with vLLM 0.29 itself on CPUs.
 """
 
 from __future__ import annotations
