@@ -112,7 +112,7 @@ class Import(CommandTest):
 
     def test_detects_formats_that_require_the_python_package(self):
         (self.folder / "a").write_bytes(base64.b64encode(npy((1, 1, 2), [0, 1])))
-        self.refuse("import", "a", "--out", "new", saying=["a: is a npy-base64 file, which foremoe of the Python package"])
+        self.refuse("import", "a", "--out", "new", saying=["a: is a npy-base64 file, which requires the Python package"])
         self.refuse("import", "a", "--format", "npz", "--out", "new", saying=["a: is a npz file"])
 
     def test_a_known_model_sets_the_number_of_experts(self):

@@ -307,7 +307,7 @@ int run_command_line(int argc, char** argv) {
       return fail("foremoe " + called()->name, is_extra ? describe_unexpected(*called(), unexpected) : error.what(),
                   usage);
     }
-    return fail(name, argc < 2 ? error.what() : describe_unknown(argv[1]), usage);
+    return fail(name, argc < 2 ? "a subcommand is required" : describe_unknown(argv[1]), usage);
   } catch (const InputError& error) {
     if (called() == nullptr) return fail(name, error.what(), usage);
     return fail("foremoe " + called()->name, message_for_user(*called(), error), usage);

@@ -109,7 +109,7 @@ Option input_option(std::string& path, std::string help) {
 Option policies_option(std::vector<std::string>& policies) {
   return list_option({.name = "policy",
                       .value = "A,B,…",
-                      .help = "Policies to use: all, or names from the list below, separated by commas",
+                      .help = "Policies to use: all, or names separated by commas; see --help-all",
                       .main = true},
                      policies);
 }

@@ -65,6 +65,7 @@ nb::object check_evaluation(const nb::dict& keywords) {
   try {
     if (!cost.cluster.empty()) (void)find_cluster(cost.cluster);
   } catch (const InputError& error) {
+    if (error.where().file.empty()) throw;
     throw InputError({.field = "cluster"}, error.what());
   }
   if (!cost.shape && cost.model.empty()) return nb::none();

@@ -1,6 +1,7 @@
 """trl's vLLM in colocate mode: it returns the routes of its completions, and receives the experts of all ranks.
 
-Written from trl 1.16, which accepts vLLM 0.22 to 0.31, and run with a stand-in for vLLM.
+Written from trl 1.16, which accepts vLLM 0.22 to 0.31. Tests use a stand-in for vLLM; lab/engines trains two
+ranks with vLLM 0.29 itself on CPUs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
@@ -22,7 +24,7 @@ from .hf import TransformersExperts
 from .recorders import Recorder, from_vllm
 from .torch import ExpertParallel
 
-for _name in ("_init_vllm", "_iter_named_params", "_fix_param_name_to_vllm", "generate"):
+for _name in ("_init_vllm", "_iter_named_params", "_fix_param_name_to_vllm", "generate", "sync_weights"):
     if not hasattr(vllm_generation.VLLMGeneration, _name):
         raise ImportError(f"foremoe.trl needs VLLMGeneration.{_name}, which this trl has not")
 
@@ -57,12 +59,28 @@ class RoutedVLLM(vllm_generation.VLLMGeneration):  # type: ignore[misc]
 
         self.llm.generate = generate_and_keep
 
+    def sync_weights(self) -> None:
+        """Gives vLLM the trained weights. Collective.
+
+        trl calls load_weights() of the running model. It expects the layout of files, but some kernels have changed the
+        layout of experts (FlashInfer's, and those for CPUs), and then fails or computes with mixed-up experts.
+        """
+        if self.enable_sleep_mode:
+            vllm_generation.empty_cache()
+            self.llm.wake_up(tags=["weights"])
+            self._llm_weights_sleeping = False
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._iter_named_params()})
+        self.llm.reset_prefix_cache()
+
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the parameters of the unspread model. Collective."""
+        """Yields the parameters of the unspread model under their names in its files. Collective.
+
+        transformers has one parameter for all experts of a layer. vLLM 0.22 and 0.23 ignore its name.
+        """
         parameters = {name for name, _ in self.model.named_parameters()}
         for names, value in self.expert_parallel.whole_entries(self.model):
             if own := [name for name in names if name in parameters]:
-                yield self._fix_param_name_to_vllm(own[0]), value
+                yield from revert_weight_conversion(self.model, {self._fix_param_name_to_vllm(own[0]): value}).items()
 
     def routes(self, layers: list[TransformersExperts], batch: int) -> list[Tensor]:
         """Returns the routes of each sequence of the last generate(), int16 [tokens, layers, top_k]; −1: no route.

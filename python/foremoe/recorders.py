@@ -11,9 +11,9 @@ from_vllm() and from_sglang() extract routes, tokens and weight versions from a 
 joins the segments of a sequence, and counts routes. Routes are decoded as for foremoe.import_files(). No server package
 is imported.
 
-Written from the sources of vLLM 0.33 and SGLang 0.5.23. On a CPU, by hand, two engines returned the routes of
-transformers: vLLM 0.29, with its CPU kernels patched to report the experts they choose, and SGLang 0.5.23, with torch
-instead of its compiled kernels.
+Written from the sources of vLLM 0.33 and SGLang 0.5.23. In lab/engines, two engines return the routes of
+transformers on a CPU: vLLM 0.29, whose CPU kernels are patched to report the experts they choose, and SGLang 0.5.23,
+with torch in place of its compiled kernels.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ Active mode reads routes from the lists that slime replays (--use-rollout-routin
 With --colocate or --offload-train, use shadow mode: its process groups are gloo's, which slime does not end when it
 offloads. Active mode is refused.
 
-Written from slime's sources (foremoe.supported names the revision) and tested with stand-ins. By hand, slime's own
-train() called before_train_step on four CPU ranks, for a few MoE layers. miles has the same flags. On miles, the first
+Written from slime's sources (foremoe.supported names the revision) and tested with stand-ins. lab/engines runs
+slime's own train() with them on four CPU ranks, for a few MoE layers. miles has the same flags. On miles, the first
 flag selects shadow mode; active mode is refused (docs/users/adopting.md).
 """
 

@@ -13,7 +13,9 @@ UNUSED = "–"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Framework:
-    """One row of the table. routes, shadow and plans begin with run (by tests), read (only the sources), refused or –.
+    """One row of the table.
+
+    routes, shadow and plans begin with run (by tests or lab/engines), read (only the sources), refused or –.
 
     Attributes:
         name: As its project spells it.
@@ -98,7 +100,7 @@ TRANSFORMERS_LOADING_PARTS = dataclasses.replace(TRANSFORMERS, oldest=(5, 23))
 """transformers whose expert parallelism accepts implementations of others, so that ranks can load parts of a model."""
 TRL = Framework(
     name="trl", package="trl", oldest=(1, 16), newest=(1,), refused_by="`foremoe.trl`", tested=("1.16.0",),
-    routes="run", plans="run",
+    routes="run; of vLLM in lab/engines", plans="run",
 )  # fmt: skip
 MEGATRON = Framework(
     name="Megatron-LM (megatron-core)", package="megatron-core", oldest=(0, 16), newest=(0, 19), refused_by="`attach`",
@@ -110,7 +112,7 @@ VERL = Framework(
 )  # fmt: skip
 VLLM = Framework(
     name="vLLM's EPLB", package="vllm", oldest=(0, 14), newest=(0, 33), refused_by="`foremoe.eplb.vllm_policy`",
-    sources="0.14.0, 0.18.1, 0.23.0, 0.33.0", plans="run by hand",
+    sources="0.14.0, 0.18.1, 0.23.0, 0.33.0", plans="run in lab/engines",
 )  # fmt: skip
 FRAMEWORKS = (
     PYTHON,
@@ -121,7 +123,7 @@ FRAMEWORKS = (
     VERL,
     Framework(
         name="slime", sources="624b824, August 2026",
-        routes="run by hand", shadow="run by hand", plans="run by hand",
+        routes="run in lab/engines", shadow="run in lab/engines", plans="run in lab/engines",
     ),
     Framework(name="miles", sources="31f1ca9, August 2026", shadow="read", plans="refused"),
     Framework(

@@ -16,8 +16,6 @@ import functools
 import inspect
 import itertools
 import math
-import os
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,12 +24,11 @@ import torch.distributed as dist
 import trl
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 import foremoe
 from foremoe._engine.sharded import is_dtensor
-from foremoe._engine.together import refused_together
 
+from ._trl_checkpoints import TrainerWithCheckpoints
 from ._trl_vllm import made_by_trl
 from .hf import Recorder, expert_layers, record
 from .options import AnyHomes
@@ -121,7 +118,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[Tensor]:
     return itertools.chain(model.parameters(), model.buffers())
 
 
-class GRPOTrainer(trl.GRPOTrainer):
+class GRPOTrainer(TrainerWithCheckpoints):
     """trl's GRPOTrainer, with the experts of the trained model spread over all ranks.
 
     Launch it like trl, with torchrun or accelerate, one process per rank of expert parallelism. It accepts the
@@ -148,7 +145,6 @@ class GRPOTrainer(trl.GRPOTrainer):
     """
 
     model_wrapped: Any  # set by transformers: the model that training runs
-    optimizer: Any
 
     def __init__(
         self,
@@ -200,7 +196,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             self.expert_parallel.expect_warm_starts()
         self._warm_start = warm_start
         self._updated: foremoe.Plan | None = None  # plan of the last policy update, if warm_start
-        self._check_resume()
+        self._broadcast_weights()
         self.expert_parallel.wrap(self.model)
 
         self._routes: Tensor | None = None  # of the batch that is being scored, [batch, tokens, layers, top_k]
@@ -249,14 +245,12 @@ class GRPOTrainer(trl.GRPOTrainer):
             self.optimizer = None
 
     @torch.no_grad()
-    def _check_resume(self) -> None:
+    def _broadcast_weights(self) -> None:
         """Broadcasts rank 0's weights, as DDP does. Each rank keeps its own experts."""
         experts = {id(weight) for weight in self.expert_parallel.expert_parameters()}
         for tensor in _tensors(self.model):
             if id(tensor) not in experts:
                 dist.broadcast(tensor.data, src=0)
-
-    # Weights: training has this rank's experts; generation and files have all experts.
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -264,51 +258,6 @@ class GRPOTrainer(trl.GRPOTrainer):
         of_generator = self.generator.state_dict()
         for names, tensor in self.expert_parallel.whole_entries(self.model):
             of_generator[names[0]].copy_(tensor)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        whole = self.expert_parallel.whole_state_dict(self.model, cpu_offload=True, rank0_only=True)
-        with refused_together():  # rank 0 alone writes, and any may read
-            super()._save(output_dir, state_dict=whole)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        widest = functools.reduce(torch.promote_types, (p.dtype for p in self.model.parameters()))
-        with refused_together():
-            whole = type(self.model).from_pretrained(resume_from_checkpoint, dtype=widest)
-        self.expert_parallel.load_whole_state_dict(self.model, whole.state_dict())
-
-    def _load_best_model(self) -> None:
-        self._load_from_checkpoint(self.state.best_model_checkpoint)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        whole = self.expert_parallel.whole_optimizer_state(self.optimizer, cpu_offload=True, rank0_only=True)
-        optimizer, self.optimizer = self.optimizer, types.SimpleNamespace(state_dict=lambda: whole)
-        try:
-            with refused_together():
-                super()._save_optimizer_and_scheduler(output_dir)
-        finally:
-            self.optimizer = optimizer
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            return
-        has_state = os.path.isfile(os.path.join(checkpoint, OPTIMIZER_NAME))
-        with refused_together() as given:
-            given.expect_equal({f"resume_from_checkpoint[{OPTIMIZER_NAME}]": "a file" if has_state else "no file"})
-        if not has_state:
-            return
-        whole, of_scheduler = (
-            torch.load(os.path.join(checkpoint, name), map_location="cpu", mmap=True, weights_only=True)
-            for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
-        )
-        try:
-            self.expert_parallel.load_whole_optimizer_state(self.optimizer, whole)
-        except foremoe.InputError as error:
-            raise foremoe.InputError(
-                f"resume_from_checkpoint: {OPTIMIZER_NAME} was not written by this trainer: {error}",
-                file=checkpoint,
-                field="resume_from_checkpoint",
-            ) from error
-        self.lr_scheduler.load_state_dict(of_scheduler)
 
     # Routes are recorded during generation, in the layout of trl's tokens.
 

@@ -132,7 +132,7 @@ REFUSED = [
     (["--out", "page.html", "--residency", "auto"], "--residency: 'auto', expected static"),
     (["--out", "page.html", "--policy", "nobody"], "--policy: 'nobody', expected one of vanilla"),
     (["--out", "page.html", "--model", "deepseek-v3"], "--model"),
-    (["--out", "page.html", "--cluster", "nowhere"], "nowhere: is neither a cluster file nor one of"),
+    (["--out", "page.html", "--cluster", "nowhere"], "--cluster: 'nowhere' is neither a file nor one of"),
     (["--out", "page.html", "--ranks", "3"], "3"),
     (["--out", "page.html", "--threads", "many"], "--threads: 'many' is not a whole number"),
     (["--out", "page.html", "--threads", "5000"], "--threads: 5000 is not in 1 … 4096"),

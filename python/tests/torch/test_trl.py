@@ -63,15 +63,18 @@ class Failing(foremoe.trl.GRPOTrainer):
 
 @contextlib.contextmanager
 def delay_writing() -> Iterator[None]:
-    """Delay rank 0's writing by one second, so that other ranks would return earlier."""
-    write = trl.GRPOTrainer._save
+    """Delay rank 0's writing by one second, so that other ranks would return earlier.
+
+    Only rank 0 calls _save(), as with transformers 5.19.
+    """
+    write = foremoe.trl.GRPOTrainer._save
 
     def late(*arguments: Any, **keywords: Any) -> None:
         if dist.get_rank() == 0:
             time.sleep(1)
-        write(*arguments, **keywords)
+            write(*arguments, **keywords)
 
-    with mock.patch.object(trl.GRPOTrainer, "_save", late):
+    with mock.patch.object(foremoe.trl.GRPOTrainer, "_save", late):
         yield
 
 

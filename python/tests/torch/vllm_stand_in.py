@@ -1,6 +1,7 @@
 """A package `vllm` as trl's colocate mode uses it, which generates with transformers and records routes.
 
-Written from the outputs of vLLM 0.29 (outputs.py): routes are [tokens − 1, layers, top_k], zeros in dense layers.
+Written from vLLM 0.29: routes are [tokens − 1, layers, top_k], zeros in dense layers; weights are reloaded under their
+names in the model's files.
 """
 
 from __future__ import annotations
@@ -13,16 +14,25 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file
 
 
 class LLM:
-    """One engine of one process."""
+    """One engine of one process.
+
+    Attributes:
+        up_first: Its kernels store the rows of up_proj before those of gate_proj, as FlashInfer's do. load_weights() of
+            the running model ignores that, as vLLM's does.
+    """
+
+    up_first = False
 
     def __init__(self, *, model: str, enable_return_routed_experts: bool = False, seed: int, **_: Any) -> None:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
         self.returns_routes = enable_return_routed_experts
         self.random = torch.Generator().manual_seed(seed)
-        self.loads = 0
+        self.syncs = 0
+        self.path = model
         runner = types.SimpleNamespace(model_runner=types.SimpleNamespace(model=self))
         config = types.SimpleNamespace(max_model_len=512)
         executor = types.SimpleNamespace(driver_worker=runner)
@@ -31,11 +41,18 @@ class LLM:
     def load_weights(self, weights: list[tuple[str, Any]]) -> None:
         own = dict(self.model.named_parameters())
         for name, value in weights:
-            own[name].copy_(value)  # of the whole shape
-        self.loads += 1
+            swapped = self.up_first and name.endswith("experts.gate_up_proj")
+            own[name].copy_(value.roll(value.shape[1] // 2, 1) if swapped else value)  # of the whole shape
+
+    def collective_rpc(self, method: str, *, kwargs: dict[str, Any]) -> None:
+        assert method == "reload_weights"
+        weights = dict(kwargs["weights_iterator"])
+        assert weights.keys() == load_file(f"{self.path}/model.safetensors").keys()
+        whole = type(self.model).from_pretrained(None, config=self.model.config, state_dict=weights)
+        self.model.load_state_dict(whole.state_dict())
 
     def reset_prefix_cache(self) -> None:
-        pass
+        self.syncs += 1
 
     def generate(self, prompts: list[dict[str, Any]], *, sampling_params: Any, use_tqdm: bool) -> list[Any]:
         return [self._completed(prompt["prompt_token_ids"], sampling_params) for prompt in prompts]

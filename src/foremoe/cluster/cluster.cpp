@@ -207,8 +207,8 @@ Cluster find_cluster(std::string_view name_or_path) {
   const std::string path(name_or_path);
   std::error_code error;
   if (!path.empty() && std::filesystem::exists(path, error)) return read_cluster(path);
-  throw InputError({.file = path},
-                   fmt::format("is neither a cluster file nor one of {}{}", fmt::join(cluster_names(), ", "),
+  throw InputError({.field = "cluster"},
+                   fmt::format("'{}' is neither a file nor one of {}{}", path, fmt::join(cluster_names(), ", "),
                                did_you_mean(name_or_path, cluster_names())));
 }
 

@@ -44,7 +44,7 @@ TEST(Cluster, AnUnknownNameIsAnErrorThatListsThePresets) {
     find_cluster("b300");
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "b300: is neither a cluster file nor one of a100, gb200, h100, h20, h200");
+    EXPECT_STREQ(error.what(), "cluster: 'b300' is neither a file nor one of a100, gb200, h100, h20, h200");
   }
 }
 

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,7 +21,9 @@ void admit(Option& option, const char* word, bool& chosen) {
     try {
       set(text);
     } catch (const InputError& error) {
-      throw InputError(error.where(), fmt::format("{}, {} {}", error.problem(), also, word));
+      std::string problem = error.problem();
+      problem.insert(std::min(problem.find("; did you mean"), problem.size()), fmt::format(", {} {}", also, word));
+      throw InputError(error.where(), problem);
     }
   };
 }

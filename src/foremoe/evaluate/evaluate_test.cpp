@@ -267,6 +267,8 @@ TEST(OptionTables, ListAddedWordsInErrorsForOtherTexts) {
     return std::string();
   };
   EXPECT_EQ(problem("residency", "loose"), "'loose', expected static, resident, shared or free, or auto");
+  EXPECT_EQ(problem("residency", "statc"),
+            "'statc', expected static, resident, shared or free, or auto; did you mean static?");
   EXPECT_THAT(problem("max_copies_per_rank", "few"), testing::EndsWith(", nor none, nor hidden"));
   EXPECT_THAT(problem("max_copies_per_rank", "-1"), testing::EndsWith(", nor hidden"));
 }

@@ -88,7 +88,7 @@ TEST(DecodedImport, NamesTheLocationOfAnArrayThatDoesNotMatchItsShape) {
 }
 
 TEST(DecodedImport, WithoutADecoderTheFormatIsNamed) {
-  EXPECT_EQ(error_of(R"({"choices": []})"), "in: is a json file, which foremoe of the Python package imports");
+  EXPECT_EQ(error_of(R"({"choices": []})"), "in: is a json file, which requires the Python package: pip install .");
   EXPECT_THAT(error_of("nrlre1:int8:1x1x2:AAE="), HasSubstr("in: is a nrlre1 file"));
   EXPECT_THAT(error_of(std::string("PK\x03\x04")), HasSubstr("in: is a npz file"));
   EXPECT_THAT(error_of("k05VTVBZ"), HasSubstr("in: is a npy-base64 file"));

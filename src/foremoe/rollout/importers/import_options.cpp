@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/importers/importer.h"
@@ -20,7 +21,9 @@ std::vector<Option> options_of(ImportOptions& o) {
   format.set = [&o](const std::string& name) {
     o.format = import_format_named(name);
     if (!o.format) {
-      throw InputError({.field = "format"}, fmt::format("'{}' is not a format; see foremoe import --help-all", name));
+      const std::vector<std::string> names = import_format_names();
+      throw InputError({.field = "format"}, fmt::format("'{}', expected one of {}{}", name, fmt::join(names, ", "),
+                                                        did_you_mean(name, names)));
     }
   };
   return {

@@ -53,6 +53,12 @@ std::optional<ImportFormat> import_format_named(std::string_view name) {
   return found == kNames.end() ? std::nullopt : std::optional(found->first);
 }
 
+std::vector<std::string> import_format_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : kNames) names.emplace_back(entry.second);
+  return names;
+}
+
 // Returns the format if the metadata identifies the file as one of ForeMoE's, otherwise an empty string.
 static std::string format_of_ours(const ImportSource& source) {
   constexpr std::size_t kLengthBytes = 8;
@@ -138,7 +144,7 @@ static void read_source(ImportFormat format, const ImportSource& source, const D
   }
   if (!decode) {
     throw InputError({.file = source.name},
-                     fmt::format("is a {} file, which foremoe of the Python package imports", name_of(format)));
+                     fmt::format("is a {} file, which requires the Python package: pip install .", name_of(format)));
   }
   for (const DecodedSequence& sequence : decode(format, source)) add_sequence(assembler, sequence);
 }

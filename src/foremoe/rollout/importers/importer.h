@@ -42,6 +42,7 @@ enum class ImportFormat : std::uint8_t {
 
 std::string_view name_of(ImportFormat format);  // "npy", "npy-base64", "megatron-trace", …
 std::optional<ImportFormat> import_format_named(std::string_view name);
+std::vector<std::string> import_format_names();
 
 struct ImportSource {
   std::string name;                  // as given by the user, for messages; Megatron counts parse the rank from it
