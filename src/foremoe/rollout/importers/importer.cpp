@@ -1,6 +1,7 @@
 #include "foremoe/rollout/importers/importer.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -100,12 +101,10 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
     return ImportFormat::kJson;
   }
   if (!content.empty() && options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
-  std::string names;
-  for (const auto& [unused, name] : kNames) names += fmt::format("{}{}", names.empty() ? "" : ", ", name);
   throw InputError(
       {.file = source.name},
       fmt::format("is in none of the formats {}. For sglang, an array without a header, give `layers` and `top_k`",
-                  names));
+                  fmt::join(import_format_names(), ", ")));
 }
 
 static bool is_decoded(ImportFormat format) {
