@@ -30,13 +30,13 @@ class TrainerWithCheckpoints(trl.GRPOTrainer):  # type: ignore[misc]
     def save_model(self, *arguments: Any, **keywords: Any) -> None:
         self._whole = self.expert_parallel.whole_state_dict(self.model, cpu_offload=True, rank0_only=True)
         try:
-            with refused_together():  # rank 0 alone writes, and any may read
+            with refused_together():  # only rank 0 writes
                 super().save_model(*arguments, **keywords)
         finally:
             del self._whole
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict=self._whole)  # on all ranks, or with older transformers on rank 0
+        super()._save(output_dir, state_dict=self._whole)  # older transformers call this on rank 0 only
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         widest = functools.reduce(torch.promote_types, (p.dtype for p in self.model.parameters()))

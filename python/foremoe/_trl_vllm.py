@@ -1,6 +1,6 @@
 """trl's vLLM in colocate mode: it returns the routes of its completions, and receives the experts of all ranks.
 
-Written from trl 1.16, which accepts vLLM 0.22 to 0.31. Tests use a stand-in for vLLM; lab/engines trains two
+Written from trl 1.16 and vLLM 0.26, 0.29 and 0.31. Tests use a stand-in for vLLM; lab/engines trains two
 ranks with vLLM 0.29 itself on CPUs.
 """
 
@@ -20,8 +20,11 @@ from transformers.core_model_loading import revert_weight_conversion
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
+import foremoe
+
 from .hf import TransformersExperts
 from .recorders import Recorder, from_vllm
+from .supported import VLLM_OF_TRL
 from .torch import ExpertParallel
 
 for _name in ("_init_vllm", "_iter_named_params", "_fix_param_name_to_vllm", "generate", "sync_weights"):
@@ -45,8 +48,10 @@ class RoutedVLLM(vllm_generation.VLLMGeneration):  # type: ignore[misc]
 
     expert_parallel: ExpertParallel
     llm: Any
+    _weights_arrive = False  # True: the first sync_weights() has found so
 
     def _init_vllm(self) -> None:
+        _expect_vllm()
         own = vllm_generation.LLM
         with mock.patch.object(vllm_generation, "LLM", functools.partial(own, enable_return_routed_experts=True)):
             super()._init_vllm()
@@ -64,23 +69,41 @@ class RoutedVLLM(vllm_generation.VLLMGeneration):  # type: ignore[misc]
 
         trl calls load_weights() of the running model. It expects the layout of files, but some kernels have changed the
         layout of experts (FlashInfer's, and those for CPUs), and then fails or computes with mixed-up experts.
+
+        Raises:
+            InputError: with the name of a weight that vLLM does not reload, which it would only log.
         """
         if self.enable_sleep_mode:
             vllm_generation.empty_cache()
             self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
+        if not self._weights_arrive:
+            for weight in self._weights_of_engine().values():
+                weight.data.fill_(torch.nan)
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._iter_named_params()})
+        if not self._weights_arrive:
+            for name, weight in self._weights_of_engine().items():
+                if weight.isnan().all():
+                    kind = type(self.model).__name__
+                    raise foremoe.InputError(
+                        f"model: vLLM does not reload {name} of a {kind}, so that it would generate with old weights",
+                        field="model",
+                    )
+            self._weights_arrive = True
         self.llm.reset_prefix_cache()
 
-    def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the parameters of the unspread model under their names in its files. Collective.
+    def _weights_of_engine(self) -> dict[str, Tensor]:
+        model = self.llm.llm_engine.model_executor.driver_worker.model_runner.model
+        return {name: weight for name, weight in model.named_parameters() if weight.dtype.itemsize > 1}
 
-        transformers has one parameter for all experts of a layer. vLLM 0.22 and 0.23 ignore its name.
+    def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields what the unspread model's files have: parameters, and buffers such as biases of routers. Collective.
+
+        transformers has one parameter for all experts of a layer; a file has one per expert.
         """
-        parameters = {name for name, _ in self.model.named_parameters()}
         for names, value in self.expert_parallel.whole_entries(self.model):
-            if own := [name for name in names if name in parameters]:
-                yield from revert_weight_conversion(self.model, {self._fix_param_name_to_vllm(own[0]): value}).items()
+            entry = {self._fix_param_name_to_vllm(names[0]): value}
+            yield from revert_weight_conversion(self.model, entry).items()
 
     def routes(self, layers: list[TransformersExperts], batch: int) -> list[Tensor]:
         """Returns the routes of each sequence of the last generate(), int16 [tokens, layers, top_k]; −1: no route.
@@ -102,6 +125,19 @@ class RoutedVLLM(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         )
         found = [recorder.add(s, from_vllm(of)) for s, of in enumerate(self._outputs[first : first + batch])]
         return [torch.from_numpy(np.where(of == np.iinfo(of.dtype).max, -1, of.astype(np.int16))) for of in found]
+
+
+def _expect_vllm() -> None:
+    """Raises ImportError for other versions than accepted, and InputError on CPUs."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    VLLM_OF_TRL.expect("foremoe.trl", vllm.__version__)
+    if current_platform.is_cpu():
+        raise foremoe.InputError(
+            "vllm_mode: vLLM rearranges experts for CPUs when it first loads them, but not when they are reloaded",
+            field="vllm_mode",
+        )
 
 
 def _number_of(name: str) -> int:

@@ -100,7 +100,7 @@ TRANSFORMERS_LOADING_PARTS = dataclasses.replace(TRANSFORMERS, oldest=(5, 23))
 """transformers whose expert parallelism accepts implementations of others, so that ranks can load parts of a model."""
 TRL = Framework(
     name="trl", package="trl", oldest=(1, 16), newest=(1,), refused_by="`foremoe.trl`", tested=("1.16.0",),
-    routes="run; of vLLM in lab/engines", plans="run",
+    routes="run", plans="run",
 )  # fmt: skip
 MEGATRON = Framework(
     name="Megatron-LM (megatron-core)", package="megatron-core", oldest=(0, 16), newest=(0, 19), refused_by="`attach`",
@@ -109,6 +109,10 @@ MEGATRON = Framework(
 VERL = Framework(
     name="verl", package="verl", oldest=(0, 9), newest=(0, 9), refused_by="`foremoe.verl`", tested=("0.9.1",),
     routes="run", shadow="run", plans="run",
+)  # fmt: skip
+VLLM_OF_TRL = Framework(
+    name="vLLM in trl", package="vllm", oldest=(0, 26), newest=(0, 31), refused_by="`foremoe.trl`", tested=("0.29.0",),
+    routes="run in lab/engines", plans="run in lab/engines",
 )  # fmt: skip
 VLLM = Framework(
     name="vLLM's EPLB", package="vllm", oldest=(0, 14), newest=(0, 33), refused_by="`foremoe.eplb.vllm_policy`",
@@ -119,6 +123,7 @@ FRAMEWORKS = (
     TORCH,
     TRANSFORMERS,
     TRL,
+    VLLM_OF_TRL,
     MEGATRON,
     VERL,
     Framework(

@@ -57,6 +57,7 @@ _NOT_SUPPORTED = {
     "use_transformers_continuous_batching": "it does not tell whose rows run",
     "torch_compile": "recording and replaying routes is done by hooks",
     "use_liger_kernel": "it replaces the experts",
+    "save_on_each_node": "rank 0 alone has all experts when they are saved",
     "auto_find_batch_size": "it starts again within a phase",
     "sync_ref_model": "the reference holds all experts, a rank its own",
     "fp16": "ranks would skip different steps where gradients overflow; bf16 does not",

@@ -55,14 +55,40 @@ def work(rank: int, folder: str) -> None:
     )
     found["copies"] = planned.generator, planned.vllm_generation.llm.syncs, plain.vllm_generation.llm.syncs
 
+    def refusal(of: Any) -> str:
+        try:
+            of()
+        except foremoe.InputError as error:
+            return str(error)
+        return ""
+
     llm = planned.vllm_generation.llm
     llm.routes_of = lambda ids: None
-    try:
-        planned.train()
-    except foremoe.InputError as error:
-        found["without routes"] = str(error)
+    found["without routes"] = refusal(planned.train)
+    llm.ignored, planned.vllm_generation._weights_arrive = "model.norm.weight", False
+    found["not reloaded"] = refusal(planned.vllm_generation.sync_weights)
+    found["names"] = names_of_entries(planned.vllm_generation, f"{folder}/glm")
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def names_of_entries(vllm: Any, folder: str) -> tuple[set[str], set[str]]:
+    """Returns the names that RoutedVLLM yields of a model with biases of routers, and those in transformers' file."""
+    import torch.distributed as dist
+    import transformers
+    from grpo import SIZES
+    from safetensors.torch import load_file
+
+    import foremoe.hf
+    import foremoe.torch
+
+    sizes = SIZES | {"num_hidden_layers": 1, "first_k_dense_replace": 0, "n_routed_experts": 8}
+    vllm.model = transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**sizes))
+    vllm.model.save_pretrained(folder)  # rank 0 writes
+    dist.barrier()
+    expected = set(load_file(f"{folder}/model.safetensors"))
+    vllm.expert_parallel = foremoe.torch.ExpertParallel(foremoe.hf.expert_layers(vllm.model), guest_slots=1)
+    return {name for name, _ in vllm._iter_named_params()}, expected
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +119,14 @@ def test_vllm_has_the_only_whole_copy_and_gets_the_experts_of_all_ranks(found: l
 def test_completions_without_routes_are_refused(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["without routes"].startswith("sequence 0, segment 0: routed_experts: is missing")
+
+
+def test_a_weight_that_vllm_does_not_reload_is_refused_by_name(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["not reloaded"].startswith("model: vLLM does not reload model.norm.weight of a Qwen3MoeForCausalLM")
+
+
+def test_vllm_gets_all_entries_of_the_models_files(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        names, expected = of["names"]
+        assert names == expected and any(name.endswith("e_score_correction_bias") for name in names)

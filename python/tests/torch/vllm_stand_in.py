@@ -23,9 +23,11 @@ class LLM:
     Attributes:
         up_first: Its kernels store the rows of up_proj before those of gate_proj, as FlashInfer's do. load_weights() of
             the running model ignores that, as vLLM's does.
+        ignored: Name of a weight that is not reloaded, as those of gpt-oss in vLLM, which only logs it.
     """
 
     up_first = False
+    ignored = ""
 
     def __init__(self, *, model: str, enable_return_routed_experts: bool = False, seed: int, **_: Any) -> None:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
@@ -48,8 +50,11 @@ class LLM:
         assert method == "reload_weights"
         weights = dict(kwargs["weights_iterator"])
         assert weights.keys() == load_file(f"{self.path}/model.safetensors").keys()
-        whole = type(self.model).from_pretrained(None, config=self.model.config, state_dict=weights)
-        self.model.load_state_dict(whole.state_dict())
+        whole = type(self.model).from_pretrained(None, config=self.model.config, state_dict=weights).state_dict()
+        self.model.load_state_dict(whole | {name: of for name, of in self.named_parameters() if name == self.ignored})
+
+    def named_parameters(self) -> Any:
+        return self.model.named_parameters()
 
     def reset_prefix_cache(self) -> None:
         self.syncs += 1
@@ -82,6 +87,7 @@ def install() -> None:
     """Makes `import vllm` find this. Call it before trl is imported, in a process of its own."""
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": "0.29.0", "LLM": LLM, "RequestOutput": None, "SamplingParams": types.SimpleNamespace},
+        "vllm.platforms": {"current_platform": types.SimpleNamespace(is_cpu=lambda: False)},
         "vllm.sampling_params": {"StructuredOutputsParams": None},
         "vllm.utils.network_utils": {"get_ip": None},  # of trl's client for servers, as the next two
         "vllm.distributed.weight_transfer.nccl_common": {"trainer_init": None},
