@@ -93,8 +93,10 @@ class RoutedVLLM(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         self.llm.reset_prefix_cache()
 
     def _weights_of_engine(self) -> dict[str, Tensor]:
+        """Returns the weights of at least 16 bits, in which NaN can be written and found."""
         model = self.llm.llm_engine.model_executor.driver_worker.model_runner.model
-        return {name: weight for name, weight in model.named_parameters() if weight.dtype.itemsize > 1}
+        wide = (torch.float32, torch.bfloat16, torch.float16)
+        return {name: weight for name, weight in model.named_parameters() if weight.dtype in wide}
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
         """Yields what the unspread model's files have: parameters, and buffers such as biases of routers. Collective.
