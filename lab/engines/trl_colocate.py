@@ -3,14 +3,14 @@
     torchrun --nproc-per-node 2 lab/engines/trl_colocate.py [--tensor-parallel 2]
 
 Each rank has half of the experts (EP 2) of a small Qwen3-MoE, and an engine or half of one. The plugin
-vllm_cpu_capture lets vLLM's CPU kernels report the experts that they choose. Four names are replaced:
+vllm_cpu_capture lets vLLM's CPU kernels report the experts that they choose. These names are replaced:
 
-- vllm_generation.LLM: float32 without compilation, for which trl has no arguments.
+- vllm_generation.LLM: creates the engine in float32 without compilation; trl has no arguments for this.
 - LinearBase._cpu_skip_gemm_dispatch: vLLM keeps dense weights, which it otherwise packs and drops. Without this trl's
   own sync_weights() ends in "'Parameter' object has no attribute 'weight_loader'".
 - UnquantizedFusedMoEMethod.process_weights_after_loading: vLLM 0.29 packs experts for CPUs when it first loads them,
-  but not in reload_weights().
-- VLLMGeneration.sync_weights: trl's trainer uses foremoe's, until the last line, which shows what its own does.
+  but not in reload_weights(). Therefore foremoe.trl refuses CPUs in _expect_vllm(), which is replaced too.
+- VLLMGeneration.sync_weights: trl's trainer uses reload(), until the last line, which shows what its own does.
 """
 
 import argparse
@@ -24,9 +24,6 @@ from unittest import mock
 
 os.environ |= {
     "ACCELERATE_USE_CPU": "true",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
@@ -41,7 +38,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.linear import LinearBase
 
 import foremoe.trl
-from foremoe._trl_vllm import RoutedVLLM
+from foremoe import _trl_vllm
 
 SIZES = {"hidden_size": 64, "moe_intermediate_size": 64, "head_dim": 32, "num_key_value_heads": 2}
 LOGGED = ("loss", "grad_norm", "reward", "sampling/sampling_logp_difference/max")
@@ -52,6 +49,11 @@ def pack(method: Any, layer: Any, own: Any = Method.process_weights_after_loadin
     own(method, layer)
     if again:
         method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def reload(vllm: Any) -> None:
+    vllm.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": vllm._iter_named_params()})
+    vllm.llm.reset_prefix_cache()
 
 
 def train(trainer: Any) -> dict[str, list[float]]:
@@ -96,12 +98,13 @@ def main(folder: str, say: Any, **of_engine: Any) -> None:
     )
     assert len(changed) == len(given) and not wrong
 
-    with mock.patch.object(vllm_generation.VLLMGeneration, "sync_weights", RoutedVLLM.sync_weights):
+    with mock.patch.object(vllm_generation.VLLMGeneration, "sync_weights", reload):
         plain = make(trl.GRPOTrainer)
         of_trl = train(plain)
         synchronised(plain.vllm_generation)
     for name in LOGGED:
-        say(f"{name}: foremoe {logged[name]}, trl {of_trl[name]}")
+        values = (" ".join(f"{value:.6g}" for value in of[name]) for of in (logged, of_trl))
+        say("{}: foremoe {}, trl {}".format(name, *values))
         assert torch.tensor(logged[name]).allclose(torch.tensor(of_trl[name]), rtol=1e-4, atol=1e-5)
 
     changed = differing(*synchronised(plain.vllm_generation))
@@ -117,6 +120,7 @@ if __name__ == "__main__":
     vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype="float32", enforce_eager=True)
     LinearBase._cpu_skip_gemm_dispatch = True
     Method.process_weights_after_loading = pack
+    _trl_vllm._expect_vllm = lambda: None
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as made:
         if dist.get_rank() == 0:

@@ -1,21 +1,21 @@
 """vLLM's own expert balancing (EPLB) moves weights by the maps of foremoe.eplb.vllm_policy(), on four gloo ranks.
 
-Usage: vllm_eplb.py VERSION, of the vllm on Python's path: only its Python files are used. Replaced: synchronisation
-with CUDA, the group of ranks, and the communicator of newer versions, which is one of NCCL.
+Only the Python files of vllm are used. Replaced: synchronisation with CUDA, the group of ranks, and the communicator of
+newer versions, which is one of NCCL.
 """
 
 import contextlib
 import importlib.metadata
 import inspect
 import os
-import sys
 import tempfile
 import types
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import vllm.distributed.eplb.eplb_state  # noqa: F401  imported once, before ranks are forked
+import vllm
+import vllm.distributed.eplb.eplb_state  # imported once, before ranks are forked
 from vllm.distributed.eplb import policy as policies
 from vllm.distributed.eplb import rebalance_execute
 
@@ -84,20 +84,21 @@ def balance(policy, rank):
     return busiest / STEPS / LAYERS, changed
 
 
-def worker(rank, version, folder):
+def worker(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
     torch.cuda.synchronize = torch.accelerator.synchronize = lambda *_, **__: None
     torch.cuda.stream = lambda *_: contextlib.nullcontext()
     group = types.SimpleNamespace(device_communicator=object(), world_size=RANKS, rank=rank)
     rebalance_execute.get_ep_group = lambda: group
     installed = importlib.metadata.version
-    importlib.metadata.version = lambda name: version if name == "vllm" else installed(name)
-    line = f"vLLM {version}'s EPLB: all moved weights are right"
+    importlib.metadata.version = lambda name: vllm.__version__ if name == "vllm" else installed(name)
+    line = f"vLLM {vllm.__version__}'s EPLB: all moved weights are right"
     for name, policy in (("foremoe", foremoe.eplb.vllm_policy()), ("vllm", policies.DefaultEplbPolicy)):
         assert issubclass(policy, policies.AbstractEplbPolicy)
         ratio, changed = balance(policy, rank)
         changed = torch.tensor(changed)
         dist.all_reduce(changed)
+        assert changed > 0
         line += f"; {name}: busiest rank ÷ mean {ratio:.3f}, {changed} slots changed"
     if rank == 0:
         print(line)
@@ -108,4 +109,4 @@ if __name__ == "__main__":
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(worker, (sys.argv[1], folder), RANKS, start_method="fork")
+        mp.start_processes(worker, (folder,), RANKS, start_method="fork")

@@ -29,5 +29,6 @@ with tempfile.TemporaryDirectory() as folder:
     for output in engine.generate([{"prompt_token_ids": ids} for ids in prompts()], sampling):
         for segment in from_vllm(output):
             comparison.add([segment])
+    assert comparison.sequences == 8
     # In bfloat16, the two programs round differently before they choose.
     comparison.report(f"vLLM, LLM.generate, {dtype}", allowed=0.0 if dtype == "float32" else 0.05)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 
 from models import Comparison, make_model, prompts
@@ -31,13 +30,15 @@ class Server:
              "--enable-return-routed-experts", "--host", "127.0.0.1", "--port", str(port)],
             stdout=sys.stderr,
         )  # fmt: skip
+
+    def wait(self):
         while not self.answers():
             assert self.process.poll() is None, "the server ended"
             time.sleep(1)
 
     def answers(self):
-        with contextlib.suppress(urllib.error.URLError):
-            return urllib.request.urlopen(self.address + "/health").status == 200
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(self.address + "/health", timeout=10).status == 200
 
     def post(self, path, **body):
         data = json.dumps({"model": "m"} | body).encode()
@@ -79,10 +80,12 @@ with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
     make_model(folder, DENSE)
     server = Server(folder)
     stack.callback(server.stop)
+    server.wait()
     comparison = Comparison(folder, DENSE)
     for ids in prompts():
         for segment in from_vllm(complete(server, ids, n=3, seed=9)):
             comparison.add([segment])
+    assert comparison.sequences == 12
     comparison.report("vLLM, server, three choices")
     for ask in (complete, generate):
         comparison = Comparison(folder, DENSE)
