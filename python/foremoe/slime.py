@@ -75,7 +75,7 @@ def recorded_counts(num_experts: int, first: int = 0, end: int | None = None) ->
             try:
                 counts[m, layer] = _core._count_routes(rows, num_experts, distinct=True)[1]
             except InputError as error:
-                refuse("top_indices_list", f"{error.problem} in entry {error.index}", place)
+                refuse("top_indices_list", f"entry {error.index}: {error.problem}", place)
     return counts
 
 

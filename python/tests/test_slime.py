@@ -198,7 +198,7 @@ def test_unsupported_settings_are_rejected_by_name(log: list[Any]) -> None:
     fill(lists)
     with refused("top_indices_list: has 5 micro-steps; expected 3 to 5 among them"):
         recorded_counts(EXPERTS, 3, 6)
-    with refused(r"top_indices_list\[0\]\[\d\]: expert 7 of 7 in entry"):
+    with refused(r"top_indices_list\[0\]\[\d\]: entry \[0, .*\]: expert 7, but there are 7"):
         recorded_counts(EXPERTS - 1)
     lists[1][3] = types.SimpleNamespace(materialize_for_routing_replay=None)
     with refused(r"top_indices_list\[1\]\[3\]: is read when it is replayed"):

@@ -128,7 +128,7 @@ def test_invalid_arguments_are_rejected_by_name(rank: int, name: str, value: Any
 @pytest.mark.parametrize("policy", SHARING)
 def test_experts_that_hide_their_weights_cannot_share_buffers(rank: int, policy: str) -> None:
     said = refusal(lambda: spread([HiddenWeightLayer()], policy=policy))
-    assert said.startswith("InputError: residency: shared, but the experts of own read")
+    assert said.startswith("InputError: residency: shared, but in the backward the experts of own read")
     spread([HiddenWeightLayer()], policy="static", residency="shared").detach()
 
 
@@ -158,7 +158,7 @@ def test_invalid_routes_and_options_of_a_phase_are_rejected(rank: int) -> None:
     for of, words in (
         ([good.float()], "routes[0]: is torch.float32"),
         ([good.repeat(1, 2, 1)], "expected integers [rows, 1, 1]"),
-        ([good + EXPERTS], "]: expert 4 of 4"),
+        ([good + EXPERTS], "]: expert 4, but there are 4"),
         ([torch.tensor([[[[0]], [[-1]], [[-1]], [[1]]]])], "rows between rows with routes have none"),
         (good, "InputError: routes: is one tensor"),
         ([], "InputError: routes: there is no micro-step, on any rank"),
