@@ -149,16 +149,22 @@ class Maps(CommandTest):
         self.refuse("maps", self.step, "--to", "sglan", *out, saying=["sglang"])
 
     def test_refuses_an_expert_twice_on_a_device_of_vllm_ascend(self):
-        """No exchange of replicas separates those of expert 3, since expert 0 has no tokens and thus one replica."""
+        """A node has a group of two experts, so that three slots of its only rank repeat one."""
+        step = self.synthesise(ranks=2, experts=4, layers=1, ranks_per_node=1)
+        maps = ("maps", step, "--out", "map.json", "-G", 1, "--expert-groups")
+        self.refuse(*maps, 2, "--to", "vllm-ascend", saying=["layer 0, rank 0: expert", "is placed twice", "fewer guest slots"])
+        self.succeed(*maps, 1, "--to", "vllm-ascend")
+        self.succeed(*maps, 2, "--to", "sglang")
+
+    def test_a_device_of_vllm_ascend_has_an_expert_once_even_if_some_have_no_tokens(self):
         step = self.synthesise(ranks=2, experts=4, layers=1, micro_steps=1, top_k=1)
         metadata, tensors = st.read(self.folder / step)
         dtype, shape, _ = tensors["load"]
         tensors["load"] = st.tensor(dtype, shape, [0, 1, 1, 2] * 2)
         st.write(self.folder / "hot.safetensors", metadata, tensors)
-        maps = ("maps", "hot.safetensors", "--out", "map.json", "-G")
-        self.refuse(*maps, 2, "--to", "vllm-ascend", saying=["layer 0, rank 0: expert 3 is placed twice", "fewer guest slots"])
-        self.succeed(*maps, 1, "--to", "vllm-ascend")
-        self.succeed(*maps, 2, "--to", "sglang")
+        self.succeed("maps", "hot.safetensors", "--to", "vllm-ascend", "-G", 2, "--out", "map.json")
+        layer = json.loads((self.folder / "map.json").read_text())["layer_list"][0]
+        self.assertEqual([sorted(device["device_expert"]) for device in layer["device_list"]], [[0, 1, 2, 3]] * 2)
 
     def test_refuses_traces_and_plans_that_change(self):
         out = ("--to", "sglang", "--out", "map.json")

@@ -4,6 +4,8 @@
 #include <cassert>
 #include <cmath>
 #include <numeric>
+#include <set>
+#include <utility>
 #include <vector>
 
 namespace foremoe {
@@ -171,26 +173,36 @@ class NodeReplicas {
   std::vector<double> rank_load_;
 };
 
-// Leaves experts at most one replica per rank of their node: gives other slots of a rank that has the expert twice to
-// the expert with the most tokens per replica. `slots` is [rank of the node][slot].
-void limit_replicas(ArrayView<ExpertId, 2> slots, std::span<const double> tokens, std::span<int> num_replicas) {
+// Places the experts of a node at most once per rank. Experts with more replicas than ranks give them to the expert
+// with the most tokens per replica. Then each expert, those with the most tokens per replica first, goes to the ranks
+// with the most free slots, and among these to those with the fewest tokens; numbers of free slots then differ by at
+// most one, so that each expert finds enough ranks. Does nothing if a rank has more slots than the node has experts.
+// `slots` is [rank of the node][slot].
+void place_apart(ArrayView<ExpertId, 2> slots, std::span<const double> tokens, std::span<int> num_replicas) {
   const auto num_ranks = static_cast<int>(slots.extent(0));
-  const std::vector<ExpertId> of_node(slots.flat().begin(), slots.flat().end());
-  for (std::size_t r = 0; r < slots.extent(0); ++r) {
-    const auto row = slots.row(r);
-    for (std::size_t s = 1; s < row.size(); ++s) {
-      if (num_replicas[row[s].index()] <= num_ranks || std::ranges::count(row.first(s), row[s]) == 0) continue;
-      double most = -1;
-      ExpertId other = row[s];
-      for (const ExpertId e : of_node) {
-        const double each = tokens[e.index()] / num_replicas[e.index()];
-        if (each <= most || num_replicas[e.index()] >= num_ranks || std::ranges::count(row, e) > 0) continue;
-        most = each;
-        other = e;
+  const std::set<ExpertId> of_node(slots.flat().begin(), slots.flat().end());
+  if (of_node.size() < slots.extent(1)) return;
+  const auto each = [&](ExpertId e) { return tokens[e.index()] / num_replicas[e.index()]; };
+  for (const ExpertId e : of_node) {
+    for (; num_replicas[e.index()] > num_ranks; --num_replicas[e.index()]) {
+      ExpertId other = kNoExpert;
+      for (const ExpertId candidate : of_node) {
+        if (num_replicas[candidate.index()] >= num_ranks) continue;
+        if (other == kNoExpert || each(candidate) > each(other)) other = candidate;
       }
-      --num_replicas[row[s].index()];
       ++num_replicas[other.index()];
-      row[s] = other;
+    }
+  }
+  std::vector<ExpertId> experts(of_node.begin(), of_node.end());
+  std::ranges::stable_sort(experts, std::ranges::greater(), each);
+  std::vector<std::pair<std::size_t, double>> used(num_ranks);  // [rank]: slots and tokens
+  std::vector<std::size_t> ranks(num_ranks);
+  std::iota(ranks.begin(), ranks.end(), std::size_t{0});
+  for (const ExpertId e : experts) {
+    std::ranges::sort(ranks, {}, [&](std::size_t r) { return std::pair(used[r], r); });
+    for (const std::size_t r : std::span(ranks).first(num_replicas[e.index()])) {
+      slots(r, used[r].first++) = e;
+      used[r].second += each(e);
     }
   }
 }
@@ -207,7 +219,7 @@ EplbPlacement place_layer(ArrayView<const double, 3> windows, std::size_t layer,
   std::vector<ArrayView<ExpertId, 2>> nodes;  // [node][rank of the node][slot]
   for (std::size_t r = 0; r < placement.slot_expert.extent(1); r += ranks_per_node) {
     nodes.push_back({placement.slot_expert.row(0, r).data(), {ranks_per_node, placement.slot_expert.extent(2)}});
-    if (distinct) limit_replicas(nodes.back(), expected.tokens, placement.num_replicas.row(0));
+    if (distinct) place_apart(nodes.back(), expected.tokens, placement.num_replicas.row(0));
   }
   const std::vector<double> load = replica_loads(expected, placement);
   for (const ArrayView<ExpertId, 2> slots : nodes) {

@@ -14,7 +14,7 @@
 //   start     EPLB's placement of the forecast (eplb.h): number of replicas, groups of experts on nodes.
 //   exchange  The busiest rank exchanges one replica with another rank of its node, such that the busier of both has
 //             the least load, as long as that is less than before. Two replicas of an expert on one rank are separated
-//             first, where an exchange can do that.
+//             first, where an exchange can do that. `distinct` starts from another placement, in which none are.
 //   accept    Layers whose predicted busiest rank is less than 3 % below that of EPLB's placement of the windows' sum
 //             keep EPLB's placement: such gains are smaller than the drift between windows.
 // Load of a rank: the sum of t + λ·t² over its replicas, with t forecast tokens and λ = s·√(ln R ÷ mean over ranks of
@@ -30,9 +30,8 @@
 namespace foremoe {
 
 // `windows` is [window][layer][expert], nonnegative tokens in any unit, oldest first, at least one window. `distinct`:
-// every layer uses the exchanged placement, and experts have at most one replica per rank of their node, so that a rank
-// has two replicas of an expert only if no exchange can separate them; nothing is then guaranteed. Requires
-// !eplb_shape_error(shape).
+// no rank has two replicas of an expert, unless it has more slots than its node has experts. The busiest rank is then
+// not compared with EPLB's. Requires !eplb_shape_error(shape).
 EplbPlacement place_for_next_window(ArrayView<const double, 3> windows, const EplbShape& shape, bool distinct = false);
 
 }  // namespace foremoe

@@ -113,24 +113,38 @@ TEST(NextWindow, PlacesEveryExpertAndKeepsGroupsOnANode) {
   }
 }
 
+int num_repeated(const EplbPlacement& placement) {
+  std::size_t count = 0;
+  for (std::size_t r = 0; r < placement.slot_expert.extent(1); ++r) {
+    const auto row = placement.slot_expert.row(0, r);
+    count += row.size() - std::set<ExpertId>(row.begin(), row.end()).size();
+  }
+  return static_cast<int>(count);
+}
+
 TEST(NextWindow, SeparatesReplicasOfAnExpertIfAsked) {
   std::mt19937 random(4);
-  const EplbShape shape{.num_experts = 16, .num_replicas = 24, .num_ranks = 4};
   int num_together = 0;
-  for (int i = 0; i < 40; ++i) {
-    const Array<double, 3> window = draw(random, 2, 16);
-    const auto repeats = [](const EplbPlacement& placement) {
-      int count = 0;
-      for (std::size_t r = 0; r < 4; ++r) {
-        const auto row = placement.slot_expert.row(0, r);
-        count += static_cast<int>(row.size() - std::set<ExpertId>(row.begin(), row.end()).size());
-      }
-      return count;
-    };
-    num_together += repeats(place_for_next_window(window, shape));
-    EXPECT_EQ(repeats(place_for_next_window(window, shape, /*distinct=*/true)), 0);
+  for (int ranks = 2; ranks <= 16; ranks *= 2) {
+    for (int replicas = 16; replicas <= 16 * ranks; replicas += ranks) {
+      const EplbShape shape{.num_experts = 16, .num_replicas = replicas, .num_ranks = ranks};
+      Array<double, 3> windows = draw(random, 2, 16);
+      if (replicas % 3 == 0) std::ranges::fill(windows.flat().begin() + 1, windows.flat().end(), 0);
+      num_together += num_repeated(place_for_next_window(windows, shape));
+      const EplbPlacement placement = place_for_next_window(windows, shape, /*distinct=*/true);
+      ASSERT_EQ(num_repeated(placement), 0) << ranks << " ranks, " << replicas << " replicas";
+      const std::vector<int> slots = slots_of(placement);
+      for (int e = 0; e < 16; ++e) ASSERT_EQ(std::ranges::count(slots, e), placement.num_replicas(0, e));
+    }
   }
   EXPECT_GT(num_together, 0);
+}
+
+// Each node has four of eight experts, and six slots per rank.
+TEST(NextWindow, RepeatsAnExpertIfARankHasMoreSlotsThanItsNodeHasExperts) {
+  std::mt19937 random(8);
+  const EplbShape shape{.num_experts = 8, .num_replicas = 24, .num_ranks = 4, .num_nodes = 2, .num_groups = 2};
+  EXPECT_GE(num_repeated(place_for_next_window(draw(random, 1, 8), shape, /*distinct=*/true)), 4 * 2);
 }
 
 TEST(NextWindow, DoesNotDependOnTheUnitOfTokens) {
