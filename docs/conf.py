@@ -15,7 +15,7 @@ NAVIGATION = {
         "glossary")],
     "Developers": [f"docs/developers/{page}" for page in ("first_change", "contributing", "architecture", "algorithms", "execution")],
     "Laboratory": [f"lab/{page}" for page in (
-        "README", "results", "performance", "measured/README", "policies", "hyperparameters", "seeds")],
+        "README", "results", "performance", "measured/README", "engines/README", "policies", "hyperparameters", "seeds")],
     "API": [f"docs/api/{page}" for page in (
         "foremoe", "options", "recorders", "report", "eplb", "torch", "hf", "trl", "megatron", "slime", "verl", "supported")],
     "Project": ["CHANGELOG", "SECURITY", "data/README", "lab/measured/NOTICE"],
