@@ -93,15 +93,15 @@ class RoutedVLLM(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         self.llm.reset_prefix_cache()
 
     def _weights_of_engine(self) -> dict[str, Tensor]:
-        """Returns the weights of at least 16 bits, in which NaN can be written and found."""
+        """Returns the weights in which NaN can be written and found: with elements, of at least 16 bits."""
         model = self.llm.llm_engine.model_executor.driver_worker.model_runner.model
         wide = (torch.float32, torch.bfloat16, torch.float16)
-        return {name: weight for name, weight in model.named_parameters() if weight.dtype in wide}
+        return {name: weight for name, weight in model.named_parameters() if weight.numel() and weight.dtype in wide}
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields what the unspread model's files have: parameters, and buffers such as biases of routers. Collective.
+        """Yields the unspread model's parameters and persistent buffers, such as biases of routers. Collective.
 
-        transformers has one parameter for all experts of a layer; a file has one per expert.
+        Names are those in files, where each expert has its own; transformers has one for all experts of a layer.
         """
         for names, value in self.expert_parallel.whole_entries(self.model):
             entry = {self._fix_param_name_to_vllm(names[0]): value}

@@ -54,7 +54,9 @@ class LLM:
         self.model.load_state_dict(whole | {name: of for name, of in self.named_parameters() if name == self.ignored})
 
     def named_parameters(self) -> Any:
-        return self.model.named_parameters()
+        """Like vLLM, keeps a parameter without elements where a kernel has its weight."""
+        yield from self.model.named_parameters()
+        yield "packed.weight", torch.nn.Parameter(torch.empty(0))
 
     def reset_prefix_cache(self) -> None:
         self.syncs += 1
