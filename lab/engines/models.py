@@ -66,3 +66,18 @@ def prompts(lengths=(5, 33, 64, 17), seed=0):
     """Returns lists of token ids."""
     random = np.random.default_rng(seed)
     return [random.integers(3, TOKENS, length).tolist() for length in lengths]
+
+
+def converse(ask):
+    """Returns the segments of three turns, each of which returns only new rows.
+
+    Args:
+        ask: Called with the ids so far, the number of rows held, and the turn; returns segments and generated ids.
+    """
+    (ids, *questions), segments, held = prompts((30, 7, 7), seed=1), [], 0
+    for turn, question in enumerate([*questions, []]):
+        new, generated = ask(ids, held, turn)
+        segments += new
+        held = len(ids) + len(generated) - 1
+        ids = ids + generated + question
+    return segments

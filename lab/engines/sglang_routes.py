@@ -15,7 +15,7 @@ import numpy as np
 import sglang
 import sglang.srt.eplb.expert_location as location
 import sglang.srt.mem_cache.pool_host.common as host_memory
-from models import EXPERTS, LAYERS, Comparison, make_model, prompts
+from models import EXPERTS, LAYERS, Comparison, converse, make_model, prompts
 
 import foremoe
 from foremoe.recorders import from_sglang
@@ -40,13 +40,12 @@ def run_engine(folder, what, **options):
     for ids, response in zip(prompts(), responses, strict=True):
         comparison.add(from_sglang(response, prompt_token_ids=ids))
     comparison.report(f"SGLang, {what}")
-    (ids, *questions), segments, held = prompts((30, 7, 7), seed=1), [], 0
-    for question in [*questions, []]:
+
+    def turn(ids, held, _):
         response = engine.generate(input_ids=ids, routed_experts_start_len=held, **ask)
-        segments += from_sglang(response, start_len=held, prompt_token_ids=ids)
-        ids = ids + response["output_ids"]
-        held = len(ids) - 1
-        ids = ids + question
+        return from_sglang(response, start_len=held, prompt_token_ids=ids), response["output_ids"]
+
+    segments = converse(turn)
     engine.shutdown()
     turns = Comparison(folder)
     turns.add(segments)

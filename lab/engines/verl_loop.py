@@ -1,4 +1,4 @@
-"""SGLang's routes through verl's agent loop to ForeMoE's counts. Usage: verl_loop.py RESPONSES, of sglang_routes.py"""
+"""SGLang's routes through verl's AgentLoopOutput to counts. Usage: verl_loop.py RESPONSES, of sglang_routes.py"""
 
 import base64
 import json

@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.request
 
-from models import Comparison, make_model, prompts
+from models import Comparison, converse, make_model, prompts
 
 from foremoe.recorders import from_vllm
 
@@ -64,16 +64,15 @@ def generate(server, ids, start=0, **options):
     return server.post("/inference/v1/generate", token_ids=ids, sampling_params=sampling)
 
 
-def converse(server, ask):
-    """Returns the segments of three turns."""
-    (ids, *questions), segments, held = prompts((30, 7, 7), seed=1), [], 0
-    for turn, question in enumerate([*questions, []]):
-        body = ask(server, ids, held, seed=turn)
-        segments += from_vllm(body, prompt_start=held, prompt_token_ids=ids)
-        ids = ids + json.loads(body)["choices"][0]["token_ids"]
-        held = len(ids) - 1
-        ids = ids + question
-    return segments
+def turn_of(server, ask):
+    """Returns the function that converse() calls."""
+
+    def turn(ids, held, seed):
+        body = ask(server, ids, held, seed=seed)
+        segments = from_vllm(body, prompt_start=held, prompt_token_ids=ids)
+        return segments, json.loads(body)["choices"][0]["token_ids"]
+
+    return turn
 
 
 with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -89,5 +88,5 @@ with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
     comparison.report("vLLM, server, three choices")
     for ask in (complete, generate):
         comparison = Comparison(folder, DENSE)
-        comparison.add(converse(server, ask))
+        comparison.add(converse(turn_of(server, ask)))
         comparison.report(f"vLLM, server, three turns of {ask.__name__}()")
