@@ -7,8 +7,12 @@ arguments of foremoe.megatron.attach(): numbers, null, true and false; anything 
 
 Ray calls hook() in ray.init(). Each worker process of the job then waits for the import of a trainer's module, and
 wraps the schedule that this module uses (foremoe.megatron.schedule). Other processes, such as those of inference engines,
-need no ForeMoE. Under `uv run`, also set RAY_ENABLE_UV_RUN_RUNTIME_ENV=0, since Ray would otherwise call only its own
-hook for uv; hook() calls that one too.
+need no ForeMoE.
+
+A job whose driver runs under `uv run` and whose workers use the same uv environment (SkyRL) has Ray's own hook already.
+uv_hook() calls both; Ray then needs RAY_ENABLE_UV_RUN_RUNTIME_ENV=0:
+
+    export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 RAY_RUNTIME_ENV_HOOK=foremoe.ray.uv_hook
 """
 
 from __future__ import annotations
@@ -37,9 +41,8 @@ def hook(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
     Raises RuntimeError if the environment has a setup of its own.
     """
     from ray import cloudpickle
-    from ray._private.runtime_env import uv_runtime_env_hook
 
-    environment: dict[str, Any] = dict(uv_runtime_env_hook.hook(runtime_env) or {})
+    environment = dict(runtime_env or {})
     if environment.get("worker_process_setup_hook"):
         raise RuntimeError("foremoe.ray.hook: runtime_env has a worker_process_setup_hook; expected none")
     for module in (_import_hook, sys.modules[__name__]):  # workers may lack foremoe
@@ -48,6 +51,13 @@ def hook(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
     environment["env_vars"] = {**environment.get("env_vars", {}), **given}
     environment["worker_process_setup_hook"] = setup
     return environment
+
+
+def uv_hook(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
+    """Does the same as hook(), after Ray's own hook for `uv run`."""
+    from ray._private.runtime_env import uv_runtime_env_hook
+
+    return hook(uv_runtime_env_hook.hook(runtime_env))
 
 
 def setup() -> None:
