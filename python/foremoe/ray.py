@@ -2,12 +2,12 @@
 
     export RAY_RUNTIME_ENV_HOOK=foremoe.ray.hook FOREMOE_ATTACH=mode=active,guest_slots=1
 
-in the environment of the process that calls ray.init(). Without FOREMOE_ATTACH, training runs in shadow mode. Values are
-arguments of foremoe.megatron.attach(): numbers, null, true and false; anything else is a string.
+in the environment of the process that calls ray.init(). Without FOREMOE_ATTACH, training runs in shadow mode. Values
+are arguments of foremoe.megatron.attach(): numbers, null, true and false; anything else is a string.
 
 Ray calls hook() in ray.init(). Each worker process of the job then waits for the import of a trainer's module, and
-wraps the schedule that this module uses (foremoe.megatron.schedule). Other processes, such as those of inference engines,
-need no ForeMoE.
+wraps the schedule that this module uses (foremoe.megatron.schedule). Other processes, such as those of inference
+engines, need no ForeMoE.
 
 A job whose driver runs under `uv run` and whose workers use the same uv environment (SkyRL) has Ray's own hook already.
 uv_hook() calls both; Ray then needs RAY_ENABLE_UV_RUN_RUNTIME_ENV=0:
