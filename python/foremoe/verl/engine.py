@@ -20,6 +20,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 from foremoe._errors import refuse
 from foremoe.megatron import Plan, Replicas, attach, with_filler_routes
 from foremoe.megatron.supported import moe_layers
+from foremoe.supported import expect
 
 from .ahead import Counts, MiniBatchSplit, UpdatePlanner
 from .routes import counts_of
@@ -164,22 +165,15 @@ def _options(data: Any) -> dict[str, Any]:
 
 def _expect_supported(engine: Any, model: Any, is_active: bool) -> None:
     """Raises InputError with the unsupported field of verl's configuration and its expected value."""
-    if engine.dynamic_context_parallel:
-        refuse("dynamic_context_parallel", "is True; expected False, since its micro-batches are not known beforehand")
-    if not is_active:
-        return
-    if engine.router_replay.mode != "R3":
-        refuse("router_replay.mode", f"is {engine.router_replay.mode!r}; expected 'R3', or mode=shadow in {_VARIABLE}")
-    if not engine.use_remove_padding:
-        refuse("use_remove_padding", "is False; expected True, since rows of padded batches are not counted")
-    if engine.tensor_model_parallel_size > 1 and not engine.sequence_parallel:
-        refuse(
-            "sequence_parallel", "is False; expected True, since replayed routes are split over tensor parallel ranks"
-        )
-    if model.mtp.enable:
-        refuse("mtp.enable", "is True; expected False, since these layers' routes are not replayed")
-    if hasattr(model.hf_config, "vision_config"):
-        refuse("vision_config", "is in the model's configuration; expected a model of text alone")
+    values = {
+        "replay": engine.router_replay.mode,
+        "use_remove_padding": engine.use_remove_padding,
+        "sequence_parallel": engine.sequence_parallel or engine.tensor_model_parallel_size == 1,
+        "dynamic_context_parallel": engine.dynamic_context_parallel,
+        "vision_config": hasattr(model.hf_config, "vision_config"),
+        "mtp_num_layers": int(model.mtp.enable),
+    }
+    expect(values, "active" if is_active else "shadow", "verl")
 
 
 class _Layers:
@@ -198,9 +192,8 @@ class _Layers:
         config = self._tf_config
         if getattr(config, "experimental_attention_variant", None) == "dsv4_hybrid":
             refuse("experimental_attention_variant", "is 'dsv4_hybrid', whose rows are split otherwise over ranks")
-        if getattr(config, "moe_router_enable_expert_bias", False) and config.moe_router_bias_update_rate:
-            rate = config.moe_router_bias_update_rate
-            refuse("moe_router_bias_update_rate", f"is {rate}; expected 0, since rows that are not replayed count too")
+        if getattr(config, "moe_router_enable_expert_bias", False):
+            expect({"moe_router_bias_update_rate": config.moe_router_bias_update_rate}, "active", "verl")
         in_force = dict(iter_model_routers([unwrap_model(chunk) for chunk in self._module]))
         for number, router in zip(self._numbers, self._routers, strict=True):
             if router is None or in_force.get(number + 1) is not router:
