@@ -70,8 +70,8 @@ def setup() -> None:
             if (error.name or "").partition(".")[0] != "foremoe":
                 raise
             raise ImportError(
-                f"{trainer}: RAY_RUNTIME_ENV_HOOK is foremoe.ray.hook, but this worker's Python {sys.executable} has no "
-                f"foremoe ({error}); install it there, or unset the variable"
+                f"{trainer}: RAY_RUNTIME_ENV_HOOK is foremoe.ray.hook, but this worker's Python {sys.executable} has "
+                f"no foremoe ({error}); install it there, or unset the variable"
             ) from error
 
     actions = {name: lambda adapter=of, name=name: load(adapter, name) for name, of in ADAPTERS.items()}

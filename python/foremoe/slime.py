@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from . import _core
 from ._errors import InputError, refuse
+from .supported import expect
 
 if TYPE_CHECKING:
     from .megatron import Plan, Replicas
@@ -152,16 +153,12 @@ class Hooks:
 
     def _attached(self, args: Any, model: Any) -> Replicas:
         if self.replicas is None:
-            if self._is_active and getattr(args, "offload_train", False):
-                refuse(
-                    "offload_train",
-                    "is True, as with --colocate; expected False in mode active, since slime ends the group for copies "
-                    "and pauses the memory of guests when it offloads, and they are not made again; or mode shadow",
-                )
-            if self._is_active and not getattr(args, "use_routing_replay", False):
-                refuse("use_routing_replay", "is False; mode active needs routes that are known before the step")
-            if self._is_active and getattr(args, "moe_router_fusion", False):
-                refuse("moe_router_fusion", "is True; expected False, since a fused router ignores replayed routes")
+            values = {
+                "offload_train": getattr(args, "offload_train", False),
+                "replay": "R3" if getattr(args, "use_routing_replay", False) else "disabled",
+                "moe_router_fusion": getattr(args, "moe_router_fusion", False),
+            }
+            expect(values, "active" if self._is_active else "shadow", "slime")
             from .megatron import attach
 
             self.replicas = attach(model, **self._arguments)

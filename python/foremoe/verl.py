@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._errors import refuse
 from ._import_hook import WhenImported
-from .supported import VERL
+from ._variable import given_arguments
+from .supported import VERL, expect
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +52,7 @@ def init(module: str) -> Schedule:
     try:
         import verl
 
-        VERL.expect("foremoe.verl", verl.__version__)
+        VERL.expect("foremoe.verl", verl.__version__, given_arguments()["mode"])
         from .megatron.schedule import Adapter, install
     except ModuleNotFoundError as error:
         raise ImportError(f"foremoe.verl needs verl {VERL.accepted} and Megatron-LM: {error}") from error
@@ -82,7 +83,7 @@ def _extend_engine(engine: Any, schedule: Schedule) -> None:
     @functools.wraps(initialize)
     def checked(self: Any) -> Any:
         if not self.engine_config.forward_only:
-            _expect_supported(self.engine_config, schedule.is_active)
+            _expect_supported(self.engine_config, schedule.mode)
         return initialize(self)
 
     @functools.wraps(forward_backward_batch)
@@ -96,20 +97,15 @@ def _extend_engine(engine: Any, schedule: Schedule) -> None:
     engine.initialize, engine.forward_backward_batch = checked, measured
 
 
-def _expect_supported(engine: Any, is_active: bool) -> None:
+def _expect_supported(engine: Any, mode: str) -> None:
     """Raises InputError with the unsupported field of verl's configuration and its expected value."""
-    if getattr(engine, "dynamic_context_parallel", False):
-        refuse("dynamic_context_parallel", "is True; expected False, since its micro-batches are not known beforehand")
-    if not is_active:
-        return
-    if engine.router_replay.mode == "disabled":
-        refuse("router_replay.mode", "is 'disabled'; expected 'R3', or mode=shadow in FOREMOE_ATTACH")
-    if not engine.use_remove_padding:
-        refuse("use_remove_padding", "is False; expected True, since verl replays routes of packed rows only")
-    if engine.tensor_model_parallel_size > 1 and not engine.sequence_parallel:
-        refuse(
-            "sequence_parallel", "is False; expected True, since replayed routes are split over tensor parallel ranks"
-        )
+    values = {
+        "dynamic_context_parallel": getattr(engine, "dynamic_context_parallel", False),
+        "replay": engine.router_replay.mode,
+        "use_remove_padding": engine.use_remove_padding,
+        "sequence_parallel": engine.sequence_parallel or engine.tensor_model_parallel_size == 1,
+    }
+    expect(values, mode, "verl", of="verl's engine")
 
 
 class _Filler:

@@ -208,8 +208,5 @@ def test_unsupported_settings_are_rejected_by_name(log: list[Any]) -> None:
     with refused("rollout_data_postprocess_path: got args alone, as in miles"):
         Hooks(mode="active").before_training(ARGS)
     without = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=False)
-    with refused("use_routing_replay: is False; mode active"):
+    with refused("replay: 'disabled'; expected 'R3'"):
         Hooks(mode="active").before_train_step(without, 0, 0, model, None, None)
-    offloading = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=True, offload_train=True)
-    with refused("offload_train: is True, as with --colocate; expected False in mode active"):
-        Hooks(mode="active").before_train_step(offloading, 0, 0, model, None, None)

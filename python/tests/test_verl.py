@@ -71,7 +71,8 @@ def test_a_missing_package_is_reported_on_use() -> None:
 
 
 def test_another_version_of_verl_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("0.6.2", "0.70.0", "1.0.0"):
+    monkeypatch.setenv("FOREMOE_ATTACH", "mode=active")
+    for version in ("0.7.1", "0.70.0", "1.0.0"):
         monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__=version))  # type: ignore[misc]
         with pytest.raises(ImportError, match=f"needs verl .* not {version}"):
             foremoe.verl.init(foremoe.verl.ENGINE)

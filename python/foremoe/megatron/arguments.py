@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +14,6 @@ from foremoe._errors import refuse
 
 MODES = ("active", "shadow")
 REFUSE, HOME = "refuse", "home"  # values of on_mismatch
-VARIABLE = "FOREMOE_ATTACH"  # of the environment: arguments for adapters
-_WORDS = {"null": None, "true": True, "false": False}  # as in JSON
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,28 +61,3 @@ def expect_chunks(chunks: Sequence[Any]) -> None:
                 field="model_chunks",
                 index=f"[{i}]",
             )
-
-
-def arguments_from(text: str) -> dict[str, Any]:
-    """Parses arguments of attach() from "name=value,name=value". mode defaults to "shadow".
-
-    Values are numbers, null (None), true and false; anything else is a string.
-
-    Raises InputError for any other syntax.
-    """
-    found: dict[str, Any] = {"mode": "shadow"}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = (part.strip() for part in item.partition("="))
-        if not (name.isidentifier() and equals and value) or name == "model_chunks":
-            refuse(VARIABLE, f"has {item!r}; expected name=value, and commas between them")
-        found[name] = _value(value)
-    return found
-
-
-def _value(text: str) -> int | float | str | None:
-    if text in _WORDS:
-        return _WORDS[text]
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from foremoe._errors import refuse
+from foremoe._variable import VARIABLE, given_arguments
 
-from .arguments import HOME, VARIABLE, arguments_from
+from .arguments import HOME
 from .attach import attach
 from .counts import Counts
 from .rehearsal import Call, Routes, count, rehearse
@@ -73,8 +73,12 @@ class Schedule:
         self._chunks: list[Any] = []
 
     @property
+    def mode(self) -> str:
+        return str(self._arguments["mode"])
+
+    @property
     def is_active(self) -> bool:
-        return bool(self._arguments["mode"] != "shadow")
+        return self.mode != "shadow"
 
     def metrics(self) -> dict[str, float]:
         """Returns Replicas.metrics(); empty before the first training call."""
@@ -147,7 +151,7 @@ def install(adapter: Adapter, arguments: dict[str, Any] | None = None) -> Schedu
 
     Raises ImportError, with the missing name, if a module or the function is not in the installed version.
     """
-    schedule = Schedule(adapter, arguments_from(os.environ.get(VARIABLE, "")) if arguments is None else arguments)
+    schedule = Schedule(adapter, given_arguments() if arguments is None else arguments)
     for name in adapter.modules:
         try:
             module = importlib.import_module(name)

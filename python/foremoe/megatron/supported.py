@@ -1,4 +1,4 @@
-"""Checks that foremoe.megatron supports the version and configuration of Megatron-LM. Refusals name the field."""
+"""Checks that foremoe.megatron supports a model. foremoe.supported has the rules for its configuration."""
 
 from __future__ import annotations
 
@@ -7,51 +7,13 @@ from typing import Any
 
 import foremoe
 from foremoe._engine.together import fact_of
-from foremoe.supported import MEGATRON
+from foremoe.supported import CONFIGURATION, MEGATRON, expect
 
 from .experts import MoE
 
-DISPATCHERS = ("allgather", "alltoall", "flex")
-FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # tested with stand-ins for their kernels, never on a GPU
 
-# Fields of TransformerConfig: allowed values, and the reason. Fields that the Megatron version lacks are not checked.
-_MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "virtual_pipeline_model_parallel_size": (
-        (None, 1),
-        "a plan runs all layers of a micro-batch in one pass, but its chunks alternate with other micro-batches'; "
-        "mode='shadow' serves it",
-    ),
-    "expert_tensor_parallel_size": ((None, 1), "an expert must lie on one rank"),
-    "expert_gtp_weight_remat_size": ((None, 1), "a parameter is then a part of an expert"),
-    "moe_expert_capacity_factor": ((None,), "rows are dropped by expert"),
-    "moe_pad_expert_input_to_capacity": ((None, False), "rows are padded by expert"),
-    "moe_router_padding_for_quantization": ((None, False), "rows are padded by expert"),
-    "moe_router_padding_for_fp8": ((None, False), "rows are padded by expert"),
-    "moe_latent_size": ((None,), "experts are then of another width than the layer"),
-    "moe_shared_expert_overlap": ((None, False), "the dispatcher runs the shared experts then"),
-    "moe_single_grouped_weight": ((None, False), "all experts of a rank are one parameter then"),
-    "moe_single_grouped_bias": ((None, False), "all experts of a rank are one parameter then"),
-    "moe_paged_stash": ((None, False), "activations of guests are not stashed"),
-    "use_transformer_engine_op_fuser": ((None, False), "the experts' forward is replaced then"),
-    "transformer_impl": ((None, "local", "transformer_engine"), "it is for inference"),
-    "fp8": ((None, False), "guests would be quantised anew for each copy"),
-    "quant_recipe": ((None,), "guests would not be quantised"),
-    "fp4": ((None, False), "guests would be quantised anew for each copy"),
-    "cuda_graph_impl": ((None, "none"), "a graph replays sizes that the plan changes"),
-    "enable_cuda_graph": ((None, False), "a graph replays sizes that the plan changes"),
-    "external_cuda_graph": ((None, False), "a graph replays sizes that the plan changes"),
-    "overlap_moe_expert_parallel_comm": ((None, False), "passes of two micro-batches run at once"),
-    "delay_wgrad_compute": ((None, False), "gradients of guests would come after they went home"),
-    "overlap_dispatch_backward_with_experts_wgrad": ((None, False), "gradients of guests would come too late"),
-    "fine_grained_activation_offloading": ((None, False), "activations of guests are not offloaded"),
-    "cpu_offloading": ((None, False), "activations of guests are not offloaded"),
-    "mtp_num_layers": ((None, 0), "these layers' routes are not replayed"),
-}
-_MUST_BE_IN_SHADOW = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph", "transformer_impl")
-
-
-def expect_version() -> str:
-    """Returns the version of megatron-core. Raises ImportError if it is missing or unsupported."""
+def expect_version(mode: str) -> str:
+    """Returns the version of megatron-core. Raises ImportError if it is missing or unsupported in this mode."""
     try:
         import megatron.core
     except ImportError as error:
@@ -59,7 +21,7 @@ def expect_version() -> str:
             f"foremoe.megatron needs megatron-core {MEGATRON.accepted} to attach to a model: {error}"
         ) from error
     version = str(megatron.core.__version__)
-    MEGATRON.expect("foremoe.megatron", version)
+    MEGATRON.expect("foremoe.megatron", version, mode)
     return version
 
 
@@ -95,19 +57,12 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
     if not layers and mode == "active" and stages == 1:
         raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
     for name, layer in layers:
-        _expect_config(layer.config, name, mode)
-        if mode == "active":
-            if getattr(layer.config, "moe_router_fusion", False) and _has_replay(layer):
-                raise foremoe.InputError(
-                    f"moe_router_fusion: True of {name}; expected False, since a fused router ignores the routes of "
-                    "router replay",
-                    field="moe_router_fusion",
-                )
-            kind = layer.config.moe_token_dispatcher_type
-            _expect_one_of("moe_token_dispatcher_type", kind, DISPATCHERS, name)
-            if kind == "flex":
-                backend = layer.config.moe_flex_dispatcher_backend
-                _expect_one_of("moe_flex_dispatcher_backend", backend, FLEX_BACKENDS, name)
+        values = {rule.field: getattr(layer.config, rule.field, None) for rule in CONFIGURATION}
+        if values["moe_token_dispatcher_type"] != "flex":
+            del values["moe_flex_dispatcher_backend"]
+        if not _has_replay(layer):
+            del values["moe_router_fusion"]
+        expect(values, mode, of=name)
     if mode == "active":
         for i, chunk in enumerate(chunks):
             for module in chunk.modules():
@@ -151,23 +106,6 @@ def replay_problem(layer: Any) -> str:
         f"{len(registered)} that are registered; expected one for each router of the model, which a model that was "
         "built twice has not"
     )
-
-
-def _expect_one_of(field: str, value: Any, allowed: tuple[str, ...], name: str) -> None:
-    if value not in allowed:
-        raise foremoe.InputError(
-            f"{field}: '{value}' of {name}; expected {' or '.join(allowed)}, or mode='shadow'", field=field
-        )
-
-
-def _expect_config(config: Any, name: str, mode: str) -> None:
-    for field, (allowed, reason) in _MUST_BE.items():
-        if mode == "shadow" and field not in _MUST_BE_IN_SHADOW:
-            continue
-        value = getattr(config, field, None)
-        if value not in allowed:
-            expected = " or ".join(repr(a) for a in allowed if a is not None) or "None"
-            raise foremoe.InputError(f"{field}: {value!r} of {name}; expected {expected}, since {reason}", field=field)
 
 
 def expect_equal(layers: list[tuple[str, Any]]) -> None:

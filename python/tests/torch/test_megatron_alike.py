@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from typing import Any
 
 import pytest
 import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from megatron_training import Case, begin_groups, counts_of, make_config, make_net
 from refusals import ODD, OTHERS, input_error
 
@@ -15,6 +18,7 @@ import foremoe
 import foremoe.megatron
 from foremoe._engine.arguments import OPTIONS
 from foremoe.megatron import supported
+from foremoe.supported.check import known_fields
 
 input_error = functools.partial(input_error, within=5.0)
 # attach()'s arguments: the value on rank 2 and the value on all other ranks.
@@ -124,5 +128,10 @@ def test_arguments_of_plan_must_be_equal_on_all_ranks(rank: int) -> None:
     replicas.detach()
 
 
+def test_every_field_of_the_installed_megatron_version_is_known() -> None:  # else: scripts/write_fields
+    classes = TransformerConfig, MLATransformerConfig, DistributedDataParallelConfig
+    assert {field.name for of in classes for field in dataclasses.fields(of)} <= known_fields()
+
+
 def test_the_installed_megatron_version_is_supported() -> None:
-    assert supported.expect_version().startswith("0.")
+    assert supported.expect_version("active").startswith("0.")

@@ -22,12 +22,11 @@ from foremoe.megatron.ending import explain
 REFUSED = {
     "virtual_pipeline_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "expert_gtp_weight_remat_size": 2,
     "moe_expert_capacity_factor": 1.5, "moe_router_fusion": True, "moe_pad_expert_input_to_capacity": True,
-    "moe_router_padding_for_quantization": True, "moe_latent_size": 64, "moe_shared_expert_overlap": True,
-    "moe_single_grouped_weight": True, "moe_paged_stash": True, "use_transformer_engine_op_fuser": True,
+    "moe_router_padding_for_quantization": True, "moe_single_grouped_weight": True, "moe_paged_stash": True,
+    "use_transformer_engine_op_fuser": True,
     "transformer_impl": "inference_optimized", "fp8": "hybrid", "fp4": "e2m1", "cuda_graph_impl": "local",
     "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True,
     "overlap_dispatch_backward_with_experts_wgrad": True, "fine_grained_activation_offloading": True,
-    "mtp_num_layers": 1,
 }  # fmt: skip
 
 attach = foremoe.megatron.attach
@@ -60,9 +59,9 @@ def test_interleaved_stages_are_rejected_with_what_a_plan_lacks(rank: int) -> No
 
 @pytest.mark.parametrize(("fields", "words"), [
     ({"moe_token_dispatcher_type": "other"},
-     "moe_token_dispatcher_type: 'other' of moe.0; expected allgather or alltoall or"),
+     "moe_token_dispatcher_type: 'other' of moe.0; expected 'allgather' or 'alltoall' or"),
     ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "other"},
-     "moe_flex_dispatcher_backend: 'other' of moe.0; expected deepep or hybridep"),
+     "moe_flex_dispatcher_backend: 'other' of moe.0; expected 'deepep' or 'hybridep'"),
 ])  # fmt: skip
 def test_unknown_dispatchers_are_rejected_by_name(rank: int, fields: dict[str, Any], words: str) -> None:
     net = make(**fields)
@@ -101,12 +100,12 @@ def test_objects_that_are_no_models_with_moe_layers_are_rejected(rank: int) -> N
         assert said.startswith(f"InputError: {words}")
 
 
-@pytest.mark.parametrize("version", ["0.15.3", "0.20.0", "1.0"])
+@pytest.mark.parametrize("version", ["0.15.3", "0.21.0", "1.0"])
 def test_unsupported_megatron_versions_are_rejected(rank: int, version: str) -> None:
     net = make()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("megatron.core.__version__", version)
-        with pytest.raises(ImportError, match=f"foremoe.megatron needs megatron-core 0.16 to 0.19, not {version}"):
+        with pytest.raises(ImportError, match=f"foremoe.megatron needs megatron-core 0.16 to 0.20, not {version}"):
             attach(net)
 
 

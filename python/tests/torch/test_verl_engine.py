@@ -277,7 +277,7 @@ def test_shadow_mode_does_not_replay_rows_that_verl_routes_itself(of_ranks: list
 
 
 def test_attach_arguments_are_parsed_as_numbers_strings_and_null() -> None:
-    from foremoe.megatron.arguments import arguments_from
+    from foremoe._variable import arguments_from
 
     given = arguments_from("cluster=null, residency=static,guest_slots=2,tolerance=.5,model=true,policy=None")
     assert given == {
@@ -290,12 +290,14 @@ def test_attach_arguments_are_parsed_as_numbers_strings_and_null() -> None:
 def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[dict[str, Any]]) -> None:
     own, *others = (dict(found["refused"]) for found in of_ranks)
     for mode in ("active", "shadow"):
-        assert own[f"dynamic, {mode}"].startswith("InputError: dynamic_context_parallel: is True; expected False")
+        assert own[f"dynamic, {mode}"].startswith(
+            "InputError: dynamic_context_parallel: True of verl's engine; expected False"
+        )
         assert own[f"forward only, {mode}"] == "nothing"
     for name, said in {
-        "off": "InputError: router_replay.mode: is 'disabled'; expected 'R3', or mode=shadow in FOREMOE_ATTACH",
-        "padded": "InputError: use_remove_padding: is False; expected True",
-        "whole rows": "InputError: sequence_parallel: is False; expected True",
+        "off": "InputError: replay: 'disabled' of verl's engine; expected 'R3', or use shadow mode",
+        "padded": "InputError: use_remove_padding: False of verl's engine; expected True",
+        "whole rows": "InputError: sequence_parallel: False of verl's engine; expected True",
     }.items():
         assert own[f"{name}, active"].startswith(said)
         assert own[f"{name}, shadow"] == "nothing"

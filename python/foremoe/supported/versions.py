@@ -1,14 +1,14 @@
-"""Versions of Python and of frameworks: accepted, tested and read. The adapters check the accepted versions.
-
-python -m foremoe.supported     # prints the table of docs/users/adopting.md
-"""
+"""Versions of Python and of frameworks: accepted, tested and read. The adapters check the accepted versions."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import re
 
 UNUSED = "–"
+_log = logging.getLogger("foremoe")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,10 +21,13 @@ class Framework:
         name: As its project spells it.
         package: Its distribution, whose version is checked. Empty: no version is checked.
         oldest: First accepted release.
-        newest: Last accepted release, or series of releases such as (0, 19). None: no limit.
+        newest: Last accepted release, or series of releases such as (0, 19). None: no limit. Shadow mode, which changes
+            no results, logs a warning for newer releases.
+        oldest_in_shadow: First release accepted in shadow mode. Empty: oldest.
         refused_by: Where other versions raise an error. Empty: nowhere.
-        tested: Versions that the tests use.
-        sources: Revision whose sources were read.
+        tested: Versions that CI installs for the tests.
+        trees: Versions on whose source trees the tests ran, by `scripts/test frameworks FOLDER`.
+        sources: Revisions whose sources were read. Without a package, active mode accepts these.
         routes: Use of routes that the framework recorded.
         shadow: Shadow mode, which leaves execution unchanged.
         plans: Training under plans.
@@ -34,8 +37,10 @@ class Framework:
     package: str = ""
     oldest: tuple[int, ...] = ()
     newest: tuple[int, ...] | None = None
+    oldest_in_shadow: tuple[int, ...] = ()
     refused_by: str = ""
     tested: tuple[str, ...] = ()
+    trees: tuple[str, ...] = ()
     sources: str = ""
     routes: str = UNUSED
     shadow: str = UNUSED
@@ -57,27 +62,48 @@ class Framework:
         end = "" if self.newest is None else f",<{_spelled(_following(self.newest))}"
         return f">={_spelled(self.oldest)}{end}"
 
-    def accepts(self, version: str) -> bool:
-        """Returns whether a version such as "2.15.0+cpu" is accepted. Ignores everything after the release number."""
-        found = re.match(r"\d+(\.\d+)*", version)
-        release = tuple(map(int, found[0].split("."))) if found else ()
-        padded = release + (0,) * (len(self.oldest) - len(release))
-        return (
-            bool(release)
-            and padded >= self.oldest
-            and (self.newest is None or padded[: len(self.newest)] <= self.newest)
-        )
+    def accepts(self, version: str, mode: str = "active") -> bool:
+        """Returns whether a version such as "2.15.0+cpu" is accepted. Ignores everything after the release number.
 
-    def expect(self, adapter: str, version: str) -> None:
-        """Raises ImportError, which names the adapter, unless the version is accepted."""
-        if not self.accepts(version):
-            raise ImportError(f"{adapter} needs {self.package} {self.accepted}, not {version}")
+        mode: "active", or "shadow", which accepts any newer version.
+        """
+        oldest = self.oldest_in_shadow or self.oldest if mode == "shadow" else self.oldest
+        release = _release(version)
+        padded = release + (0,) * (len(oldest) - len(release))
+        return bool(release) and padded >= oldest and (mode == "shadow" or not self._is_newer(release))
+
+    def expect(self, adapter: str, version: str, mode: str = "active") -> None:
+        """Raises ImportError, which names the adapter, unless accepts(version, mode).
+
+        In shadow mode, logs a warning for a version newer than those that active mode accepts, once per process.
+        """
+        if not self.accepts(version, mode):
+            first = f"{_spelled(self.oldest_in_shadow or self.oldest)} or newer for mode='shadow'"
+            accepted = first if mode == "shadow" else self.accepted
+            raise ImportError(f"{adapter} needs {self.package} {accepted}, not {version}")
+        if self._is_newer(_release(version)):
+            _warn_once(f"{adapter}: {self.package} {version} is untested; mode='active' needs {self.accepted}")
+
+    def _is_newer(self, release: tuple[int, ...]) -> bool:
+        return self.newest is not None and release[: len(self.newest)] > self.newest
 
     def row(self) -> tuple[str, ...]:
         """Returns the cells below TITLES."""
         accepted = self.accepted if self.package else "not checked"
-        tested = ", ".join(self.tested) or self.sources
+        if self.package and self.newest and self.shadow != UNUSED:
+            accepted += f"; shadow: {_spelled(self.oldest_in_shadow or self.oldest)} or newer"
+        tested = ", ".join(sorted((*self.tested, *self.trees), key=_release)) or self.sources
         return self.name, accepted, self.refused_by or UNUSED, tested, self.routes, self.shadow, self.plans
+
+
+def _release(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
 
 
 def _spelled(release: tuple[int, ...]) -> str:
@@ -103,12 +129,13 @@ TRL = Framework(
     routes="run", plans="run",
 )  # fmt: skip
 MEGATRON = Framework(
-    name="Megatron-LM (megatron-core)", package="megatron-core", oldest=(0, 16), newest=(0, 19), refused_by="`attach`",
-    tested=("0.16.1", "0.19.2"), routes="run on its logs", shadow="run", plans="run",
+    name="Megatron-LM (megatron-core)", package="megatron-core", oldest=(0, 16), newest=(0, 20), refused_by="`attach`",
+    tested=("0.16.1", "0.19.2"), trees=("0.16.0rc0", "0.17.0", "0.18.0", "0.19.0", "0.20.0"),
+    routes="run on its logs", shadow="run", plans="run",
 )  # fmt: skip
 VERL = Framework(
-    name="verl", package="verl", oldest=(0, 9), newest=(0, 9), refused_by="`foremoe.verl`", tested=("0.9.1",),
-    routes="run", shadow="run", plans="run",
+    name="verl", package="verl", oldest=(0, 8), newest=(0, 10), oldest_in_shadow=(0, 7, 1), refused_by="`foremoe.verl`",
+    tested=("0.9.1",), routes="run", shadow="run", plans="run",
 )  # fmt: skip
 VLLM_OF_TRL = Framework(
     name="vLLM in trl", package="vllm", oldest=(0, 26), newest=(0, 31), refused_by="`foremoe.trl`", tested=("0.29.0",),
@@ -127,22 +154,26 @@ FRAMEWORKS = (
     MEGATRON,
     VERL,
     Framework(
-        name="slime", sources="624b824, August 2026",
+        name="slime", sources="624b824",
         routes="run in lab/engines", shadow="run in lab/engines", plans="run in lab/engines",
     ),
-    Framework(name="miles", sources="31f1ca9, August 2026", shadow="read", plans="refused"),
+    Framework(name="miles", sources="31f1ca9", shadow="read", plans="read"),
     Framework(
-        name="NeMo-RL", sources="0.6.0, 7ea279a",
-        routes="run with hand-made records", shadow="read; its wrapper run on Megatron-LM", plans="read",
+        name="NeMo-RL", sources="7ea279a", routes="run with hand-made records",
+        shadow="read; its wrapper run on Megatron-LM", plans="read",
     ),
+    Framework(name="SkyRL", sources="a956457", shadow="read", plans="read"),
+    Framework(name="ROLL", sources="8eb27cc", shadow="read", plans="read"),
     Framework(
         name="ms-swift", sources="4.6.0.dev0, 3602360",
         routes="run with hand-made responses of vLLM", shadow="read; its wrapper run on Megatron-LM", plans="read",
     ),
+    Framework(name="AReaL", sources="1.0.4, 4aef98d; 2.0.0, cbff54d", routes="read", shadow="read"),
+    Framework(name="RLinf", sources="a3816b5", shadow="read"),
+    Framework(name="prime-rl", sources="559b447"),
     Framework(name="OpenRLHF", sources="0.11.0, 3c3be62", routes="run with hand-made responses of vLLM"),
     Framework(name="torchtitan", sources="0.2.2, b5bcd76", plans="read: extension point"),
     VLLM,
-    Framework(name="AReaL", sources="2.0.0, cbff54d", routes="read"),
 )  # fmt: skip
 TITLES = ("framework", "accepted", "others refused by", "tested or read", "recorded routes", "shadow", "plans")
 
@@ -151,7 +182,3 @@ def table() -> str:
     """Returns the table of all frameworks in Markdown."""
     rows = [TITLES, ("---",) * len(TITLES), *(framework.row() for framework in FRAMEWORKS)]
     return "\n".join("|" + "|".join(cell if cell == "---" else f" {cell} " for cell in row) + "|" for row in rows)
-
-
-if __name__ == "__main__":
-    print(table())
