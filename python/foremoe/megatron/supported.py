@@ -45,7 +45,6 @@ _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "overlap_dispatch_backward_with_experts_wgrad": ((None, False), "gradients of guests would come too late"),
     "fine_grained_activation_offloading": ((None, False), "activations of guests are not offloaded"),
     "cpu_offloading": ((None, False), "activations of guests are not offloaded"),
-    "mtp_num_layers": ((None, 0), "these layers' routes are not replayed"),
 }
 _MUST_BE_IN_SHADOW = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph", "transformer_impl")
 
@@ -64,10 +63,17 @@ def expect_version() -> str:
 
 
 def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
-    """Returns (name, layer) of a chunk's MoE layers, in its order. The chunk may be wrapped."""
-    from megatron.core.transformer.moe.moe_layer import MoELayer
+    """Returns (name, layer) of a chunk's MoE layers, in its order. The chunk may be wrapped.
 
-    return [(name, module) for name, module in chunk.named_modules() if isinstance(module, MoELayer)]
+    Leaves out layers for multi-token prediction: rollouts record no routes for them, so Megatron's own dispatcher runs
+    them. They run after the other layers of a micro-batch, and their backward before those.
+    """
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+
+    modules = dict(chunk.named_modules())
+    apart = tuple(f"{name}." for name, module in modules.items() if isinstance(module, MultiTokenPredictionLayer))
+    return [(name, of) for name, of in modules.items() if isinstance(of, MoELayer) and not name.startswith(apart)]
 
 
 def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
@@ -108,6 +114,12 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
             if kind == "flex":
                 backend = layer.config.moe_flex_dispatcher_backend
                 _expect_one_of("moe_flex_dispatcher_backend", backend, FLEX_BACKENDS, name)
+                if backend == "ncclep" and (layers_apart := layer.config.mtp_num_layers):
+                    raise foremoe.InputError(
+                        f"mtp_num_layers: {layers_apart} of {name}; expected None with ncclep, whose context has one "
+                        "number of experts, but only planned layers have guest slots; or mode='shadow'",
+                        field="mtp_num_layers",
+                    )
     if mode == "active":
         for i, chunk in enumerate(chunks):
             for module in chunk.modules():

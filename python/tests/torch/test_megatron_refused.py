@@ -27,7 +27,6 @@ REFUSED = {
     "transformer_impl": "inference_optimized", "fp8": "hybrid", "fp4": "e2m1", "cuda_graph_impl": "local",
     "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True,
     "overlap_dispatch_backward_with_experts_wgrad": True, "fine_grained_activation_offloading": True,
-    "mtp_num_layers": 1,
 }  # fmt: skip
 
 attach = foremoe.megatron.attach
@@ -63,8 +62,10 @@ def test_interleaved_stages_are_rejected_with_what_a_plan_lacks(rank: int) -> No
      "moe_token_dispatcher_type: 'other' of moe.0; expected allgather or alltoall or"),
     ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "other"},
      "moe_flex_dispatcher_backend: 'other' of moe.0; expected deepep or hybridep"),
+    ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "ncclep", "mtp_num_layers": 1},
+     "mtp_num_layers: 1 of moe.0; expected None with ncclep"),
 ])  # fmt: skip
-def test_unknown_dispatchers_are_rejected_by_name(rank: int, fields: dict[str, Any], words: str) -> None:
+def test_unsupported_dispatchers_are_rejected_by_name(rank: int, fields: dict[str, Any], words: str) -> None:
     net = make(**fields)
     assert input_error(lambda: attach(net)).startswith(words)
 
