@@ -7,7 +7,7 @@ from typing import Any
 
 import foremoe
 from foremoe._engine.together import fact_of
-from foremoe.supported import CONFIGURATION, MEGATRON, expect
+from foremoe.supported import CONFIGURATION, MEGATRON, expect, relevant
 
 from .experts import MoE
 
@@ -26,10 +26,17 @@ def expect_version(mode: str) -> str:
 
 
 def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
-    """Returns (name, layer) of a chunk's MoE layers, in its order. The chunk may be wrapped."""
-    from megatron.core.transformer.moe.moe_layer import MoELayer
+    """Returns (name, layer) of a chunk's MoE layers, in its order. The chunk may be wrapped.
 
-    return [(name, module) for name, module in chunk.named_modules() if isinstance(module, MoELayer)]
+    Leaves out layers for multi-token prediction: rollouts record no routes for them, so Megatron's own dispatcher runs
+    them. They run after the other layers of a micro-batch, and their backward before those.
+    """
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+
+    modules = dict(chunk.named_modules())
+    apart = tuple(f"{name}." for name, module in modules.items() if isinstance(module, MultiTokenPredictionLayer))
+    return [(name, of) for name, of in modules.items() if isinstance(of, MoELayer) and not name.startswith(apart)]
 
 
 def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
@@ -58,11 +65,9 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
         raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
     for name, layer in layers:
         values = {rule.field: getattr(layer.config, rule.field, None) for rule in CONFIGURATION}
-        if values["moe_token_dispatcher_type"] != "flex":
-            del values["moe_flex_dispatcher_backend"]
         if not _has_replay(layer):
             del values["moe_router_fusion"]
-        expect(values, mode, of=name)
+        expect(relevant(values), mode, of=name)
     if mode == "active":
         for i, chunk in enumerate(chunks):
             for module in chunk.modules():

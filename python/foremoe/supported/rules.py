@@ -111,7 +111,11 @@ CONFIGURATION = (
     Rule("overlap_dispatch_backward_with_experts_wgrad", OFF, "gradients of guests would come too late"),
     Rule("fine_grained_activation_offloading", OFF, "activations of guests are not offloaded"),
     Rule("cpu_offloading", OFF, "activations of guests are not offloaded"),
-    Rule("mtp_num_layers", (None, 0), "these layers' routes are not replayed"),
+    Rule(
+        "mtp_num_layers", (None, 0),
+        "NCCL-EP's context has one number of experts, but only planned layers have guest slots",
+        remedy="use another moe_flex_dispatcher_backend, or shadow mode",
+    ),
 )  # fmt: skip
 """Fields of TransformerConfig. Fields that the Megatron version lacks are not checked."""
 
@@ -168,6 +172,14 @@ def plain(value: Any) -> Any:
         except ValueError:
             return value
     return value
+
+
+def relevant(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values without those that have no effect in this configuration."""
+    is_flex = values.get("moe_token_dispatcher_type") == "flex"
+    is_nccl = is_flex and values.get("moe_flex_dispatcher_backend") == "ncclep"
+    effect = {"moe_flex_dispatcher_backend": is_flex, "mtp_num_layers": is_nccl}
+    return {field: value for field, value in values.items() if effect.get(field, True)}
 
 
 def broken(values: Mapping[str, Any], mode: str, trainer: str = "") -> Iterator[tuple[Rule, Any]]:

@@ -64,7 +64,7 @@ def make_config(case: Case, **more: Any) -> Any:
         "use_cpu_initialization": True, "add_bias_linear": False, "gated_linear_unit": True,
         "activation_func": torch.nn.functional.silu, "bias_activation_fusion": False,
         "moe_router_load_balancing_type": "none", "moe_enable_routing_replay": True, "params_dtype": case.dtype,
-        "moe_router_dtype": "fp64",
+        "moe_router_dtype": "fp64", "attention_dropout": 0.0, "hidden_dropout": 0.0,
     }  # fmt: skip
     return TransformerConfig(**options | recompute | case.config | more)
 
@@ -73,6 +73,7 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
     """Builds `layers` blocks x + MoE(tanh(linear(x))), or one dense block if `layers` is 0.
 
     An expert's weights depend on its layer and id, not on its rank. first: this pipeline stage's first layer.
+    config.mtp_num_layers appends Megatron-LM's own layers for multi-token prediction.
     """
     from megatron.core import tensor_parallel
     from megatron.core.enums import ModelType
@@ -93,6 +94,7 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
             self.mix = torch.nn.ModuleList(
                 torch.nn.Linear(HIDDEN, HIDDEN, dtype=config.params_dtype) for _ in range(max(layers, 1))
             )
+            self.mtp = make_mtp(config) if config.mtp_num_layers else None
 
         def set_input_tensor(self, tensor: Any) -> None:
             """Sets the output of the previous pipeline stage, or None on the first stage."""
@@ -101,6 +103,10 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
         def layers(self, x: Any) -> Any:
             for mix, moe in zip(self.mix, self.moe, strict=False):
                 x = x + moe(torch.tanh(mix(x)))[0]
+            if self.mtp is not None:
+                tokens = torch.arange(len(x), device=x.device)[None]
+                future = torch.ones(1, 1, len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
+                x = self.mtp(tokens, tokens, x, future, embedding=lambda input_ids, **_: embedding(input_ids, x.dtype))
             return x if len(self.moe) else x + torch.tanh(self.mix[0](x))
 
         def forward(self, x: Any) -> Any:
@@ -110,13 +116,34 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
     net = Net()
     for i, mix in enumerate(net.mix):
         draw(mix.parameters(), 31 + first + i)
-    for i, layer in enumerate(net.moe):
+    if net.mtp is not None:
+        draw(net.mtp.parameters(), 41)
+    of_mtp = [] if net.mtp is None else [of for of in net.mtp.modules() if hasattr(of, "token_dispatcher")]
+    for i, layer in enumerate([*net.moe, *of_mtp]):
         draw(layer.router.parameters(), 51 + first + i)
         if layer.shared_experts is not None:
             draw(layer.shared_experts.parameters(), 71 + first + i)
         for e, expert in zip(layer.local_expert_indices, layer.experts.local_experts, strict=True):
             draw(expert.parameters(), 100 + 20 * (first + i) + e)
     return net.to(DEVICE)
+
+
+def make_mtp(config: Any) -> Any:
+    """Builds Megatron-LM's layers for multi-token prediction, with attention and an MoE layer in each."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+
+    layer = get_gpt_layer_local_spec(num_experts=EXPERTS, moe_grouped_gemm=False)
+    spec = get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    return MultiTokenPredictionBlock(config, spec, pg_collection=groups).to(config.params_dtype)
+
+
+def embedding(tokens: Any, dtype: Any) -> Any:
+    """Embeds tokens, integers [1, tokens], as [tokens, 1, hidden]."""
+    places = torch.arange(1, HIDDEN + 1, dtype=dtype, device=tokens.device)
+    return torch.sin(tokens.T[..., None] * places)
 
 
 @torch.no_grad()

@@ -62,8 +62,10 @@ def test_interleaved_stages_are_rejected_with_what_a_plan_lacks(rank: int) -> No
      "moe_token_dispatcher_type: 'other' of moe.0; expected 'allgather' or 'alltoall' or"),
     ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "other"},
      "moe_flex_dispatcher_backend: 'other' of moe.0; expected 'deepep' or 'hybridep'"),
+    ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "ncclep", "mtp_num_layers": 1},
+     "mtp_num_layers: 1 of moe.0; expected 0, or use shadow mode, since NCCL-EP's context"),
 ])  # fmt: skip
-def test_unknown_dispatchers_are_rejected_by_name(rank: int, fields: dict[str, Any], words: str) -> None:
+def test_unsupported_dispatchers_are_rejected_by_name(rank: int, fields: dict[str, Any], words: str) -> None:
     net = make(**fields)
     assert input_error(lambda: attach(net)).startswith(words)
 
