@@ -6,9 +6,12 @@ python -m foremoe.supported     # prints the table of docs/users/adopting.md
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import re
 
 UNUSED = "–"
+_log = logging.getLogger("foremoe")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,9 +24,12 @@ class Framework:
         name: As its project spells it.
         package: Its distribution, whose version is checked. Empty: no version is checked.
         oldest: First accepted release.
-        newest: Last accepted release, or series of releases such as (0, 19). None: no limit.
+        newest: Last accepted release, or series of releases such as (0, 19). None: no limit. Shadow mode, which changes
+            no results, logs a warning for newer releases.
+        oldest_in_shadow: First release accepted in shadow mode. Empty: oldest.
         refused_by: Where other versions raise an error. Empty: nowhere.
-        tested: Versions that the tests use.
+        tested: Versions that CI installs for the tests.
+        trees: Versions on whose source trees the tests ran, by `scripts/test frameworks FOLDER`.
         sources: Revision whose sources were read.
         routes: Use of routes that the framework recorded.
         shadow: Shadow mode, which leaves execution unchanged.
@@ -34,8 +40,10 @@ class Framework:
     package: str = ""
     oldest: tuple[int, ...] = ()
     newest: tuple[int, ...] | None = None
+    oldest_in_shadow: tuple[int, ...] = ()
     refused_by: str = ""
     tested: tuple[str, ...] = ()
+    trees: tuple[str, ...] = ()
     sources: str = ""
     routes: str = UNUSED
     shadow: str = UNUSED
@@ -57,27 +65,48 @@ class Framework:
         end = "" if self.newest is None else f",<{_spelled(_following(self.newest))}"
         return f">={_spelled(self.oldest)}{end}"
 
-    def accepts(self, version: str) -> bool:
-        """Returns whether a version such as "2.15.0+cpu" is accepted. Ignores everything after the release number."""
-        found = re.match(r"\d+(\.\d+)*", version)
-        release = tuple(map(int, found[0].split("."))) if found else ()
-        padded = release + (0,) * (len(self.oldest) - len(release))
-        return (
-            bool(release)
-            and padded >= self.oldest
-            and (self.newest is None or padded[: len(self.newest)] <= self.newest)
-        )
+    def accepts(self, version: str, mode: str = "active") -> bool:
+        """Returns whether a version such as "2.15.0+cpu" is accepted. Ignores everything after the release number.
 
-    def expect(self, adapter: str, version: str) -> None:
-        """Raises ImportError, which names the adapter, unless the version is accepted."""
-        if not self.accepts(version):
-            raise ImportError(f"{adapter} needs {self.package} {self.accepted}, not {version}")
+        mode: "active", or "shadow", which accepts any newer version.
+        """
+        oldest = self.oldest_in_shadow or self.oldest if mode == "shadow" else self.oldest
+        release = _release(version)
+        padded = release + (0,) * (len(oldest) - len(release))
+        return bool(release) and padded >= oldest and (mode == "shadow" or not self._is_newer(release))
+
+    def expect(self, adapter: str, version: str, mode: str = "active") -> None:
+        """Raises ImportError, which names the adapter, unless accepts(version, mode).
+
+        In shadow mode, logs a warning for a version newer than those that active mode accepts, once per process.
+        """
+        if not self.accepts(version, mode):
+            first = f"{_spelled(self.oldest_in_shadow or self.oldest)} or newer for mode='shadow'"
+            accepted = first if mode == "shadow" else self.accepted
+            raise ImportError(f"{adapter} needs {self.package} {accepted}, not {version}")
+        if self._is_newer(_release(version)):
+            _warn_once(f"{adapter}: {self.package} {version} is untested; mode='active' needs {self.accepted}")
+
+    def _is_newer(self, release: tuple[int, ...]) -> bool:
+        return self.newest is not None and release[: len(self.newest)] > self.newest
 
     def row(self) -> tuple[str, ...]:
         """Returns the cells below TITLES."""
         accepted = self.accepted if self.package else "not checked"
-        tested = ", ".join(self.tested) or self.sources
+        if self.package and self.newest and self.shadow != UNUSED:
+            accepted += f"; shadow: {_spelled(self.oldest_in_shadow or self.oldest)} or newer"
+        tested = ", ".join(sorted((*self.tested, *self.trees), key=_release)) or self.sources
         return self.name, accepted, self.refused_by or UNUSED, tested, self.routes, self.shadow, self.plans
+
+
+def _release(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
 
 
 def _spelled(release: tuple[int, ...]) -> str:
@@ -103,8 +132,9 @@ TRL = Framework(
     routes="run", plans="run",
 )  # fmt: skip
 MEGATRON = Framework(
-    name="Megatron-LM (megatron-core)", package="megatron-core", oldest=(0, 16), newest=(0, 19), refused_by="`attach`",
-    tested=("0.16.1", "0.19.2"), routes="run on its logs", shadow="run", plans="run",
+    name="Megatron-LM (megatron-core)", package="megatron-core", oldest=(0, 16), newest=(0, 20), refused_by="`attach`",
+    tested=("0.16.1", "0.19.2"), trees=("0.16.0rc0", "0.17.0", "0.18.0", "0.19.0", "0.20.0"),
+    routes="run on its logs", shadow="run", plans="run",
 )  # fmt: skip
 VERL = Framework(
     name="verl", package="verl", oldest=(0, 9), newest=(0, 9), refused_by="`foremoe.verl`", tested=("0.9.1",),

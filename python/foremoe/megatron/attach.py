@@ -72,7 +72,7 @@ def attach(
         options=options,
     )  # fmt: skip
     with refused_together() as given:
-        version = expect_version()
+        version = expect_version(mode)
         given.expect_equal(versions() | {"megatron-core": version} | arguments.compared())
         chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
         replicas = Replicas(chunks, arguments.executed(), homes)

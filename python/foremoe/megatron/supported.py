@@ -50,8 +50,8 @@ _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
 _MUST_BE_IN_SHADOW = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph", "transformer_impl")
 
 
-def expect_version() -> str:
-    """Returns the version of megatron-core. Raises ImportError if it is missing or unsupported."""
+def expect_version(mode: str) -> str:
+    """Returns the version of megatron-core. Raises ImportError if it is missing or unsupported in this mode."""
     try:
         import megatron.core
     except ImportError as error:
@@ -59,7 +59,7 @@ def expect_version() -> str:
             f"foremoe.megatron needs megatron-core {MEGATRON.accepted} to attach to a model: {error}"
         ) from error
     version = str(megatron.core.__version__)
-    MEGATRON.expect("foremoe.megatron", version)
+    MEGATRON.expect("foremoe.megatron", version, mode)
     return version
 
 

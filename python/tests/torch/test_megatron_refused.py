@@ -101,12 +101,12 @@ def test_objects_that_are_no_models_with_moe_layers_are_rejected(rank: int) -> N
         assert said.startswith(f"InputError: {words}")
 
 
-@pytest.mark.parametrize("version", ["0.15.3", "0.20.0", "1.0"])
+@pytest.mark.parametrize("version", ["0.15.3", "0.21.0", "1.0"])
 def test_unsupported_megatron_versions_are_rejected(rank: int, version: str) -> None:
     net = make()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("megatron.core.__version__", version)
-        with pytest.raises(ImportError, match=f"foremoe.megatron needs megatron-core 0.16 to 0.19, not {version}"):
+        with pytest.raises(ImportError, match=f"foremoe.megatron needs megatron-core 0.16 to 0.20, not {version}"):
             attach(net)
 
 
