@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 from unittest import mock
@@ -37,7 +38,8 @@ def rows_of_megatron(lengths: list[int], padded_to: int, place: Place) -> list[i
         mock.patch.object(parallel_state, "get_context_parallel_world_size", lambda: place.cp_size),
         mock.patch.object(parallel_state, "get_context_parallel_rank", lambda: place.cp_rank),
     ):
-        of_cp = get_batch_on_this_cp_rank({"tokens": tokens})["tokens"]
+        has_hybrid = "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters  # from 0.18 on
+        of_cp = get_batch_on_this_cp_rank({"tokens": tokens}, **{"is_hybrid_cp": False} if has_hybrid else {})["tokens"]
     # scatter_to_sequence_parallel_region() divides the first dimension of [tokens, batch]
     return of_cp.T.chunk(place.tp_size)[place.tp_rank].flatten().tolist()  # type: ignore[no-any-return]
 
