@@ -83,8 +83,8 @@ std::vector<Option> simulation_options_of(EvaluateOptions& o) {
           {.name = "rows",
            .value = "WORD",
            .help =
-               "Assignment of a rank's rows to replicas. order: in row order, as all executors do. token: minimises "
-               "the nodes that each token is sent to; needs a trace and --dispatch token",
+               "Assignment of a rank's rows to replicas. order: in row order, as executors that dispatch by row do. token: "
+               "minimises the nodes that each token is sent to; needs a trace and --dispatch token",
            .group = group},
           o.rows, {{"order", Rows::kOrder}, {"token", Rows::kToken}}),
       integer_option(
