@@ -122,6 +122,7 @@ def adapt_experts(net: Any, *, alike: bool = False, dropout: float = 0.0) -> Non
     for i, layer in enumerate(net.moe):
         sequential = getattr(layer.experts, "local_experts", None)
         for e, owner in enumerate([layer.experts] if sequential is None else sequential):
+            of_expert = "" if sequential is None else f"local_experts.{e}."
             for name in ("linear_fc1", "linear_fc2"):
                 linear = getattr(owner, name)
                 width, out = (linear.in_features, linear.out_features) if sequential is None else (
@@ -129,12 +130,12 @@ def adapt_experts(net: Any, *, alike: bool = False, dropout: float = 0.0) -> Non
                 adapter = kind(
                     width, out, RANK_OF_ADAPTER, alpha=ALPHA, dropout=dropout, input_is_parallel=name == "linear_fc2",
                     model_parallel_config=linear.config, is_expert=True, activation="identity",
-                    base_linear_name=f"decoder.layers.{i}.mlp.experts.local_experts.{e}.{name}",
+                    base_linear_name=f"decoder.layers.{i}.mlp.experts.{of_expert}{name}",
                 )  # fmt: skip
                 rank = 0 if alike else dist.get_rank(layer.ep_group)
                 draw(adapter.parameters(), 900 + 100 * i + 20 * rank + 2 * e + (name == "linear_fc2"))
                 for p in adapter.parameters():
-                    if alike:
+                    if alike and not p._backward_hooks:
                         p.register_hook(_summed(layer.ep_group))
                 setattr(owner, name, wrapper(linear, adapter))
 
