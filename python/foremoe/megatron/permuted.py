@@ -21,6 +21,7 @@ from foremoe._engine.homes import HomeTable, exchanged
 from foremoe._engine.together import digest_of, refused_together
 from foremoe.options import AnyHomes
 
+from .adapters import adapted
 from .arguments import expect_chunks
 from .experts import expert_parameters
 from .supported import moe_layers
@@ -60,6 +61,11 @@ def permute_experts(model_chunks: Any, homes: AnyHomes = None) -> None:
         for name, layer in named:
             if not is_identity(order_of(layer)):
                 raise foremoe.InputError(f"model_chunks: experts of {name} were permuted before", field="model_chunks")
+            if [*adapted(layer.experts), *adapted(layer.router)]:
+                raise foremoe.InputError(
+                    f"model_chunks: {name} has adapters; expected permute_experts() before they are added",
+                    field="model_chunks",
+                )
             if getattr(layer.config, "moe_router_num_groups", None) and table is not None and not table.is_contiguous:
                 raise foremoe.InputError(
                     f"moe_router_num_groups: {layer.config.moe_router_num_groups} of {name}; expected None, since a "

@@ -31,6 +31,7 @@ class Case:
     recompute: str = ""  # "moe": checkpoint each MoE layer; "all": one checkpoint around the whole model
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: Any = torch.float64
+    adapt: Callable[[Any], None] | None = None  # called with the model before DDP: adds adapters
 
 
 _made_groups: dict[str, dict[str, Any]] = {}  # Megatron-LM's globals by the arguments of initialize_model_parallel()
@@ -89,6 +90,11 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
             self.checkpointed = False  # True: one checkpoint around all layers
             self._of_stage_before: Any = None
             spec = get_moe_module_spec(use_te=False, num_experts=EXPERTS, moe_grouped_gemm=False)
+            if config.moe_grouped_gemm:
+                import megatron_lora
+
+                of = spec.submodules if isinstance(spec, ModuleSpec) else spec.keywords["submodules"]
+                of.experts = megatron_lora.grouped_experts()
             build = build_module if isinstance(spec, ModuleSpec) else lambda spec, **options: spec(**options)
             self.moe = torch.nn.ModuleList(build(spec, config=config, layer_number=i + 1) for i in range(layers))
             self.mix = torch.nn.ModuleList(
@@ -123,8 +129,10 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
         draw(layer.router.parameters(), 51 + first + i)
         if layer.shared_experts is not None:
             draw(layer.shared_experts.parameters(), 71 + first + i)
-        for e, expert in zip(layer.local_expert_indices, layer.experts.local_experts, strict=True):
-            draw(expert.parameters(), 100 + 20 * (first + i) + e)
+        grouped = [] if hasattr(layer.experts, "local_experts") else list(layer.experts.named_parameters())
+        for own, e in enumerate(layer.local_expert_indices):
+            weights = [p for name, p in grouped if name.endswith(f"weight{own}")]
+            draw(weights or layer.experts.local_experts[own].parameters(), 100 + 20 * (first + i) + e)
     return net.to(DEVICE)
 
 
@@ -232,6 +240,8 @@ def train(
     config = make_config(case)
     net = make_net(config)
     net.checkpointed = case.recompute == "all"
+    if case.adapt is not None:
+        case.adapt(net)
     model = wrap(case, config, net)
     prepared = prepare(model) if prepare is not None else None
     found: dict[str, Any] = {"losses": [], "inputs": [], "weights": [], "rows": []}
@@ -251,7 +261,7 @@ def train(
         found["weights"].append({name: gradient(p).clone() for name, p in net.named_parameters() if p.requires_grad})
         found["rows"].append(sum(rows))
         with torch.no_grad():
-            for p in net.parameters():
+            for p in filter(lambda p: p.requires_grad, net.parameters()):
                 p.data -= LEARNING_RATE * gradient(p)
     return found
 
