@@ -28,7 +28,6 @@ _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "moe_router_padding_for_quantization": ((None, False), "rows are padded by expert"),
     "moe_router_padding_for_fp8": ((None, False), "rows are padded by expert"),
     "moe_latent_size": ((None,), "experts are then of another width than the layer"),
-    "moe_shared_expert_overlap": ((None, False), "the dispatcher runs the shared experts then"),
     "moe_single_grouped_weight": ((None, False), "all experts of a rank are one parameter then"),
     "moe_single_grouped_bias": ((None, False), "all experts of a rank are one parameter then"),
     "moe_paged_stash": ((None, False), "activations of guests are not stashed"),

@@ -31,6 +31,11 @@ class Case:
     recompute: str = ""  # "moe": checkpoint each MoE layer; "all": one checkpoint around the whole model
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: Any = torch.float64
+    tp: int = 1  # tensor parallel ranks, under sequence parallelism; experts are not divided
+
+    def begin_groups(self) -> None:
+        tensor = {"tensor_model_parallel_size": self.tp, "expert_tensor_parallel_size": 1} if self.tp > 1 else {}
+        begin_groups(self.ep, **tensor)
 
 
 _made_groups: dict[str, dict[str, Any]] = {}  # Megatron-LM's globals by the arguments of initialize_model_parallel()
@@ -65,6 +70,7 @@ def make_config(case: Case, **more: Any) -> Any:
         "activation_func": torch.nn.functional.silu, "bias_activation_fusion": False,
         "moe_router_load_balancing_type": "none", "moe_enable_routing_replay": True, "params_dtype": case.dtype,
         "moe_router_dtype": "fp64", "attention_dropout": 0.0, "hidden_dropout": 0.0,
+        "tensor_model_parallel_size": case.tp, "sequence_parallel": case.tp > 1, "expert_tensor_parallel_size": 1,
     }  # fmt: skip
     return TransformerConfig(**options | recompute | case.config | more)
 
