@@ -9,7 +9,7 @@ import foremoe
 from foremoe._engine.together import fact_of
 from foremoe.supported import MEGATRON
 
-from .experts import MoE
+from .experts import MoE, row_width
 
 DISPATCHERS = ("allgather", "alltoall", "flex")
 FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # tested with stand-ins for their kernels, never on a GPU
@@ -27,7 +27,6 @@ _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "moe_pad_expert_input_to_capacity": ((None, False), "rows are padded by expert"),
     "moe_router_padding_for_quantization": ((None, False), "rows are padded by expert"),
     "moe_router_padding_for_fp8": ((None, False), "rows are padded by expert"),
-    "moe_latent_size": ((None,), "experts are then of another width than the layer"),
     "moe_single_grouped_weight": ((None, False), "all experts of a rank are one parameter then"),
     "moe_single_grouped_bias": ((None, False), "all experts of a rank are one parameter then"),
     "moe_paged_stash": ((None, False), "activations of guests are not stashed"),
@@ -84,7 +83,7 @@ def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
         for name, layer in layers:
             config = layer.config
             facts[f"model_chunks[{i}].{name}"] = (
-                f"top {config.moe_router_topk} of {config.num_moe_experts} experts, {config.hidden_size} wide, "
+                f"top {config.moe_router_topk} of {config.num_moe_experts} experts, {row_width(config)} wide, "
                 f"dispatched by {config.moe_token_dispatcher_type}"
             )
             for of, weight in layer.experts.named_parameters() if weights else ():

@@ -129,6 +129,8 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
         draw(layer.router.parameters(), 51 + first + i)
         if layer.shared_experts is not None:
             draw(layer.shared_experts.parameters(), 71 + first + i)
+        if config.moe_latent_size:
+            draw([*layer.fc1_latent_proj.parameters(), *layer.fc2_latent_proj.parameters()], 81 + first + i)
         for e, expert in zip(layer.local_expert_indices, layer.experts.local_experts, strict=True):
             draw(expert.parameters(), 100 + 20 * (first + i) + e)
     return net.to(DEVICE)

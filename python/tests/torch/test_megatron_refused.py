@@ -22,7 +22,7 @@ from foremoe.megatron.ending import explain
 REFUSED = {
     "virtual_pipeline_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "expert_gtp_weight_remat_size": 2,
     "moe_expert_capacity_factor": 1.5, "moe_router_fusion": True, "moe_pad_expert_input_to_capacity": True,
-    "moe_router_padding_for_quantization": True, "moe_latent_size": 64,
+    "moe_router_padding_for_quantization": True,
     "moe_single_grouped_weight": True, "moe_paged_stash": True, "use_transformer_engine_op_fuser": True,
     "transformer_impl": "inference_optimized", "fp8": "hybrid", "fp4": "e2m1", "cuda_graph_impl": "local",
     "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True,
