@@ -98,6 +98,15 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
     """
     if not layers and mode == "active" and stages == 1:
         raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
+    if layers and mode == "active":
+        from megatron.core import parallel_state
+
+        if (size := parallel_state.get_expert_tensor_parallel_world_size()) != 1:
+            raise foremoe.InputError(
+                f"expert_tensor_parallel_size: {size} in parallel_state; expected 1, since an expert must lie on one "
+                "rank; pass 1 to initialize_model_parallel(), for which None means tensor_model_parallel_size",
+                field="expert_tensor_parallel_size",
+            )
     for name, layer in layers:
         _expect_config(layer.config, name, mode)
         if mode == "active":
