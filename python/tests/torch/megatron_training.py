@@ -229,7 +229,8 @@ def train(
     inside: Callable[[Any, int], contextlib.AbstractContextManager[Any]] | None = None,
     after: Callable[[Any, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains by plain gradient descent. Returns losses, gradients of inputs and of weights, and rows.
+    """Trains by plain gradient descent. Returns losses, gradients of inputs and of weights, rows, and the tokens that
+    each layer's router counted for its expert bias.
 
     `inside` and `after` are called with the result of prepare(model) and the step. inside() returns a context manager
     for the step's passes. after() is called in this context after the passes, before gradients are synchronized.
@@ -261,6 +262,7 @@ def train(
         with torch.no_grad():
             for p in net.parameters():
                 p.data -= LEARNING_RATE * gradient(p)
+    found["tokens_per_expert"] = [of for name, of in net.named_buffers() if name.endswith("local_tokens_per_expert")]
     return found
 
 
