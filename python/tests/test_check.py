@@ -75,7 +75,7 @@ def test_each_trainer_is_accepted_in_the_modes_for_which_it_has_an_adapter(frame
     (launch("verl", "dynamic_context_parallel"), ["dynamic_context_parallel"], ["dynamic_context_parallel"]),
     (launch("verl", "dsv4_contiguous_cp"), ["dsv4_contiguous_cp"], []),
     (launch("verl", "moon"), ["flags"], ["flags"]),
-    (launch(mtp_num_layers=2, moe_latent_size=1024), ["moe_latent_size"], []),
+    (launch(mtp_num_layers=2, moe_latent_size=1024, moe_shared_expert_overlap=True), [], []),
     (launch(mtp_num_layers=1, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="ncclep"),
      ["mtp_num_layers"], []),
     (launch(lora_on_experts=True, moe_router_bias_update_rate=0.001), ["lora_on_experts"], []),

@@ -29,6 +29,11 @@ _OF_A_TRAINER = (
 )  # fmt: skip
 
 
+def row_width(config: Any) -> int:
+    """Returns the width of the rows that are dispatched: the hidden size, or that of latent projections around it."""
+    return int(getattr(config, "moe_latent_size", None) or config.hidden_size)
+
+
 def expert_parameters(experts: Any, name: str) -> dict[str, list[torch.nn.Parameter]]:
     """Returns the parameters of a module of experts, by name, [expert]. Experts may share an adapter's parameters."""
     kind = type(experts).__name__
@@ -98,7 +103,7 @@ class MoE:
         self.name = name
         self.num_experts = int(layer.config.num_moe_experts)
         self.top_k = int(layer.config.moe_router_topk)
-        self.hidden_size = int(layer.config.hidden_size)
+        self.hidden_size = row_width(layer.config)
         expect_copyable(layer.experts, name)
         self.own = expert_parameters(layer.experts, name)
         self._stacks = {of: Stack(parameters) for of, parameters in self.own.items()}

@@ -9,7 +9,7 @@ import foremoe
 from foremoe._engine.together import fact_of
 from foremoe.supported import CONFIGURATION, MEGATRON, expect, relevant
 
-from .experts import MoE
+from .experts import MoE, row_width
 
 
 def expect_version(mode: str) -> str:
@@ -48,7 +48,7 @@ def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
         for name, layer in layers:
             config = layer.config
             facts[f"model_chunks[{i}].{name}"] = (
-                f"top {config.moe_router_topk} of {config.num_moe_experts} experts, {config.hidden_size} wide, "
+                f"top {config.moe_router_topk} of {config.num_moe_experts} experts, {row_width(config)} wide, "
                 f"dispatched by {config.moe_token_dispatcher_type}"
             )
             for of, weight in layer.experts.named_parameters() if weights else ():
@@ -63,6 +63,15 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
     """
     if not layers and mode == "active" and stages == 1:
         raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
+    if layers and mode == "active":
+        from megatron.core import parallel_state
+
+        if (size := parallel_state.get_expert_tensor_parallel_world_size()) != 1:
+            raise foremoe.InputError(
+                f"expert_tensor_parallel_size: {size} in parallel_state; expected 1, since an expert must lie on one "
+                "rank; pass 1 to initialize_model_parallel(), for which None means tensor_model_parallel_size",
+                field="expert_tensor_parallel_size",
+            )
     for name, layer in layers:
         values = {rule.field: getattr(layer.config, rule.field, None) for rule in CONFIGURATION}
         if not _has_replay(layer):

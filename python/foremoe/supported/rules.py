@@ -93,8 +93,14 @@ CONFIGURATION = (
     Rule("moe_pad_expert_input_to_capacity", OFF, "rows are padded by expert"),
     Rule("moe_router_padding_for_quantization", OFF, "rows are padded by expert"),
     Rule("moe_router_padding_for_fp8", OFF, "rows are padded by expert"),
-    Rule("moe_latent_size", NONE, "experts are then of another width than the layer"),
-    Rule("moe_shared_expert_overlap", OFF, "the dispatcher runs the shared experts then"),
+    Rule(
+        "moe_latent_size", NONE, "experts are then of another width than the layer",
+        test=_TESTS + "test_megatron_latent.py::test_losses_and_gradients_match_megatrons_own_layers",
+    ),
+    Rule(
+        "moe_shared_expert_overlap", OFF, "the dispatcher runs the shared experts then",
+        test=_TESTS + "test_megatron.py::test_losses_and_gradients_match_unplanned_layers_and_models_are_unchanged",
+    ),
     Rule("moe_single_grouped_weight", OFF, "all experts of a rank are one parameter then"),
     Rule("moe_single_grouped_bias", OFF, "all experts of a rank are one parameter then"),
     Rule("moe_paged_stash", OFF, "activations of guests are not stashed"),

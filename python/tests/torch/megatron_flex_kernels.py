@@ -36,7 +36,7 @@ def _gathered(x: Any, group: Any) -> Any:
 def _summed(x: Any, group: Any) -> Any:
     total = x.detach().clone()
     dist.all_reduce(total, group=group)
-    return total[dist.get_rank(group)]
+    return total[dist.get_rank(group)].clone()  # kernels return no views, so that callers may add in place
 
 
 class _Gather(torch.autograd.Function):

@@ -100,7 +100,7 @@ def bridge() -> tuple[Any, Any]:
     """Returns LoRALinear and ParallelLinearAdapter, of Megatron-Bridge if it is installed."""
     if importlib.util.find_spec("megatron.bridge") is None:
         return LoRALinear, ParallelLinearAdapter
-    import megatron.core.transformer.moe.experts  # asks for the version of Transformer Engine, so before the mock
+    import megatron.core.transformer.moe.experts  # asks for the version of Transformer Engine, so before the mock  # noqa: F401
 
     with mock.patch.dict(sys.modules, {of: mock.MagicMock() for of in ("transformer_engine", _TE)}):
         layers = importlib.import_module("megatron.bridge.peft.lora_layers")

@@ -32,6 +32,11 @@ class Case:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: Any = torch.float64
     adapt: Callable[[Any], None] | None = None  # called with the model before DDP: adds adapters
+    tp: int = 1  # tensor parallel ranks, under sequence parallelism; experts are not divided
+
+    def begin_groups(self) -> None:
+        tensor = {"tensor_model_parallel_size": self.tp, "expert_tensor_parallel_size": 1} if self.tp > 1 else {}
+        begin_groups(self.ep, **tensor)
 
 
 _made_groups: dict[str, dict[str, Any]] = {}  # Megatron-LM's globals by the arguments of initialize_model_parallel()
@@ -66,6 +71,7 @@ def make_config(case: Case, **more: Any) -> Any:
         "activation_func": torch.nn.functional.silu, "bias_activation_fusion": False,
         "moe_router_load_balancing_type": "none", "moe_enable_routing_replay": True, "params_dtype": case.dtype,
         "moe_router_dtype": "fp64", "attention_dropout": 0.0, "hidden_dropout": 0.0,
+        "tensor_model_parallel_size": case.tp, "sequence_parallel": case.tp > 1, "expert_tensor_parallel_size": 1,
     }  # fmt: skip
     return TransformerConfig(**options | recompute | case.config | more)
 
@@ -129,6 +135,8 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
         draw(layer.router.parameters(), 51 + first + i)
         if layer.shared_experts is not None:
             draw(layer.shared_experts.parameters(), 71 + first + i)
+        if config.moe_latent_size:
+            draw([*layer.fc1_latent_proj.parameters(), *layer.fc2_latent_proj.parameters()], 81 + first + i)
         grouped = [] if hasattr(layer.experts, "local_experts") else list(layer.experts.named_parameters())
         for own, e in enumerate(layer.local_expert_indices):
             weights = [p for name, p in grouped if name.endswith(f"weight{own}")]
@@ -229,7 +237,8 @@ def train(
     inside: Callable[[Any, int], contextlib.AbstractContextManager[Any]] | None = None,
     after: Callable[[Any, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains by plain gradient descent. Returns losses, gradients of inputs and of weights, and rows.
+    """Trains by plain gradient descent. Returns losses, gradients of inputs and of weights, rows, and the tokens that
+    each layer's router counted for its expert bias.
 
     `inside` and `after` are called with the result of prepare(model) and the step. inside() returns a context manager
     for the step's passes. after() is called in this context after the passes, before gradients are synchronized.
@@ -263,6 +272,7 @@ def train(
         with torch.no_grad():
             for p in filter(lambda p: p.requires_grad, net.parameters()):
                 p.data -= LEARNING_RATE * gradient(p)
+    found["tokens_per_expert"] = [of for name, of in net.named_buffers() if name.endswith("local_tokens_per_expert")]
     return found
 
 

@@ -37,6 +37,7 @@ from foremoe.megatron import step as steps
 
 OVERLAP = {"overlap_grad_reduce": True}
 SHARDED = {"use_distributed_optimizer": True}
+OVERLAPPED = {"moe_shared_expert_intermediate_size": 8, "moe_shared_expert_overlap": True}
 CASES = {
     "alltoall, EP 4": (Case(), {}),
     "alltoall, EP 4, static": (Case(), {"residency": "static"}),
@@ -55,9 +56,17 @@ CASES = {
     "alltoall, EP 2 × 2, all recomputed, overlap": (Case(ep=2, recompute="all", ddp=OVERLAP), {}),
     "alltoall, EP 4, multi-token prediction": (Case(config={"mtp_num_layers": 2}), {}),
     "alltoall, EP 2 × 2, multi-token prediction, all recomputed, overlap": (
-        Case(ep=2, recompute="all", ddp=OVERLAP, config={"mtp_num_layers": 1}), {}
+        Case(ep=2, recompute="all", ddp=OVERLAP, config={"mtp_num_layers": 1}),
+        {},
     ),
     "alltoall, EP 4, shared experts": (Case(config={"moe_shared_expert_intermediate_size": 8}), {}),
+    "alltoall, EP 4, shared experts overlapped": (Case(config=OVERLAPPED | {"moe_shared_expert_gate": True}), {}),
+    "alltoall, EP 2 × 2, TP 2, shared experts overlapped": (Case(ep=2, config=OVERLAPPED, tp=2), {}),
+    "alltoall, EP 2 × 2, shared experts overlapped, layers recomputed, overlap": (
+        Case(ep=2, recompute="moe", ddp=OVERLAP, config=OVERLAPPED),
+        {"residency": "shared"},
+    ),
+    "alltoall, EP 4, overlap without shared experts": (Case(config={"moe_shared_expert_overlap": True}), {}),
 }
 ROUNDED = {
     "float32": (Case(dtype=torch.float32, ddp={}), {}),
@@ -107,7 +116,7 @@ class Planned:
 
 def compare(case: Case, options: dict[str, Any], **more: Any) -> tuple[dict[str, float], Planned, dict[str, Any]]:
     """Returns differences from an unplanned run, the planned run, and the result of train()."""
-    begin_groups(case.ep)
+    case.begin_groups()
     planned = Planned(**options)
     found = train(case, planned.prepare, planned.inside, **more)
     return differences(found, train_unplanned(case)), planned, found

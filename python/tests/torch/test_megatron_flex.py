@@ -39,6 +39,10 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         Case(ep=2, ddp=OVERLAP, recompute="moe", config=ROUTER),
         {"guest_slots": 2},
     ),
+    "EP 4, shared experts overlapped": (
+        Case(config=ROUTER | {"moe_shared_expert_intermediate_size": 8, "moe_shared_expert_overlap": True}),
+        {},
+    ),
 }
 
 
@@ -66,8 +70,12 @@ of_backends = pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"
 @of_backends
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_match_the_all_to_all_dispatcher(rank: int, name: str, backend: str) -> None:
+    from megatron.core.transformer.moe.token_dispatcher import MoEFlexTokenDispatcher
+
     kernels.expect(backend)
     case, options = CASES[name]
+    if "overlapped" in name and "set_shared_experts" in vars(MoEFlexTokenDispatcher):
+        pytest.skip("this megatron-core's flex dispatcher refuses overlapped shared experts")
     begin_groups(case.ep)
     found, metrics = under_a_plan(kernels.with_backend(case, backend), options)
     kernels.nccl_ep_finalize()

@@ -52,6 +52,16 @@ def test_unsupported_configurations_are_rejected_and_most_allow_shadow_mode(rank
         attach(net, mode="shadow").detach()
 
 
+def test_a_group_that_divides_experts_is_rejected_whatever_the_configuration_says(rank: int) -> None:
+    """initialize_model_parallel() takes the tensor-parallel size if it gets none for experts."""
+    begin_groups(2, tensor_model_parallel_size=2)
+    net = make_net(make_config(Case(ep=2, tp=2)))
+    assert net.moe[0].config.expert_tensor_parallel_size == 1
+    words = "expert_tensor_parallel_size: 2 in parallel_state; expected 1, since an expert must lie on one rank"
+    assert input_error(lambda: attach(net)).startswith(words)
+    attach(net, mode="shadow").detach()
+
+
 def test_interleaved_stages_are_rejected_with_what_a_plan_lacks(rank: int) -> None:
     said = input_error(lambda: attach(make(virtual_pipeline_model_parallel_size=2)))
     assert "since a plan runs all layers of a micro-batch in one pass, but its chunks alternate" in said
