@@ -77,12 +77,12 @@ def test_the_engine_is_registered_when_verl_imports_its_engines(tmp_path: pathli
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed")
 def test_a_missing_package_is_reported_on_use() -> None:
-    with pytest.raises(ImportError, match=r"foremoe\.verl needs verl 0\.9 and .*: No module named 'verl'"):
+    with pytest.raises(ImportError, match=r"foremoe\.verl needs verl 0\.9 or newer and .*: No module named 'verl'"):
         foremoe.verl.register()
 
 
-def test_another_version_of_verl_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("0.8.2", "0.10.0.dev", "0.10.0", "0.90.0", "1.0.0"):
+def test_an_older_version_of_verl_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("0.8.2", "0.8.0.dev", "0.7.1"):
         monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__=version))  # type: ignore[misc]
-        with pytest.raises(ImportError, match=f"needs verl 0.9 and .*: verl is {version}"):
+        with pytest.raises(ImportError, match=f"needs verl 0.9 or newer and .*: verl is {version}"):
             foremoe.verl.register()

@@ -37,11 +37,11 @@ def register() -> None:
 
     Raises ImportError, with the missing package or version, if verl or its Megatron engine cannot be imported.
     """
-    needs = f"foremoe.verl needs verl {VERL.accepted} and what its Megatron engine imports"
+    needs = f"foremoe.verl needs verl {VERL.accepted_in('shadow')} and what its Megatron engine imports"
     try:
         import verl
 
-        if not VERL.accepts(verl.__version__):
+        if not VERL.accepts(verl.__version__, "shadow"):  # the engine checks the range of its mode
             raise ImportError(f"verl is {verl.__version__}")
         from verl.workers.engine.base import EngineRegistry
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import verl
 from verl.utils import tensordict_utils as tu
 from verl.utils.megatron.router_replay_utils import is_moe_layer, iter_model_routers
 from verl.utils.megatron_utils import unwrap_model
@@ -20,6 +21,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 from foremoe._errors import refuse
 from foremoe.megatron import Plan, Replicas, attach, with_filler_routes
 from foremoe.megatron.supported import moe_layers
+from foremoe.supported import VERL
 
 from .ahead import Counts, MiniBatchSplit, UpdatePlanner
 from .routes import counts_of
@@ -66,8 +68,9 @@ class Engine(MegatronEngineWithLMHead):
     _ahead: UpdatePlanner
 
     def initialize(self) -> None:
-        """Overrides verl's method. Raises InputError for an unsupported configuration."""
+        """Overrides verl's method. Raises InputError for an unsupported configuration, ImportError for a version."""
         self._arguments = arguments(os.environ.get(_VARIABLE, ""))
+        VERL.expect("foremoe.verl", verl.__version__, self._arguments["mode"])
         self._ahead = UpdatePlanner()
         if not self.engine_config.forward_only:
             _expect_supported(self.engine_config, self.model_config, self._is_active)
