@@ -43,6 +43,8 @@ _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "overlap_moe_expert_parallel_comm": ((None, False), "passes of two micro-batches run at once"),
     "delay_wgrad_compute": ((None, False), "gradients of guests would come after they went home"),
     "overlap_dispatch_backward_with_experts_wgrad": ((None, False), "gradients of guests would come too late"),
+    "mlp_chunks_for_training": ((None, 1), "a layer then dispatches a micro-batch in parts"),
+    "batch_invariant_mode": ((None, False), "a plan changes the order in which a token's results are added"),
     "fine_grained_activation_offloading": ((None, False), "activations of guests are not offloaded"),
     "cpu_offloading": ((None, False), "activations of guests are not offloaded"),
     "mtp_num_layers": ((None, 0), "these layers' routes are not replayed"),

@@ -28,7 +28,7 @@ REFUSED = {
     "transformer_impl": "inference_optimized", "fp8": "hybrid", "fp4": "e2m1", "cuda_graph_impl": "local",
     "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True,
     "overlap_dispatch_backward_with_experts_wgrad": True, "fine_grained_activation_offloading": True,
-    "mtp_num_layers": 1,
+    "mtp_num_layers": 1, "mlp_chunks_for_training": 2, "batch_invariant_mode": True,
 }  # fmt: skip
 
 attach = foremoe.megatron.attach
