@@ -115,6 +115,8 @@ CONFIGURATION = (
     Rule("overlap_moe_expert_parallel_comm", OFF, "passes of two micro-batches run at once"),
     Rule("delay_wgrad_compute", OFF, "gradients of guests would come after they went home"),
     Rule("overlap_dispatch_backward_with_experts_wgrad", OFF, "gradients of guests would come too late"),
+    Rule("mlp_chunks_for_training", (None, 1), "a layer then dispatches a micro-batch in parts"),
+    Rule("batch_invariant_mode", OFF, "a plan changes the order in which a token's results are added"),
     Rule("fine_grained_activation_offloading", OFF, "activations of guests are not offloaded"),
     Rule("cpu_offloading", OFF, "activations of guests are not offloaded"),
     Rule(

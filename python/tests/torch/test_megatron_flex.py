@@ -120,7 +120,7 @@ def test_the_nccl_ep_context_is_recreated_when_the_number_of_experts_changes(ran
     """Runs the model before, in and after a step."""
     kernels.expect("ncclep")
     begin_groups(4)
-    case = kernels.with_backend(Case(config=ROUTER), "ncclep", moe_expert_rank_capacity_factor=4.0)
+    case = kernels.with_backend(Case(config=ROUTER), "ncclep", capacity=4.0)
     net = make_net(make_config(case))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2)
     kernels.CONTEXTS.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import types
 from typing import Any
 
@@ -27,6 +28,7 @@ REFUSED = {
     "transformer_impl": "inference_optimized", "fp8": "hybrid", "fp4": "e2m1", "cuda_graph_impl": "local",
     "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True,
     "overlap_dispatch_backward_with_experts_wgrad": True, "fine_grained_activation_offloading": True,
+    "mlp_chunks_for_training": 2, "batch_invariant_mode": True,
 }  # fmt: skip
 
 attach = foremoe.megatron.attach
@@ -119,6 +121,19 @@ def test_unsupported_megatron_versions_are_rejected(rank: int, version: str) -> 
         patch.setattr("megatron.core.__version__", version)
         with pytest.raises(ImportError, match=f"foremoe.megatron needs megatron-core 0.16 to 0.20, not {version}"):
             attach(net)
+
+
+def test_shadow_mode_warns_of_a_newer_megatron_version_and_rejects_an_older_one(rank: int) -> None:
+    net, warnings = make(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("megatron.core.__version__", "0.15.3")
+        with pytest.raises(ImportError, match=r"needs megatron-core 0\.16 or newer in mode shadow, not 0\.15\.3"):
+            attach(net, mode="shadow")
+        patch.setattr("megatron.core.__version__", "0.21.0")
+        patch.setattr(logging.getLogger("foremoe"), "handle", lambda record: warnings.append(record.getMessage()))
+        for _ in range(2):
+            attach(net, mode="shadow").detach()
+    assert warnings == ["foremoe.megatron was tested with megatron-core 0.16 to 0.20, not with 0.21.0"]
 
 
 def test_invalid_counts_and_plans_are_rejected_by_name(rank: int) -> None:
