@@ -101,8 +101,7 @@ def bridge() -> tuple[Any, Any]:
     """Returns LoRALinear and ParallelLinearAdapter, of Megatron-Bridge if it is installed."""
     if importlib.util.find_spec("megatron.bridge") is None:
         return LoRALinear, ParallelLinearAdapter
-    import megatron.core.transformer.moe.experts  # asks for the version of Transformer Engine, so before the mock
-
+    importlib.import_module("megatron.core")  # asks for the version of Transformer Engine, so before the mock
     with mock.patch.dict(sys.modules, dict.fromkeys(TRANSFORMER_ENGINE, mock.MagicMock())):
         layers = importlib.import_module("megatron.bridge.peft.lora_layers")
         utils = importlib.import_module("megatron.bridge.peft.utils")

@@ -97,7 +97,9 @@ def test_guests_compute_with_the_adapter_of_their_home_and_its_gradient_goes_hom
         found, metrics = under_a_plan(case, options)
     expect_equal(found, train_unplanned(case))
     expect_planned_rows(metrics)
-    assert set().union(*gather(sent)) == {f"linear_fc{i}.adapter.linear_{of}.weight" for i in (1, 2) for of in ("in", "out")}
+    assert set().union(*gather(sent)) == {
+        f"linear_fc{i}.adapter.linear_{of}.weight" for i in (1, 2) for of in ("in", "out")
+    }
 
 
 @pytest.mark.parametrize("config", [{}, GROUPED])
@@ -158,9 +160,7 @@ def test_guests_use_no_adapter_while_the_trainer_switches_adapters_off(rank: int
 
 @pytest.mark.parametrize("config", [{}, GROUPED])
 @pytest.mark.parametrize("what", ["dropout", "DoRALinear", "GroupedExpertLinearAdapter", "peft"])
-def test_adapters_that_guests_cannot_repeat_are_rejected_by_name(
-    rank: int, config: dict[str, Any], what: str
-) -> None:
+def test_adapters_that_guests_cannot_repeat_are_rejected_by_name(rank: int, config: dict[str, Any], what: str) -> None:
     net = adapted_net(config, dropout=0.1 if what == "dropout" else 0.0)
     first = "local_experts.0.linear_fc1" if not config else "linear_fc1"
     layer = net.moe[0].experts.get_submodule(first)
