@@ -6,6 +6,7 @@ replaced by a mock. Otherwise uses stand-ins with the names and the arithmetic o
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -19,6 +20,7 @@ from megatron_training import draw
 from torch import Tensor
 
 RANK_OF_ADAPTER, ALPHA = 4, 6
+TRANSFORMER_ENGINE = ("transformer_engine", "transformer_engine.pytorch")
 
 
 class GroupedLinear(torch.nn.Module):
@@ -39,8 +41,6 @@ class GroupedLinear(torch.nn.Module):
 
 def grouped_experts() -> Any:
     """Returns what builds a TEGroupedMLP of GroupedLinear, for MoESubmodules.experts."""
-    import functools
-
     from megatron.core.transformer.mlp import MLPSubmodules
     from megatron.core.transformer.moe import experts
     from megatron.core.transformer.spec_utils import ModuleSpec
@@ -96,19 +96,16 @@ class ParallelLinearAdapter(torch.nn.Module):
         return out
 
 
+@functools.cache
 def bridge() -> tuple[Any, Any]:
     """Returns LoRALinear and ParallelLinearAdapter, of Megatron-Bridge if it is installed."""
     if importlib.util.find_spec("megatron.bridge") is None:
         return LoRALinear, ParallelLinearAdapter
-    import megatron.core.transformer.moe.experts  # asks for the version of Transformer Engine, so before the mock  # noqa: F401
-
-    with mock.patch.dict(sys.modules, {of: mock.MagicMock() for of in ("transformer_engine", _TE)}):
+    importlib.import_module("megatron.core")  # asks for the version of Transformer Engine, so before the mock
+    with mock.patch.dict(sys.modules, dict.fromkeys(TRANSFORMER_ENGINE, mock.MagicMock())):
         layers = importlib.import_module("megatron.bridge.peft.lora_layers")
         utils = importlib.import_module("megatron.bridge.peft.utils")
     return layers.LoRALinear, utils.ParallelLinearAdapter
-
-
-_TE = "transformer_engine.pytorch"
 
 
 def adapt_experts(net: Any, *, alike: bool = False, dropout: float = 0.0) -> None:
