@@ -11,24 +11,23 @@ from typing import Any
 
 
 class WhenImported(importlib.abc.MetaPathFinder):
-    """Calls functions, by name of a module, after that module has been executed. An error ends the import."""
+    """Calls functions, by name of a module, each time that module has been executed. An error ends the import."""
 
     def __init__(self, actions: dict[str, Callable[[], object]]) -> None:
-        self._actions = dict(actions)
+        self._actions = actions
 
     def install(self) -> None:
         """Acts at once for modules that are imported already."""
-        for name in [name for name in self._actions if name in sys.modules]:
-            self._actions.pop(name)()
-        if self._actions:
-            sys.meta_path.insert(0, self)
+        sys.meta_path.insert(0, self)
+        for name, action in self._actions.items():
+            if name in sys.modules:
+                action()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self._actions:
             return None
-        action = self._actions.pop(fullname)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is None or spec.loader is None:
             return None
@@ -36,7 +35,7 @@ class WhenImported(importlib.abc.MetaPathFinder):
 
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
-            action()
+            self._actions[fullname]()
 
         loader: Any = spec.loader
         loader.exec_module = execute_and_act

@@ -2,15 +2,15 @@
 
     export RAY_RUNTIME_ENV_HOOK=foremoe.ray.hook FOREMOE_ATTACH=mode=active,guest_slots=1
 
-in the environment of the process that calls ray.init(). Without FOREMOE_ATTACH, training runs in shadow mode. Values
+in the environment of the process that calls ray.init(). Without FOREMOE_ATTACH, training runs in shadow mode. Its values
 are arguments of foremoe.megatron.attach(): numbers, null, true and false; anything else is a string.
 
 Ray calls hook() in ray.init(). Each worker process of the job then waits for the import of a trainer's module, and
-wraps the schedule that this module uses (foremoe.megatron.schedule). Other processes, such as those of inference
-engines, need no ForeMoE.
+wraps the schedule that this module uses (foremoe.megatron.schedule). Other workers, such as those of inference engines,
+need no ForeMoE.
 
-A job whose driver runs under `uv run` and whose workers use the same uv environment (SkyRL) has Ray's own hook already.
-uv_hook() calls both; Ray then needs RAY_ENABLE_UV_RUN_RUNTIME_ENV=0:
+If a driver runs under `uv run`, Ray by default starts workers by the same `uv run` (SkyRL), and calls no other hook.
+uv_hook() does both:
 
     export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 RAY_RUNTIME_ENV_HOOK=foremoe.ray.uv_hook
 """
@@ -22,7 +22,7 @@ import os
 import sys
 from typing import Any
 
-from . import _import_hook
+from ._import_hook import WhenImported
 
 VARIABLE = "FOREMOE_ATTACH"
 ADAPTERS = {
@@ -45,10 +45,10 @@ def hook(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
     environment = dict(runtime_env or {})
     if environment.get("worker_process_setup_hook"):
         raise RuntimeError("foremoe.ray.hook: runtime_env has a worker_process_setup_hook; expected none")
-    for module in (_import_hook, sys.modules[__name__]):  # workers may lack foremoe
-        cloudpickle.register_pickle_by_value(module)
+    for part in (WhenImported, hook):
+        cloudpickle.register_pickle_by_value(sys.modules[part.__module__])  # workers may lack foremoe
     given = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
-    environment["env_vars"] = {**environment.get("env_vars", {}), **given}
+    environment["env_vars"] = {**(environment.get("env_vars") or {}), **given}
     environment["worker_process_setup_hook"] = setup
     return environment
 
@@ -70,9 +70,9 @@ def setup() -> None:
             if (error.name or "").partition(".")[0] != "foremoe":
                 raise
             raise ImportError(
-                f"{trainer}: RAY_RUNTIME_ENV_HOOK is foremoe.ray.hook, but this worker's Python {sys.executable} has "
-                f"no foremoe ({error}); install it there, or unset the variable"
+                f"{trainer}: RAY_RUNTIME_ENV_HOOK is of foremoe.ray, but this worker's Python {sys.executable} has no "
+                f"foremoe ({error}); install it there, or unset the variable"
             ) from error
 
     actions = {name: lambda adapter=of, name=name: load(adapter, name) for name, of in ADAPTERS.items()}
-    _import_hook.WhenImported(actions).install()
+    WhenImported(actions).install()
