@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from foremoe._errors import refuse
 
 from .counts import Counts
 
-Routes = list[list[Tensor]]  # [micro-batch][layer], integers [rows, top_k]; −1: the router chooses
+Routes = Sequence[Iterable[Tensor]]  # [micro-batch][layer], integers [rows, top_k]; −1: the router chooses
 
 
 @dataclass
@@ -77,7 +77,7 @@ def rehearse(call: Call, layers: Sequence[Any]) -> Routes | None:
 
     Raises InputError if the forward step does not call the model, or gives routes to some routers only.
     """
-    found: Routes = []
+    found: list[list[Any]] = []
     with _replay_restored(call.chunks), _models_stopped(call.chunks), torch.no_grad(), torch.random.fork_rng():
         for micro_batch in call.keep_micro_batches():
             iterator = None if micro_batch is None else iter([micro_batch])

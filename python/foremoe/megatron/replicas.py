@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
-from foremoe._engine.failures import Channel, Failures
+from foremoe._engine.failures import Channel, Failures, destroy_group
 from foremoe._engine.groups import expect_backend, groups_made, make_groups
 from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
@@ -417,6 +417,6 @@ class Replicas:
         if self._layers:
             self._shares.close(self._agreement.is_over)
         while self._made_groups and not self._agreement.is_over:  # after a failure, transfers may be in progress
-            dist.destroy_process_group(self._made_groups.pop())
+            destroy_group(self._made_groups.pop())
         self._guests, self._dispatchers, self._moes = [], [], []
         self._detached = True
