@@ -29,6 +29,7 @@ ADAPTERS = {
     "nemo_rl.models.megatron.train": "foremoe.nemo_rl",
     "skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper": "foremoe.skyrl",
     "roll.distributed.strategy.megatron_strategy": "foremoe.roll",
+    "swift.megatron.trainers.base": "foremoe.swift",
     "rlinf.workers.megatron_worker": "foremoe.rlinf",
     "areal.engine.megatron_engine": "foremoe.areal",
 }
