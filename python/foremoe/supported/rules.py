@@ -141,8 +141,15 @@ TRAINER = (
     Rule("npu", OFF, "ForeMoE runs on CUDA devices", shadow=True, remedy="train on GPUs"),
     Rule(
         "offload_train", OFF, "guests and groups for copies may not survive while the trainer's weights are offloaded",
+        also={"slime": (True,), "miles": (True,)},
+        test=_TESTS + "test_megatron_slime.py::test_planned_steps_run_between_sleeps_of_the_trainer",
     ),
-    Rule("lora_on_experts", OFF, "experts have parameters of adapters"),
+    Rule(
+        "lora_on_experts", OFF, "experts have parameters of adapters",
+        also=dict.fromkeys((*_VERL, "NeMo-RL", "SkyRL", "miles"), (True,)),
+        test=_TESTS + "test_megatron_lora.py"
+        "::test_guests_compute_with_the_adapter_of_their_home_and_its_gradient_goes_home",
+    ),
     Rule(
         "vision_config", OFF, "rows of images may have no routes",
         test=_TESTS + "test_verl_engine.py::test_losses_and_gradients_match_those_of_verl",
