@@ -86,6 +86,9 @@ def rehearse(call: Call, layers: Sequence[Any]) -> Routes | None:
                     own.target_topk_idx = None
             try:
                 call.keywords["forward_step_func"](iterator, call.chunks[0])
+            except Exception as error:
+                error.add_note(f"in the forward step of micro-batch {len(found)}, which foremoe ran to read its routes")
+                raise
             except _Rehearsed:
                 targets = [getattr(_replay_of(layer), "target_topk_idx", None) for layer in layers]
             else:

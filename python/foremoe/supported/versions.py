@@ -138,7 +138,7 @@ MEGATRON = Framework(
 )  # fmt: skip
 VERL = Framework(
     name="verl", package="verl", oldest=(0, 8), newest=(0, 10), oldest_in_shadow=(0, 7, 1), refused_by="`foremoe.verl`",
-    tested=("0.9.1",), routes="run", shadow="run", plans="run",
+    tested=("0.9.1",), trees=("0.8.0", "0.10.0.dev"), routes="run", shadow="run", plans="run",
 )  # fmt: skip
 VLLM_OF_TRL = Framework(
     name="vLLM in trl", package="vllm", oldest=(0, 26), newest=(0, 31), refused_by="`foremoe.trl`", tested=("0.29.0",),

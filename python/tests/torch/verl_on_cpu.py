@@ -30,6 +30,13 @@ class Split:
         return 4 // (self.tp * self.cp)
 
 
+def leaves_rows_to_routers() -> bool:
+    """Returns whether R3 of this version of verl leaves rows to routers: from 0.9 on."""
+    import verl.utils.megatron.router_replay_utils as replay
+
+    return hasattr(replay, "build_r3_replay_mask")
+
+
 def begin_groups(split: Split) -> None:
     from megatron.core import parallel_state
 
@@ -54,7 +61,7 @@ def draw_batch(split: Split, seed: int = 0) -> Any:
     popular = torch.rand(RECORDED, EXPERTS, generator=torch.Generator().manual_seed(3)) ** 3 + 0.02
     routes = []
     for s, length in enumerate(lengths):
-        rows = length - s % 2 if split.replay == "R3" else length
+        rows = length - s % 2 if split.replay == "R3" and leaves_rows_to_routers() else length
         of = [torch.multinomial(p.expand(rows, -1), TOP_K, generator=random) for p in popular]
         routes.append(torch.stack(of, 1).to(torch.int16))
         routes[-1][-2:] = 0  # as if the rollout recorded no routes
@@ -127,7 +134,7 @@ def make_engine(cls: Any, split: Split, **config: Any) -> Any:
         mtp=types.SimpleNamespace(enable=False, enable_train=False),
         tokenizer=types.SimpleNamespace(pad_token_id=0),
     )
-    engine.enable_routing_replay = True
+    engine.enable_routing_replay, engine.mini_layer_topk_idx_list = True, []
     apply_router_replay_patch()
     RouterReplay.router_instances.clear()
     biased = {
@@ -146,6 +153,7 @@ def make_engine(cls: Any, split: Split, **config: Any) -> Any:
         context_parallel_size=split.cp,
         sequence_parallel=split.tp > 1,
     )
+    engine.tf_config.enable_routing_replay = True  # verl's own name for it, before 0.9
     net = make_net(engine.tf_config)
     for i, layer in enumerate(net.moe):
         layer.set_layer_number(i + 2)
@@ -165,9 +173,11 @@ class Losses:
         return {}
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> Any:
-        from verl.utils.megatron.router_replay_utils import build_r3_replay_mask
+        import verl.utils.megatron.router_replay_utils as replay
 
-        used = local(build_r3_replay_mask(data["input_ids"], data["response_mask"]))
+        used = local(torch.ones_like(data["input_ids"], dtype=torch.bool))
+        if leaves_rows_to_routers():
+            used = local(replay.build_r3_replay_mask(data["input_ids"], data["response_mask"]))
         loss = self._output[used].square().sum() / 100
         self.of_micro_batches.append(float(loss.detach()))
         return loss, {}
