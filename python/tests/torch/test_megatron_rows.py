@@ -32,8 +32,9 @@ def rows_of_megatron(lengths: list[int], padded_to: int, place: Place) -> list[i
     for of, length in zip(tokens, lengths, strict=True):
         of[:length] = torch.arange(begin, begin + length)
         begin += length
-    takes = inspect.signature(get_batch_on_this_cp_rank).parameters
-    options = {"is_hybrid_cp": False} if "is_hybrid_cp" in takes else {}
+    options = (
+        {"is_hybrid_cp": False} if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters else {}
+    )
     with pytest.MonkeyPatch.context() as patch:
         for ask in ("megatron.core.parallel_state.get_context_parallel_{}", "torch.distributed.get_{}"):  # from 0.18 on
             patch.setattr(ask.format("world_size"), lambda *_: place.cp_size)

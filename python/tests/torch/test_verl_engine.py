@@ -18,8 +18,6 @@ import torch.distributed as dist
 from megatron_training import EXPERTS, on_all_ranks
 from verl_on_cpu import Losses, Split, begin_groups, draw_batch, leaves_rows_to_routers, make_engine, run
 
-import foremoe
-
 
 def documented_section() -> str:
     document = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adopting.md"
