@@ -56,13 +56,15 @@ CASES = {
     "alltoall, EP 2 × 2, all recomputed, overlap": (Case(ep=2, recompute="all", ddp=OVERLAP), {}),
     "alltoall, EP 4, multi-token prediction": (Case(config={"mtp_num_layers": 2}), {}),
     "alltoall, EP 2 × 2, multi-token prediction, all recomputed, overlap": (
-        Case(ep=2, recompute="all", ddp=OVERLAP, config={"mtp_num_layers": 1}), {}
+        Case(ep=2, recompute="all", ddp=OVERLAP, config={"mtp_num_layers": 1}),
+        {},
     ),
     "alltoall, EP 4, shared experts": (Case(config={"moe_shared_expert_intermediate_size": 8}), {}),
     "alltoall, EP 4, shared experts overlapped": (Case(config=OVERLAPPED | {"moe_shared_expert_gate": True}), {}),
     "alltoall, EP 2 × 2, TP 2, shared experts overlapped": (Case(ep=2, config=OVERLAPPED, tp=2), {}),
     "alltoall, EP 2 × 2, shared experts overlapped, layers recomputed, overlap": (
-        Case(ep=2, recompute="moe", ddp=OVERLAP, config=OVERLAPPED), {"residency": "shared"}
+        Case(ep=2, recompute="moe", ddp=OVERLAP, config=OVERLAPPED),
+        {"residency": "shared"},
     ),
     "alltoall, EP 4, overlap without shared experts": (Case(config={"moe_shared_expert_overlap": True}), {}),
 }

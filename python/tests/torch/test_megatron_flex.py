@@ -40,7 +40,8 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         {"guest_slots": 2},
     ),
     "EP 4, shared experts overlapped": (
-        Case(config=ROUTER | {"moe_shared_expert_intermediate_size": 8, "moe_shared_expert_overlap": True}), {}
+        Case(config=ROUTER | {"moe_shared_expert_intermediate_size": 8, "moe_shared_expert_overlap": True}),
+        {},
     ),
 }
 
