@@ -43,8 +43,8 @@ def permute_experts(model_chunks: Any, homes: AnyHomes = None) -> None:
 
     Args:
         model_chunks: A module or a list of modules.
-        homes: Rank that owns each expert; see foremoe.plan(). Layers are the MoE layers of this pipeline stage. None:
-            moves nothing.
+        homes: Rank that owns each expert; see foremoe.plan(). Layers are the MoE layers of this pipeline stage, without
+            those for multi-token prediction. None: moves nothing.
 
     Raises:
         InputError: on all ranks, for homes that do not fit or differ between ranks; for a model whose experts were

@@ -217,8 +217,9 @@ class Replicas:
 
         Args:
             counts: Integers [micro_steps, layers, experts], numpy or torch: this rank's rows for each expert, in each
-                micro-step and MoE layer of this pipeline stage. If homes were given to attach(), experts have their
-                numbers before permute_experts(). Include all rows that the router routes, even padding.
+                micro-step and MoE layer of this pipeline stage, without layers for multi-token prediction. If homes
+                were given to attach(), experts have their numbers before permute_experts(). Include all rows that the
+                router routes, even padding.
                 All ranks have the same number of micro-steps; in a pipeline stage without MoE layers, layers is 0.
                 May also be a function without arguments that returns such counts. If computing the counts may fail on
                 a single rank, do it in this function: plan() raises its error, and no other rank waits.

@@ -80,9 +80,9 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
     """Builds `layers` blocks x + MoE(tanh(linear(x))), or one dense block if `layers` is 0.
 
     An expert's weights depend on its layer and id, not on its rank. first: this pipeline stage's first layer.
-    config.mtp_num_layers appends Megatron-LM's own layers for multi-token prediction.
+    On the last stage, config.mtp_num_layers appends Megatron-LM's own layers for multi-token prediction.
     """
-    from megatron.core import tensor_parallel
+    from megatron.core import parallel_state, tensor_parallel
     from megatron.core.enums import ModelType
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
     from megatron.core.transformer.module import MegatronModule
@@ -106,7 +106,8 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
             self.mix = torch.nn.ModuleList(
                 torch.nn.Linear(HIDDEN, HIDDEN, dtype=config.params_dtype) for _ in range(max(layers, 1))
             )
-            self.mtp = make_mtp(config) if config.mtp_num_layers else None
+            predicts = config.mtp_num_layers and parallel_state.is_pipeline_last_stage()
+            self.mtp = make_mtp(config) if predicts else None
 
         def set_input_tensor(self, tensor: Any) -> None:
             """Sets the output of the previous pipeline stage, or None on the first stage."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import megatron_flex_kernels as kernels
 import pytest
 import torch
 from megatron_training import (
@@ -60,3 +61,12 @@ def test_losses_and_gradients_match_megatrons_own_layers(rank: int, name: str) -
     expect_planned_rows(metrics)
     sizes = {tuple(of.shape) for name, of in found["weights"][0].items() if "local_experts" in name}
     assert sizes == {(2 * FFN, LATENT), (LATENT, FFN)}
+
+
+def test_the_flex_dispatcher_matches_the_all_to_all_dispatcher(rank: int) -> None:
+    kernels.expect("deepep")
+    begin_groups(4)
+    case = Case(config=CONFIG | kernels.ROUTER)
+    with pytest.MonkeyPatch.context() as patch:
+        with_projections(patch)
+        expect_equal(under_a_plan(kernels.with_backend(case, "deepep"), {})[0], train_unplanned(case))
