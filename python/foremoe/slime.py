@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ._errors import refuse
+from .megatron.adapters import router_of
 from .megatron.rehearsal import Call, Routes
 from .megatron.schedule import Adapter, Schedule, install
 
@@ -85,9 +86,12 @@ def recorded(call: Call, layers: Sequence[Any]) -> Routes:
 
     Raises InputError if a list is too short, or is read only when it is replayed.
     """
-    of_layers = [_next_routes(layer.router, i, call.num_micro_batches) for i, layer in enumerate(layers)]
+    of_layers = [_next_routes(router_of(layer), i, call.num_micro_batches) for i, layer in enumerate(layers)]
     return [
-        (of.to(layer.router.weight.device, non_blocking=True) for of, layer in zip(micro_batch, layers, strict=True))
+        (
+            of.to(router_of(layer).weight.device, non_blocking=True)
+            for of, layer in zip(micro_batch, layers, strict=True)
+        )
         for micro_batch in zip(*of_layers, strict=True)
     ]
 

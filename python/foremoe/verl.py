@@ -137,6 +137,7 @@ class _Filler:
 
     def routes(self, call: Call, layers: Sequence[Any]) -> Routes | None:
         """Rehearses, and subtracts the rows of filler from the statistics of an expert bias before they are counted."""
+        from .megatron.adapters import router_of
         from .megatron.rehearsal import rehearse
 
         if layers and getattr(layers[0].config, "experimental_attention_variant", None) == "dsv4_hybrid":
@@ -144,9 +145,10 @@ class _Filler:
         self._rows.clear()
         found = rehearse(call, layers)
         for layer in layers if found is not None and not call.forward_only else []:
-            rows = self._rows.get(id(layer.router.router_replay))
-            if rows is not None and getattr(layer.router, "enable_expert_bias", False):
-                layer.router.local_tokens_per_expert -= rows
+            router = router_of(layer)
+            rows = self._rows.get(id(router.router_replay))
+            if rows is not None and getattr(router, "enable_expert_bias", False):
+                router.local_tokens_per_expert -= rows
         return found
 
 

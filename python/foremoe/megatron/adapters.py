@@ -28,6 +28,11 @@ def adapted(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, layer
 
 
+def router_of(layer: Any) -> Any:
+    """Returns the router of an MoE layer, without the adapter that may wrap it."""
+    return getattr(layer.router, "to_wrap", layer.router)
+
+
 def expect_copyable(experts: torch.nn.Module, name: str) -> None:
     """Raises InputError if experts have adapters with which guests cannot compute."""
     for of, layer in adapted(experts):
@@ -72,7 +77,8 @@ class _OfSlots(torch.nn.ModuleList):
     tokens: list[int]
 
     def forward(self, rows: Tensor, *_: Any, **__: Any) -> Tensor:
-        return torch.cat([adapter(part) for adapter, part in zip(self, rows.split(self.tokens), strict=True)])
+        parts = torch.split(rows, self.tokens)
+        return torch.cat([adapter(part) for adapter, part in zip(self, parts, strict=True)])
 
 
 def _like(module: Any, **instead: Any) -> Any:

@@ -21,7 +21,7 @@ from foremoe._engine.homes import HomeTable, exchanged
 from foremoe._engine.together import digest_of, refused_together
 from foremoe.options import AnyHomes
 
-from .adapters import adapted
+from .adapters import adapted, router_of
 from .arguments import expect_chunks
 from .experts import expert_parameters
 from .supported import moe_layers
@@ -107,7 +107,7 @@ def table_of(layers: Sequence[Any], homes: AnyHomes) -> HomeTable | None:
 
 def order_of(layer: Any) -> npt.NDArray[np.int64]:
     """Returns the expert at each position of a layer, int64 [experts], as recorded in it; without a record, its own."""
-    order = getattr(layer.router, BUFFER, None)
+    order = getattr(router_of(layer), BUFFER, None)
     return np.arange(int(layer.config.num_moe_experts)) if order is None else order.cpu().numpy()
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from foremoe._errors import refuse
 
+from .adapters import router_of
 from .counts import Counts
 
 Routes = Sequence[Iterable[Tensor]]  # [micro-batch][layer], integers [rows, top_k]; −1: the router chooses
@@ -107,7 +108,7 @@ def rehearse(call: Call, layers: Sequence[Any]) -> Routes | None:
 
 
 def _replay_of(layer: Any) -> Any:
-    return getattr(layer.router, "router_replay", None)
+    return getattr(router_of(layer), "router_replay", None)
 
 
 @contextlib.contextmanager

@@ -67,6 +67,18 @@ class LoRALinear(torch.nn.Module):
         return out + self.adapter(x.contiguous(), *args, **kwargs).reshape(out.shape), bias
 
 
+class LoRATopKRouter(torch.nn.Module):
+    """Stands in for Megatron-Bridge's class."""
+
+    def __init__(self, to_wrap: Any, adapter: Any) -> None:
+        super().__init__()
+        self.to_wrap, self.adapter = to_wrap, adapter
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        logits = self.to_wrap.gating(x)
+        return self.to_wrap.routing(logits + self.adapter(x.contiguous()).to(logits.dtype), *args, **kwargs)
+
+
 class ParallelLinearAdapter(torch.nn.Module):
     """Stands in for Megatron-Bridge's class."""
 
@@ -97,15 +109,15 @@ class ParallelLinearAdapter(torch.nn.Module):
 
 
 @functools.cache
-def bridge() -> tuple[Any, Any]:
-    """Returns LoRALinear and ParallelLinearAdapter, of Megatron-Bridge if it is installed."""
+def bridge() -> tuple[Any, Any, Any]:
+    """Returns LoRALinear, LoRATopKRouter and ParallelLinearAdapter, of Megatron-Bridge if it is installed."""
     if importlib.util.find_spec("megatron.bridge") is None:
-        return LoRALinear, ParallelLinearAdapter
+        return LoRALinear, LoRATopKRouter, ParallelLinearAdapter
     importlib.import_module("megatron.core")  # asks for the version of Transformer Engine, so before the mock
     with mock.patch.dict(sys.modules, dict.fromkeys(TRANSFORMER_ENGINE, mock.MagicMock())):
         layers = importlib.import_module("megatron.bridge.peft.lora_layers")
         utils = importlib.import_module("megatron.bridge.peft.utils")
-    return layers.LoRALinear, utils.ParallelLinearAdapter
+    return layers.LoRALinear, layers.LoRATopKRouter, utils.ParallelLinearAdapter
 
 
 def adapt_experts(net: Any, *, alike: bool = False, dropout: float = 0.0) -> None:
@@ -114,7 +126,7 @@ def adapt_experts(net: Any, *, alike: bool = False, dropout: float = 0.0) -> Non
     Adapters differ between layers, ranks of the expert-parallel group and experts. alike: One adapter for all ranks,
     whose gradients a hook sums, as in Megatron-Bridge 0.6.
     """
-    wrapper, kind = bridge()
+    wrapper, _, kind = bridge()
     net.requires_grad_(False)
     for i, layer in enumerate(net.moe):
         sequential = getattr(layer.experts, "local_experts", None)
@@ -160,8 +172,19 @@ class Outside(torch.nn.Module):
 
 
 def adapt_outside(net: Any) -> None:
-    """Freezes the model, and adds trained adapters to its linear layers outside the experts."""
+    """Freezes the model, and adds trained adapters to its linear layers outside the experts and to its routers."""
+    _, of_router, kind = bridge()
     net.requires_grad_(False)
+    for i, layer in enumerate(net.moe):
+        adapter = kind(
+            layer.config.hidden_size, layer.config.num_moe_experts, RANK_OF_ADAPTER, alpha=ALPHA,
+            input_is_parallel=False, model_parallel_config=layer.config, activation="identity",
+            base_linear_name=f"decoder.layers.{i}.mlp.router", base_linear_is_parallel=False,
+        )  # fmt: skip
+        for p in adapter.parameters():
+            p.allreduce = True  # not of an expert
+        draw(adapter.parameters(), 700 + i)
+        layer.router = of_router(layer.router, adapter)
     for i, linear in enumerate(net.mix):
         net.mix[i] = Outside(linear)
         draw((p for p in net.mix[i].parameters() if p.requires_grad), 800 + i)

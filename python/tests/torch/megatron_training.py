@@ -209,8 +209,9 @@ def replay(net: Any, step: int, micro_step: int) -> None:
     from megatron.core.transformer.moe.router_replay import RouterReplayAction
 
     for i, layer in enumerate(net.moe):
-        layer.router.router_replay.set_target_indices(routes_of(step, micro_step, net.first + i, dist.get_rank()))
-        layer.router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+        router = getattr(layer.router, "to_wrap", layer.router)  # in an adapter
+        router.router_replay.set_target_indices(routes_of(step, micro_step, net.first + i, dist.get_rank()))
+        router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
 
 
 def run_step(case: Case, model: Any, net: Any, step: int) -> dict[str, Any]:

@@ -89,6 +89,19 @@ def test_adapters_outside_the_experts_change_nothing_and_send_no_gradient(rank: 
     assert sent == set()
 
 
+def test_routes_of_a_router_with_an_adapter_are_checked(rank: int) -> None:
+    begin_groups(4)
+    net = make_net(make_config(Case()))
+    adapt_outside(net)
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    replay(net, 0, 0)
+    net.moe[1].router.to_wrap.router_replay.clear_router_replay_action()
+    plan = replicas.plan(counts_of(0, rank, micro_steps=1), phase="recompute")
+    words = r"moe\.1: its RouterReplay has no router_replay_action"
+    with pytest.raises(RuntimeError, match=words), torch.no_grad(), replicas.step(plan):
+        net(batch(0, 0))
+
+
 @pytest.mark.parametrize("name", ON_EXPERTS)
 def test_guests_compute_with_the_adapter_of_their_home_and_its_gradient_goes_home(rank: int, name: str) -> None:
     case, options = ON_EXPERTS[name]
