@@ -68,6 +68,14 @@ class Descent:
         return True, 0.0, 0
 
 
+def wrapped(net):
+    """Wraps a model as a trainer does, if the trainer's own code that does so is not run."""
+    import megatron_training as megatron
+
+    net.config.finalize_model_grads_func = lambda models, *_, **__: [of.finish_grad_sync() for of in models]
+    return megatron.wrap(megatron.Case(ddp={"overlap_grad_reduce": True}), net.config, net)
+
+
 def routes(seed, rows, layers):
     """Draws skewed routes, int64 [rows, layers, top_k]. The last two rows have one expert twice, as padding has."""
     random = torch.Generator().manual_seed(seed)
@@ -77,7 +85,7 @@ def routes(seed, rows, layers):
     return drawn
 
 
-def _worker(rank, folder, name, prepare, adapter, mode, config):
+def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
     import megatron_on_cpu
     import megatron_training as megatron
 
@@ -88,9 +96,7 @@ def _worker(rank, folder, name, prepare, adapter, mode, config):
     dist.init_process_group("gloo", init_method=f"file://{folder}/{mode}", rank=rank, world_size=RANKS)
     megatron_on_cpu.apply()
     megatron.begin_groups(RANKS)
-    case = megatron.Case(ddp={"overlap_grad_reduce": True}, config=config)
-    net = megatron.make_net(made := megatron.make_config(case))
-    made.finalize_model_grads_func = lambda models, *_, **__: [of.finish_grad_sync() for of in models]
+    net = megatron.make_net(megatron.make_config(megatron.Case(config=config)))
     random = torch.Generator().manual_seed(5)
     table, head = (
         torch.randn(size, dtype=torch.float64, generator=random)
@@ -105,7 +111,7 @@ def _worker(rank, folder, name, prepare, adapter, mode, config):
     rows, counts = [], []
     for layer in net.moe:
         layer.router.register_forward_hook(lambda module, given, result: rows.append(result[1].sum(0)))
-    model, optimizer, losses = megatron.wrap(case, made, net), Descent(net), []
+    optimizer, losses = Descent(net), []
     if mode != "plain":
         from foremoe.megatron import schedule as schedules
 
@@ -117,7 +123,7 @@ def _worker(rank, folder, name, prepare, adapter, mode, config):
             return found
 
         schedules.count = counted
-    step = prepare(model, optimizer, losses)
+    step = prepare(net, optimizer, losses)
     for number in range(STEPS):
         step(number, rows)
         own = torch.stack(rows).reshape(-1, len(net.moe), EXPERTS)
@@ -131,7 +137,8 @@ def _worker(rank, folder, name, prepare, adapter, mode, config):
         assert expected.count_nonzero() > len(expected) / 2
         differs = max(float((own - expected).abs().max()), *(abs(a - b) for a, b in zip(losses, plain_losses, strict=True)))
         assert differs <= (1e-12 if mode == "active" else 0), differs
-        assert bool(counts) == (mode == "active")
+        assert len(counts) == (planned_calls if mode == "active" else 0), len(counts)
+        schedule.replicas.wait()
         found = schedule.metrics()
         planned, vanilla = found["foremoe/rho_planned"], found["foremoe/rho_vanilla"]
         assert planned < vanilla and (mode == "shadow" or found["foremoe/rho_computed"] == planned)
@@ -143,12 +150,13 @@ def _worker(rank, folder, name, prepare, adapter, mode, config):
     os._exit(0)  # foremoe's groups stay open, as in a job that goes on
 
 
-def run(name, prepare, adapter, modes=("shadow", "active"), **config):
-    """Runs prepare(model, optimizer, losses) and its step(number, rows) in plain mode and in each of the modes.
+def run(name, prepare, adapter, planned_calls, **config):
+    """Runs prepare(net, optimizer, losses) and its step(number, rows) in each mode.
 
     prepare: Returns the trainer's training step, which empties `rows` before its call of the schedule. Its loss function
-        appends to `losses`. adapter: Module with init(). config: Fields of TransformerConfig.
+        appends to `losses`. adapter: Module with init(). planned_calls: Number in active mode; 0: shadow mode only.
+    config: Fields of TransformerConfig.
     """
     with tempfile.TemporaryDirectory() as folder:
-        for mode in ("plain", *modes):
-            mp.start_processes(_worker, (folder, name, prepare, adapter, mode, config), RANKS, start_method="fork")
+        for mode in ("plain", "shadow", "active")[: 3 if planned_calls else 2]:
+            mp.start_processes(_worker, (folder, name, prepare, adapter, mode, planned_calls, config), RANKS, start_method="fork")

@@ -9,7 +9,7 @@ import types
 from copy import deepcopy
 
 import torch
-from schedule_on_cpu import TOKENS, VOCABULARY, Stubs, routes, run
+from schedule_on_cpu import TOKENS, VOCABULARY, Stubs, routes, run, wrapped
 
 Stubs("mcore_bridge", "einops", "dacite", "msgspec")
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction  # noqa: E402
@@ -24,11 +24,12 @@ ARGUMENTS = types.SimpleNamespace(
 )  # fmt: skip
 
 
-def prepare(model, optimizer, losses):
+def prepare(net, optimizer, losses):
+    model = wrapped(net)
     apply_router_replay_patch()
     trainer = MegatronGRPOTrainer.__new__(MegatronGRPOTrainer)
     trainer.args, trainer.enable_routing_replay, trainer.optimizer = ARGUMENTS, True, optimizer
-    trainer.wrapped_models, trainer.unwrapped_models = [model], [model.module]
+    trainer.wrapped_models, trainer.unwrapped_models = [model], [net]
     trainer.micro_batch_size, trainer.temperature, trainer.compute_entropy = len(LENGTHS), 1.0, False
     trainer.opt_param_scheduler = types.SimpleNamespace(step=lambda increment: None)
     trainer._replace_data_iterator = iter
@@ -46,10 +47,10 @@ def prepare(model, optimizer, losses):
         positions = torch.cat([torch.arange(of) for of in LENGTHS]).unsqueeze(0)
         inputs = {"input_ids": ids, "labels": ids.clone(), "position_ids": positions, "seq_lens": LENGTHS}
         if not recorded:
-            inputs["routed_experts"] = routes(seed, TOKENS, len(model.module.moe)).unsqueeze(0)
+            inputs["routed_experts"] = routes(seed, TOKENS, len(net.moe)).unsqueeze(0)
         action = RouterReplayAction.RECORD if recorded else RouterReplayAction.REPLAY_FORWARD
         RouterReplay.set_global_router_replay_action(action)
-        _, inputs["routed_experts"] = trainer.compute_per_token_logps(model.module, iter([deepcopy(inputs)]))
+        _, inputs["routed_experts"] = trainer.compute_per_token_logps(net, iter([deepcopy(inputs)]))
         RouterReplay.clear_global_indices()
         RouterReplay.clear_global_router_replay_action()
         lengths = torch.tensor(LENGTHS)
@@ -66,4 +67,4 @@ def prepare(model, optimizer, losses):
 
 if __name__ == "__main__":
     for ARGUMENTS.router_replay_mode in ("R3", "R2"):
-        run(f"ms-swift, {ARGUMENTS.router_replay_mode}", prepare, "foremoe.swift", moe_layer_freq=1)
+        run(f"ms-swift, {ARGUMENTS.router_replay_mode}", prepare, "foremoe.swift", 2, moe_layer_freq=1)
