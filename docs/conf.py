@@ -11,13 +11,14 @@ from sphinx.application import Sphinx
 
 NAVIGATION = {
     "Users": [f"docs/users/{page}" for page in (
-        "python", "adopting", "recorders", "command_line", "simulation", "library", "formats", "troubleshooting",
+        "python", "adopting", "supported", "recorders", "command_line", "simulation", "library", "formats", "troubleshooting",
         "glossary")],
-    "Developers": [f"docs/developers/{page}" for page in ("first_change", "contributing", "architecture", "algorithms", "execution")],
+    "Developers": [f"docs/developers/{page}" for page in ("first_change", "adapter", "contributing", "architecture", "algorithms", "execution")],
     "Laboratory": [f"lab/{page}" for page in (
         "README", "results", "performance", "measured/README", "engines/README", "policies", "hyperparameters", "seeds")],
     "API": [f"docs/api/{page}" for page in (
-        "foremoe", "options", "recorders", "report", "eplb", "torch", "hf", "trl", "megatron", "slime", "verl", "supported")],
+        "foremoe", "options", "recorders", "report", "eplb", "torch", "hf", "trl", "megatron", "verl", "slime", "miles", "nemo_rl",
+        "skyrl", "roll", "swift", "areal", "rlinf", "ray", "supported")],
     "Project": ["CHANGELOG", "SECURITY", "data/README", "lab/measured/NOTICE"],
 }
 
