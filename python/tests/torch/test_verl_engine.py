@@ -124,6 +124,9 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
         monkeypatch.setenv("FOREMOE_ATTACH", f"mode={mode}")
         for name, config in configurations.items():
             try_to(f"{name}, {mode}", make_engine(engine_class(), split, **config).initialize)
+        with monkeypatch.context() as newer:
+            newer.setattr("verl.__version__", "0.11.0")
+            try_to(f"newer, {mode}", make_engine(engine_class(), split).initialize)
     monkeypatch.setenv("FOREMOE_ATTACH", ACTIVE)
     for name, field in (("MTP", "mtp"), ("pictures", "hf_config")):
         engine = make_engine(engine_class(), split)
@@ -300,6 +303,8 @@ def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[d
     for mode in ("active", "shadow"):
         assert own[f"dynamic, {mode}"].startswith("InputError: dynamic_context_parallel: is True; expected False")
         assert own[f"forward only, {mode}"] == "nothing"
+    assert own["newer, active"] == "ImportError: foremoe.verl needs verl 0.9 to 0.10, not 0.11.0"
+    assert own["newer, shadow"] == "nothing"
     for name, said in {
         "R2": "InputError: router_replay.mode: is 'R2'; expected 'R3', or mode=shadow in FOREMOE_ATTACH",
         "padded": "InputError: use_remove_padding: is False; expected True",
