@@ -125,6 +125,9 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
             wrap(patch, f"mode={mode}")
             for name, config in configurations.items():
                 try_to(f"{name}, {mode}", make_engine(MegatronEngineWithLMHead, split, **config).initialize)
+        with monkeypatch.context() as patch:
+            patch.setattr("verl.__version__", "0.11.0")
+            try_to(f"newer, {mode}", lambda patch=patch, mode=mode: wrap(patch, f"mode={mode}"))
     for text in ("guest_slots", "guest_slots=", "=1", "model_chunks=1"):
         with monkeypatch.context() as patch:
             try_to(text, lambda patch=patch, text=text: wrap(patch, text))
@@ -293,6 +296,8 @@ def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[d
             "InputError: dynamic_context_parallel: True of verl's engine; expected False"
         )
         assert own[f"forward only, {mode}"] == "nothing"
+    assert own["newer, active"] == "ImportError: foremoe.verl needs verl 0.8 to 0.10, not 0.11.0"
+    assert own["newer, shadow"] == "nothing"
     for name, said in {
         "off": "InputError: replay: 'disabled' of verl's engine; expected 'R3', or use shadow mode",
         "padded": "InputError: use_remove_padding: False of verl's engine; expected True",
