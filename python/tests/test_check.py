@@ -68,7 +68,7 @@ def test_each_trainer_is_accepted_in_the_modes_for_which_it_has_an_adapter(frame
     (launch("slime", "offload_train"), [], []),
     (launch("verl", "offload_train"), ["offload_train"], []),
     (launch("verl", "vision_config"), [], []),
-    (launch("verl", "use_remove_padding_False"), ["use_remove_padding"], []),
+    (launch("verl", "use_remove_padding_False"), [], []),
     (launch("SkyRL", "use_remove_padding_False"), ["use_remove_padding"], []),
     (launch("verl", "sequence_parallel_False"), ["sequence_parallel"], []),
     (launch("verl", "sequence_parallel_False", tensor_model_parallel_size=1), [], []),

@@ -146,7 +146,7 @@ TRAINER = (
     ),
     Rule(
         "lora_on_experts", OFF, "experts have parameters of adapters",
-        also=dict.fromkeys((*_VERL, "NeMo-RL", "SkyRL", "miles"), (True,)),
+        also=dict.fromkeys((*_VERL, "NeMo-RL", "SkyRL"), (True,)),
         test=_TESTS + "test_megatron_lora.py"
         "::test_guests_compute_with_the_adapter_of_their_home_and_its_gradient_goes_home",
     ),
@@ -154,7 +154,11 @@ TRAINER = (
         "vision_config", OFF, "rows of images may have no routes",
         test=_TESTS + "test_verl_engine.py::test_losses_and_gradients_match_those_of_verl",
     ),
-    Rule("use_remove_padding", (None, True), "verl replays routes of packed rows only"),
+    Rule(
+        "use_remove_padding", (None, True), "rows of padded batches have no routes",
+        also=dict.fromkeys(_VERL, (False,)),
+        test=_TESTS + "test_verl_engine.py::test_losses_and_gradients_match_those_of_verl",
+    ),
     Rule(
         "moe_router_bias_update_rate", (None, 0), "rows that are not replayed count too",
         test=_TESTS + "test_verl_engine.py::test_rows_that_verl_does_not_replay_are_not_in_the_statistics_of_a_bias",

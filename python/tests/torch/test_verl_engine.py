@@ -5,6 +5,7 @@ Four processes run all checks, with the environment variables documented in docs
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -41,6 +42,7 @@ CASES = {
     "TP 2, CP 2, EP 4, micro-batches of two": Split(tp=2, cp=2, dynamic=False),
     "R2": Split(replay="R2"),
     "bias": Split(biased=True, cp=2),
+    "padded, TP 2, CP 2": Split(padded=1, tp=2, cp=2),
 }
 
 
@@ -116,7 +118,6 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
     configurations = {
         "dynamic": {"dynamic_context_parallel": True, "max_seqlen_per_dp_cp_rank": 64},
         "off": {"router_replay": EngineRouterReplayConfig()},
-        "padded": {"use_remove_padding": False},
         "whole rows": {"tensor_model_parallel_size": 2, "sequence_parallel": False},
         "forward only": {"forward_only": True, "router_replay": EngineRouterReplayConfig()},
     }
@@ -137,23 +138,27 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
         options: str = ACTIVE,
         forward_only: bool = False,
         router: Any = lambda layer: None,
+        model_type: str = "language_model",
+        padded: int = 0,
         **of_config: Any,
     ) -> Any:
         def work() -> None:
             with monkeypatch.context() as patch:
                 schedule = wrap(patch, options)
-                engine = make_engine(MegatronEngineWithLMHead, split)
+                of = dataclasses.replace(split, padded=padded)
+                engine = make_engine(MegatronEngineWithLMHead, of)
+                engine.model_config.model_type = model_type
                 for name, value in of_config.items():
                     setattr(engine.tf_config, name, value)
                 for layer in engine.module[0].moe:
                     router(layer.router)
-                batch = draw_batch(split)
+                batch = draw_batch(of)
                 spoil(batch)
-                losses = Losses()
+                losses = Losses(padded)
                 patch.setattr("verl.models.mcore.get_mcore_engine_forward_fn", lambda _: losses.forward)
                 with torch.set_grad_enabled(not forward_only):
                     engine.forward_backward_batch(batch, losses, forward_only)
-                said["planned"] = str(schedule.replicas is not None)
+                said[f"planned, {model_type}"] = str(schedule.replicas is not None)
 
         return work
 
@@ -177,6 +182,10 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
     try_to("no replay on one rank", step(router=replay_nothing_on_one_rank))
     try_to("unknown argument", step(options="mode=active,guests=1"))
     try_to("split", step(experimental_attention_variant="dsv4_hybrid"))
+    if leaves_rows_to_routers():  # the routers check the number of rows
+        for options in (ACTIVE, "mode=shadow"):
+            try_to(f"padded pairs, {options}", step(padded=2, options=options))
+    try_to("critic", step(model_type="value_model"))
     try_to("reference", step(lambda batch: tu.assign_non_tensor(batch, enable_routing_replay=False), forward_only=True))
     return said
 
@@ -300,7 +309,6 @@ def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[d
     assert own["newer, shadow"] == "nothing"
     for name, said in {
         "off": "InputError: replay: 'disabled' of verl's engine; expected 'R3', or use shadow mode",
-        "padded": "InputError: use_remove_padding: False of verl's engine; expected True",
         "whole rows": "InputError: sequence_parallel: False of verl's engine; expected True",
     }.items():
         assert own[f"{name}, active"].startswith(said)
@@ -316,8 +324,11 @@ def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[d
     }.items():
         assert own[name].startswith(f"InputError: {said}"), own[name]
     assert "in the forward step of micro-batch 0, which foremoe ran to read its routes" in own["no routes"]
-    assert own["reference"] == "nothing"
-    assert own["planned"] == "False"
+    for name in [*own]:
+        if name.startswith("padded pairs"):  # as without ForeMoE
+            assert own.pop(name).startswith("RuntimeError: Router replay tensors are not aligned")
+    assert own["reference"] == own["critic"] == "nothing"
+    assert own["planned, language_model"] == own["planned, value_model"] == "False"
     for name, said in {
         "spoilt on one rank": "InputError: routes",
         "lost on one rank": 'KeyError: \'key "response_mask" not found',

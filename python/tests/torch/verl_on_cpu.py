@@ -23,6 +23,7 @@ class Split:
     ep: int = 4
     dynamic: bool = True  # micro-batches are filled by tokens, not by sequences
     replay: str = "R3"
+    padded: int = 0  # sequences of a micro-batch that is padded, not packed
     biased: bool = False  # with statistics for a bias of experts
 
     @property
@@ -79,17 +80,18 @@ def draw_batch(split: Split, seed: int = 0) -> Any:
             "temperature": torch.ones(len(lengths)),
         }
     )
-    sizes = {"max_token_len_per_gpu": 60} if split.dynamic else {"micro_batch_size_per_gpu": 2}
-    tu.assign_non_tensor(batch, enable_routing_replay=True, use_dynamic_bsz=split.dynamic, **sizes)
+    is_dynamic = split.dynamic and not split.padded
+    sizes = {"max_token_len_per_gpu": 60} if is_dynamic else {"micro_batch_size_per_gpu": split.padded or 2}
+    tu.assign_non_tensor(batch, enable_routing_replay=True, use_dynamic_bsz=is_dynamic, **sizes)
     return batch
 
 
-def local(nested: Any) -> Any:
-    """Return this rank's rows: packed and padded, then split over context-parallel and tensor-parallel ranks."""
+def local(nested: Any, padded: int = 0) -> Any:
+    """Return this rank's rows: packed or padded, then split over context-parallel and tensor-parallel ranks."""
     from megatron.core import parallel_state
-    from verl.models.mcore.util import preprocess_thd_engine
+    from verl.models.mcore.util import preprocess_bshd_engine, preprocess_thd_engine
 
-    rows = preprocess_thd_engine(nested)[0].squeeze(0)
+    rows = preprocess_bshd_engine(nested)[0].T.flatten() if padded else preprocess_thd_engine(nested)[0].squeeze(0)
     size = parallel_state.get_tensor_model_parallel_world_size()
     return rows.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]
 
@@ -125,6 +127,7 @@ def make_engine(cls: Any, split: Split, **config: Any) -> Any:
         "expert_model_parallel_size": split.ep,
         "expert_tensor_parallel_size": 1,
         "router_replay": EngineRouterReplayConfig(mode=split.replay),
+        "use_remove_padding": not split.padded,
         **config,
     }
     engine = cls.__new__(cls)
@@ -164,20 +167,21 @@ def make_engine(cls: Any, split: Split, **config: Any) -> Any:
 class Losses:
     """Replaces verl's model and loss. The loss is the sum of squared outputs over the replayed rows, divided by 100."""
 
-    def __init__(self) -> None:
+    def __init__(self, padded: int = 0) -> None:
         self.of_micro_batches: list[float] = []
+        self._padded = padded
 
     def forward(self, model: Any, input_ids: Any, *_: Any, **__: Any) -> dict[str, Any]:
         table = torch.randn(100, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-        self._output = model(table[local(input_ids)].unsqueeze(1))
+        self._output = model(table[local(input_ids, self._padded)].unsqueeze(1))
         return {}
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> Any:
         import verl.utils.megatron.router_replay_utils as replay
 
-        used = local(torch.ones_like(data["input_ids"], dtype=torch.bool))
+        used = local(torch.ones_like(data["input_ids"], dtype=torch.bool), self._padded)
         if leaves_rows_to_routers():
-            used = local(replay.build_r3_replay_mask(data["input_ids"], data["response_mask"]))
+            used = local(replay.build_r3_replay_mask(data["input_ids"], data["response_mask"]), self._padded)
         loss = self._output[used].square().sum() / 100
         self.of_micro_batches.append(float(loss.detach()))
         return loss, {}
@@ -191,7 +195,7 @@ def run(engine: Any, split: Split, monkeypatch: Any, steps: list[list[int]]) -> 
     import verl.models.mcore
     from verl.utils import tensordict_utils as tu
 
-    losses, watched = Losses(), Watched(engine.module[0])
+    losses, watched = Losses(split.padded), Watched(engine.module[0])
     monkeypatch.setattr(verl.models.mcore, "get_mcore_engine_forward_fn", lambda _: losses.forward)
     for i, order in enumerate(steps):
         batch = draw_batch(split, seed=i)
