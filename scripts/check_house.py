@@ -132,6 +132,20 @@ def headers_are_guarded(tree):
             yield path, 1, "must start with #pragma once"
 
 
+def files_named_in_code_exist(tree):
+    """C++ names only files of the repository that exist. In capitals, a name is a placeholder: data/clusters/NAME.toml."""
+    pattern = r"(?<![\w./])(?:bench|cmake|data|docs|lab|python|scripts|src)/(?:\w+/)*(?![A-Z]+\.)[\w\-]+\.[a-z]+\b"
+    for path, number, match in lines(tree, pattern, lambda p: p.endswith(CPP)):
+        if match[0] not in tree:
+            yield path, number, f"{match[0]} does not exist"
+
+
+def scripts_spell_out_options_of_pip(tree):
+    """Scripts write --config-settings, since pip 23.0.1 of Debian 12 does not know -C."""
+    for path, number, match in lines(tree, r"(?<![\w-])-C\s?[\w.-]+=", lambda p: p.startswith("scripts/")):
+        yield path, number, f"{match[0]} needs pip 23.1; write --config-settings"
+
+
 INSTALL = "cmake/Install.cmake"
 
 
@@ -297,6 +311,8 @@ RULES = {
     merges_are_finished: {"docs/users/formats.md": "ours\n" + ">" * 7 + " main\n"},
     no_machine_is_named: {"docs/users/formats.md": "see /ho" "me/someone/trace.safetensors\n"},
     headers_are_guarded: {"src/foremoe/core/ids.h": "#ifndef IDS_H\n"},
+    files_named_in_code_exist: {"src/foremoe/core/error.cpp": "// cmake/gone.cmake\n"},
+    scripts_spell_out_options_of_pip: {"scripts/build": "pip wheel -C" "build-dir=build .\n"},
     installed_headers_are_complete: {
         INSTALL: "set(public_headers core/units.h core/gone.h)\n",
         "src/foremoe/core/units.h": '#pragma once\n#include "foremoe/core/ids.h"\n',

@@ -20,7 +20,6 @@ NEEDS = {
     "test_megatron_capacity": ["torch.nn"],
     "test_megatron": ["torch.nn", "megatron.core"],
     "test_verl_engine": ["torch.nn", "megatron.core", "verl"],
-    "test_verl_routes": ["torch.nn"],
     "test_trl": ["torch.nn", "transformers", "trl"],
     "test_native": ["torch.nn", "transformers>=5.23"],
     "test_plot": ["matplotlib"],

@@ -49,8 +49,8 @@ def test_each_trainer_is_accepted_in_the_modes_for_which_it_has_an_adapter(frame
 # (launch, fields that active mode names, fields that shadow mode names)
 @pytest.mark.parametrize(("given", "active", "shadow"), [
     (launch(replay="disabled"), ["replay"], []),
-    (launch(replay="R2"), ["replay"], []),
-    (launch("ROLL", replay="R2"), [], []),
+    (launch(replay="R2"), [], []),
+    (launch("slime", replay="R2"), ["replay"], []),
     (launch(replay="R4"), ["replay"], ["replay"]),
     (launch(engine="veomni"), ["engine"], ["engine"]),
     (launch("NeMo-RL", engine="automodel"), ["engine"], ["engine"]),
@@ -67,7 +67,8 @@ def test_each_trainer_is_accepted_in_the_modes_for_which_it_has_an_adapter(frame
     (launch("slime", "npu"), ["npu"], ["npu"]),
     (launch("slime", "offload_train"), [], []),
     (launch("verl", "offload_train"), ["offload_train"], []),
-    (launch("verl", "vision_config", "use_remove_padding_False"), [], []),
+    (launch("verl", "vision_config"), [], []),
+    (launch("verl", "use_remove_padding_False"), ["use_remove_padding"], []),
     (launch("SkyRL", "use_remove_padding_False"), ["use_remove_padding"], []),
     (launch("verl", "sequence_parallel_False"), ["sequence_parallel"], []),
     (launch("verl", "sequence_parallel_False", tensor_model_parallel_size=1), [], []),
@@ -76,7 +77,10 @@ def test_each_trainer_is_accepted_in_the_modes_for_which_it_has_an_adapter(frame
     (launch("verl", "dsv4_contiguous_cp"), ["dsv4_contiguous_cp"], []),
     (launch("verl", "moon"), ["flags"], ["flags"]),
     (launch(mtp_num_layers=2, moe_latent_size=1024, moe_shared_expert_overlap=True), [], []),
+    (launch(mtp_num_layers=1, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="ncclep"),
+     ["mtp_num_layers"], []),
     (launch(lora_on_experts=True, moe_router_bias_update_rate=0.001), [], []),
+    (launch("ms-swift", lora_on_experts=True), ["lora_on_experts"], []),
     (launch(expert_tensor_parallel_size="2"), ["expert_tensor_parallel_size"], []),
     (launch(virtual_pipeline_model_parallel_size=2.0), ["virtual_pipeline_model_parallel_size"], []),
     (launch(pipeline_model_parallel_layout="Et|(tt|)*3tL", pipeline_model_parallel_size=5), [], []),
@@ -128,7 +132,7 @@ def test_mappings_of_another_form_are_rejected_by_name(given: Any, said: str) ->
 
 
 def test_adapters_get_the_same_rules_as_an_error_on_the_field() -> None:
-    expect({"offload_train": True}, "active", "slime")
+    expect({"replay": "R2"}, "active", "verl")
     expect({"fp8": "hybrid"}, "shadow")
     with pytest.raises(
         foremoe.InputError, match=r"^fp8: 'hybrid' of layer 3; expected False, or use shadow mode"

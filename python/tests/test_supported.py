@@ -41,7 +41,8 @@ def test_pyproject_accepts_the_same_versions() -> None:
 
 def test_tested_versions_are_accepted() -> None:
     for framework in FRAMEWORKS:
-        assert all(framework.accepts(version) for version in framework.tested), framework.name
+        versions = framework.tested + framework.trees
+        assert all(framework.accepts(version) for version in versions), framework.name
 
 
 # (accepted, refused) versions around each limit
@@ -51,7 +52,7 @@ def test_tested_versions_are_accepted() -> None:
         (TORCH, "2.9.1 or newer", ["2.9.1", "2.15.0+cpu", "2.10", "3.0"], ["2.9.0", "2.9", "1.13.1", "unknown"]),
         (TRANSFORMERS, "5.0 or newer", ["5.0.0", "5", "5.23.0.dev0"], ["4.99.9", "4"]),
         (TRL, "1.16 or newer, below 2", ["1.16.0", "1.20.3"], ["1.15.2", "2.0.0", "10.16"]),
-        (MEGATRON, "0.16 to 0.20", ["0.16.0", "0.20.9rc1"], ["0.15.3", "0.21.0", "1.0"]),
+        (MEGATRON, "0.16 to 0.20", ["0.16.0rc0", "0.16", "0.20.0+14346b65"], ["0.15.3", "0.21.0rc0", "0.160", "1"]),
         (VERL, "0.8 to 0.10", ["0.8.0.dev", "0.10.0.dev"], ["0.7.1", "0.11.0", "0.90.0", "1.0.0"]),
     ],
 )
@@ -64,6 +65,31 @@ def test_versions_are_compared_by_number(
     for version in refused:
         with pytest.raises(ImportError, match=rf"^foremoe.adapter needs {framework.package} {words}, not {version}$"):
             framework.expect("foremoe.adapter", version)
+
+
+PINNED = Framework(name="Trainer", package="trainer", oldest=(0, 8), newest=(0, 10), oldest_in_shadow=(0, 7, 1))
+
+
+@pytest.mark.parametrize("version", ["0.7.1", "0.8.0.dev", "0.10.9"])
+def test_shadow_mode_has_a_first_version_of_its_own(version: str, caplog: pytest.LogCaptureFixture) -> None:
+    PINNED.expect("foremoe.adapter", version, "shadow")
+    assert caplog.text == ""
+
+
+def test_shadow_mode_refuses_older_versions() -> None:
+    for version in ("0.7.0", "0.6.12", "unknown"):
+        with pytest.raises(ImportError, match=f"needs trainer 0.7.1 or newer in mode shadow, not {version}$"):
+            PINNED.expect("foremoe.adapter", version, "shadow")
+
+
+def test_shadow_mode_warns_once_of_a_newer_version(caplog: pytest.LogCaptureFixture) -> None:
+    for version in ("0.11.0", "0.11.0", "1.0"):
+        PINNED.expect("foremoe.adapter", version, "shadow")
+        with pytest.raises(ImportError, match=f"^foremoe.adapter needs trainer 0.8 to 0.10, not {version}$"):
+            PINNED.expect("foremoe.adapter", version)
+    assert caplog.messages == [
+        f"foremoe.adapter was tested with trainer 0.8 to 0.10, not with {version}" for version in ("0.11.0", "1.0")
+    ]
 
 
 def test_every_use_is_run_read_refused_or_none() -> None:

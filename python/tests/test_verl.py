@@ -1,4 +1,4 @@
-"""Tests foremoe.verl with a fake verl package that imports external modules and registers engines like verl."""
+"""Tests foremoe.verl with a fake verl package that imports external modules like verl."""
 
 from __future__ import annotations
 
@@ -23,21 +23,14 @@ VERL = {
         is_whole = True
     """,
     "verl/workers/__init__.py": "",
-    "verl/workers/engine/__init__.py": """
+    "verl/workers/engine/__init__.py": "",
+    "verl/workers/engine/megatron/__init__.py": "",
+    "verl/workers/engine/megatron/transformer_impl.py": """
         import verl
-        from .base import EngineRegistry
         imported_by_a_whole_verl = verl.is_whole
-        EngineRegistry.register("language_model", "megatron", "cuda")("verl's own")
     """,
-    "verl/workers/engine/base.py": """
-        class EngineRegistry:
-            _engines = {}
-
-            @classmethod
-            def register(cls, model_type, backend, device, vendor=None):
-                engines = cls._engines.setdefault(model_type, {}).setdefault(backend, {})
-                return lambda engine: engines.setdefault((device, vendor) if vendor else device, engine)
-    """,
+    "verl/workers/actor/__init__.py": "",
+    "verl/workers/actor/megatron_actor.py": "",
 }
 
 
@@ -52,37 +45,34 @@ def run(folder: pathlib.Path, job: str, **environment: str) -> subprocess.Comple
     return subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=300)
 
 
-def test_the_engine_is_registered_when_verl_imports_its_engines(tmp_path: pathlib.Path) -> None:
-    job = """
-        import sys, types
-        sys.modules["foremoe.verl.engine"] = engine = types.ModuleType("foremoe.verl.engine")
-        engine.Engine = "planned"
+@pytest.mark.parametrize(
+    "module", ["verl.workers.engine.megatron.transformer_impl", "verl.workers.actor.megatron_actor"]
+)
+def test_the_schedule_is_wrapped_when_verl_imports_its_engine(tmp_path: pathlib.Path, module: str) -> None:
+    job = f"""
+        import importlib, sys
         import verl
-        early = {"torch", "megatron", "foremoe.megatron", "verl.workers.engine"} & set(sys.modules)
+        early = {{"torch", "megatron", "foremoe.megatron", "verl.workers"}} & set(sys.modules)
         assert "foremoe.verl" in sys.modules and not early, early
-        import verl.workers.engine as engines
-        assert engines.imported_by_a_whole_verl
         import foremoe.verl
-        foremoe.verl.register()
-        print(engines.EngineRegistry._engines)
+        foremoe.verl.init = lambda name: print("wrapped", name, name in sys.modules)
+        importlib.import_module({module!r})
+        importlib.import_module({module!r})
     """
-    ran = run(tmp_path, job, VERL_ENGINE_VENDOR="foremoe")
+    ran = run(tmp_path, job)
     assert ran.returncode == 0, ran.stderr
-    own = {"cuda": "verl's own", ("cuda", "foremoe"): "planned"}
-    assert ran.stdout.strip() == str({"language_model": {"megatron": own}})
-    without = run(tmp_path, "import verl, verl.workers.engine as e; print(e.EngineRegistry._engines)")
-    assert "planned" not in without.stdout
-    assert "VERL_ENGINE_VENDOR is not foremoe, so verl's own engines are used" in without.stderr
+    assert ran.stdout == f"wrapped {module} True\n"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed")
 def test_a_missing_package_is_reported_on_use() -> None:
-    with pytest.raises(ImportError, match=r"foremoe\.verl needs verl 0\.8 to 0\.10 and .*: No module named 'verl'"):
-        foremoe.verl.register()
+    with pytest.raises(ImportError, match=r"foremoe\.verl needs verl .*: No module named 'verl'"):
+        foremoe.verl.init(foremoe.verl.ENGINE)
 
 
 def test_another_version_of_verl_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("0.7.1", "0.11.0.dev", "0.90.0", "1.0.0"):
+    monkeypatch.setenv("FOREMOE_ATTACH", "mode=active")
+    for version in ("0.7.1", "0.70.0", "1.0.0"):
         monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__=version))  # type: ignore[misc]
-        with pytest.raises(ImportError, match=f"needs verl 0.8 to 0.10 and .*: verl is {version}"):
-            foremoe.verl.register()
+        with pytest.raises(ImportError, match=f"needs verl .* not {version}"):
+            foremoe.verl.init(foremoe.verl.ENGINE)

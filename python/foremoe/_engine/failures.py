@@ -48,8 +48,15 @@ class Channel:
 
     def close(self) -> None:
         if self._is_own and self._group is not None:
-            dist.destroy_process_group(self._group)
+            destroy_group(self._group)
             self._group = None
+
+
+def destroy_group(group: Any) -> None:
+    """Destroys a process group. slime and miles wrap groups; torch knows the group inside, which is None in a sleep."""
+    inside = getattr(group, "group", group)
+    if inside is not None:
+        dist.destroy_process_group(inside)
 
 
 class Failures:

@@ -4,7 +4,8 @@ HybridEP and NCCL-EP give every rank a buffer for a fixed number of rows, in eac
 
     int(tokens of the rank · top_k · moe_expert_rank_capacity_factor)      (MoEFlexTokenDispatcher's managers, 0.19)
 
-HybridEP drops rows beyond this number; NCCL-EP ends the process. Without a plan the required factor is not known in
+HybridEP drops rows beyond this number; NCCL-EP ends the process. From 0.20 on, buffers of NCCL-EP have no limit unless
+the factor is set, which then needs use_transformer_engine_op_fuser. Without a plan the required factor is not known in
 advance. NCCL-EP sizes buffers by the tokens of the process's first micro-batch, rounded up to 64. No later micro-batch
 may have more tokens, so rows that fit by the formula above also fit in NCCL-EP's buffers. Both kernels round sizes up
 to their alignment, which only adds room. An option of HybridEP pads all ranks to the largest number of tokens. If GEMMs

@@ -188,5 +188,7 @@ def planned_dispatcher(moe: MoE, index: int, guest_slots: int, groups: Any) -> A
     made = _DISPATCHERS[config.moe_token_dispatcher_type](
         slots, list(range(rank * slots, (rank + 1) * slots)), config=config, pg_collection=groups
     )
+    if layer.token_dispatcher.shared_experts is not None:  # moe_shared_expert_overlap: the dispatcher runs them
+        made.set_shared_experts(layer.token_dispatcher.shared_experts)
     made.moe, made.index = moe, index
     return made

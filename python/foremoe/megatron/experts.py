@@ -11,6 +11,7 @@ the model, so DDP, the optimizer, checkpoints and weight sync never see it.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,29 +21,45 @@ from torch import Tensor
 import foremoe
 from foremoe._engine.lent import kind_of, try_lending
 
+from .adapters import Adapters, expect_copyable
+
 SEQUENTIAL, GROUPED = "SequentialMLP", "TEGroupedMLP"
 _OF_A_TRAINER = (
     "finalize_model_grads_func", "grad_scale_func", "grad_sync_func", "no_sync_func", "param_sync_func", "timers",
 )  # fmt: skip
 
 
+def row_width(config: Any) -> int:
+    """Returns the width of the rows that are dispatched: the hidden size, or that of latent projections around it."""
+    return int(getattr(config, "moe_latent_size", None) or config.hidden_size)
+
+
 def expert_parameters(experts: Any, name: str) -> dict[str, list[torch.nn.Parameter]]:
-    """Returns the parameters of a module of experts, by name, [expert]."""
+    """Returns the parameters of a module of experts, by name, [expert]. Experts may share an adapter's parameters."""
     kind = type(experts).__name__
     if kind == SEQUENTIAL:
         of_experts = [dict(expert.named_parameters()) for expert in experts.local_experts]
+        if any(parameters.keys() != of_experts[0].keys() for parameters in of_experts):
+            raise foremoe.InputError(
+                f"model_chunks: experts of {name} have different parameters; expected the same, such as an adapter on "
+                "each expert or on none",
+                field="model_chunks",
+            )
         return {of: [parameters[of] for parameters in of_experts] for of in of_experts[0]}
     if kind != GROUPED:
         raise foremoe.InputError(
             f"model_chunks: the experts of {name} are {kind}; expected {SEQUENTIAL} or {GROUPED}", field="model_chunks"
         )
     found: dict[str, dict[int, torch.nn.Parameter]] = {}
-    for full, parameter in experts.named_parameters():  # linear_fc1.weight0, …
-        of = full.rstrip("0123456789")
-        found.setdefault(of, {})[int(full[len(of) :] or -1)] = parameter
+    for full, parameter in experts.named_parameters():  # linear_fc1.weight0, …; of guests linear_fc1.adapter.0.…
+        at = re.fullmatch(r"(.+\.adapter\.)(\d+)\.(.+)", full) or re.fullmatch(r"(.+?)(\d*)()", full)
+        assert at is not None
+        found.setdefault(at[1] + at[3], {})[int(at[2] or -1)] = parameter
     count = experts.num_local_experts
     for of, parameters in found.items():
-        if set(parameters) != set(range(count)):
+        if set(parameters) == {-1} and ".adapter." in of:
+            found[of] = dict.fromkeys(range(count), parameters[-1])
+        elif set(parameters) != set(range(count)):
             raise foremoe.InputError(
                 f"model_chunks: {name} has no {of} of its own for each expert; moe_single_grouped_weight must be False",
                 field="model_chunks",
@@ -86,7 +103,8 @@ class MoE:
         self.name = name
         self.num_experts = int(layer.config.num_moe_experts)
         self.top_k = int(layer.config.moe_router_topk)
-        self.hidden_size = int(layer.config.hidden_size)
+        self.hidden_size = row_width(layer.config)
+        expect_copyable(layer.experts, name)
         self.own = expert_parameters(layer.experts, name)
         self._stacks = {of: Stack(parameters) for of, parameters in self.own.items()}
 
@@ -133,12 +151,13 @@ class GuestExperts:
 
     def __init__(self, of: MoE, slots: int, groups: Any) -> None:
         self.module = _build(of.layer, slots, groups)
+        self._adapters = Adapters(of.layer.experts, self.module, slots)
         self._own = of
         self._parameters = expert_parameters(self.module, of.name)
         if _shapes(self._parameters) != _shapes(of.own):
             raise foremoe.InputError(
-                f"model_chunks: the experts of {of.name} have other parameters than their submodules make, such as "
-                "adapters; expected them as Megatron-LM builds them",
+                f"model_chunks: the experts of {of.name} have other parameters than their submodules make; "
+                "expected them as Megatron-LM builds them, except adapters of Megatron-Bridge",
                 field="model_chunks",
             )
         self._sums: dict[str, Tensor] = {}  # gradients, by name [slots, …]
@@ -205,6 +224,7 @@ class GuestExperts:
         """Runs the guests. rows: [rows, hidden], grouped by slot. tokens: int64 [slots], on the host. probs: [rows]."""
         if self.module.training != self._own.layer.experts.training:
             self.module.train(self._own.layer.experts.training)
+        self._adapters.prepare(tokens)
         computed, bias = self.module(rows, tokens, probs)
         assert bias is None
         return computed  # type: ignore[no-any-return]

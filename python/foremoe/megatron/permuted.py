@@ -21,6 +21,7 @@ from foremoe._engine.homes import HomeTable, exchanged
 from foremoe._engine.together import digest_of, refused_together
 from foremoe.options import AnyHomes
 
+from .adapters import adapted, router_of
 from .arguments import expect_chunks
 from .experts import expert_parameters
 from .supported import moe_layers
@@ -42,8 +43,8 @@ def permute_experts(model_chunks: Any, homes: AnyHomes = None) -> None:
 
     Args:
         model_chunks: A module or a list of modules.
-        homes: Rank that owns each expert; see foremoe.plan(). Layers are the MoE layers of this pipeline stage. None:
-            moves nothing.
+        homes: Rank that owns each expert; see foremoe.plan(). Layers are the MoE layers of this pipeline stage, without
+            those for multi-token prediction. None: moves nothing.
 
     Raises:
         InputError: on all ranks, for homes that do not fit or differ between ranks; for a model whose experts were
@@ -60,6 +61,11 @@ def permute_experts(model_chunks: Any, homes: AnyHomes = None) -> None:
         for name, layer in named:
             if not is_identity(order_of(layer)):
                 raise foremoe.InputError(f"model_chunks: experts of {name} were permuted before", field="model_chunks")
+            if [*adapted(layer.experts), *adapted(layer.router)]:
+                raise foremoe.InputError(
+                    f"model_chunks: {name} has adapters; expected permute_experts() before they are added",
+                    field="model_chunks",
+                )
             if getattr(layer.config, "moe_router_num_groups", None) and table is not None and not table.is_contiguous:
                 raise foremoe.InputError(
                     f"moe_router_num_groups: {layer.config.moe_router_num_groups} of {name}; expected None, since a "
@@ -101,7 +107,7 @@ def table_of(layers: Sequence[Any], homes: AnyHomes) -> HomeTable | None:
 
 def order_of(layer: Any) -> npt.NDArray[np.int64]:
     """Returns the expert at each position of a layer, int64 [experts], as recorded in it; without a record, its own."""
-    order = getattr(layer.router, BUFFER, None)
+    order = getattr(router_of(layer), BUFFER, None)
     return np.arange(int(layer.config.num_moe_experts)) if order is None else order.cpu().numpy()
 
 

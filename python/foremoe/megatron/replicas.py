@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
-from foremoe._engine.failures import Channel, Failures
+from foremoe._engine.failures import Channel, Failures, destroy_group
 from foremoe._engine.groups import expect_backend, groups_made, make_groups
 from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
@@ -23,7 +23,7 @@ from foremoe._engine.together import Agreement, Given, others_than, slots_at_beg
 from foremoe._errors import refuse
 from foremoe.options import AnyHomes
 
-from .arguments import HOME, AttachArguments, expect_chunks
+from .arguments import HOME, REFUSE, AttachArguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
 from .counts import checked_counts, gathered_counts
 from .ending import end, explain
@@ -61,6 +61,7 @@ class Replicas:
         named = [found for of_chunk in layers for found in of_chunk]
         stages = parallel_state.get_pipeline_model_parallel_world_size()
         self.mode = arguments.mode
+        self._arguments = arguments
         expect_supported(model_chunks, named, self.mode, stages)
         self._numbers = Renumbering([layer for _, layer in named], [name for name, _ in named], homes)
         self._chunks = list(model_chunks)
@@ -102,6 +103,20 @@ class Replicas:
         elif arguments.cluster is not None:
             self._modelled = Modelled(arguments.cluster, arguments.model, config, arguments.depth, arguments.threads)
             self._modelled.expect_known(plan, nothing)
+
+    @property
+    def layers(self) -> list[Any]:
+        """The planned MoE layers of this pipeline stage."""
+        return list(self._layers)
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer; 0 on a pipeline stage without MoE layers."""
+        return self._stage.num_experts if self._layers else 0
+
+    def any(self, flag: bool) -> bool:
+        """Returns whether the flag is set on any rank that trains the model. Collective over these ranks."""
+        return self._agreement.any(flag)
 
     @property
     def _ranks(self) -> Ranks:
@@ -159,8 +174,7 @@ class Replicas:
                 field="model_chunks",
             )
         config = self._layers[0].config
-        if self._stage.arguments.on_mismatch == HOME and config.moe_token_dispatcher_type == "flex":
-            refuse("on_mismatch", "'home' needs moe_token_dispatcher_type alltoall or allgather, not flex")
+        self._expect_mismatch_handled(self._arguments.on_mismatch)
         self._moes = [MoE(layer, name) for layer, name in zip(self._layers, names, strict=True)]
         if self._residency == "shared":
             expect_lendable(self._chunks, self._moes)
@@ -179,6 +193,13 @@ class Replicas:
                 config.moe_flex_dispatcher_backend,
             )
 
+    def _expect_mismatch_handled(self, on_mismatch: str) -> None:
+        """Raises InputError unless the layers' dispatcher can handle rows that the plan does not have."""
+        if on_mismatch not in (REFUSE, HOME):
+            refuse("on_mismatch", f"{on_mismatch!r}; expected {REFUSE!r} or {HOME!r}")
+        if self._layers and on_mismatch == HOME and self._layers[0].config.moe_token_dispatcher_type == "flex":
+            refuse("on_mismatch", "'home' needs moe_token_dispatcher_type alltoall or allgather, not flex")
+
     def _expect_usable(self) -> None:
         if self._detached:
             raise RuntimeError("detached from the model")
@@ -196,8 +217,9 @@ class Replicas:
 
         Args:
             counts: Integers [micro_steps, layers, experts], numpy or torch: this rank's rows for each expert, in each
-                micro-step and MoE layer of this pipeline stage. If homes were given to attach(), experts have their
-                numbers before permute_experts(). Include all rows that the router routes, even padding.
+                micro-step and MoE layer of this pipeline stage, without layers for multi-token prediction. If homes
+                were given to attach(), experts have their numbers before permute_experts(). Include all rows that the
+                router routes, even padding.
                 All ranks have the same number of micro-steps; in a pipeline stage without MoE layers, layers is 0.
                 May also be a function without arguments that returns such counts. If computing the counts may fail on
                 a single rank, do it in this function: plan() raises its error, and no other rank waits.
@@ -216,7 +238,7 @@ class Replicas:
         try:
             expect_phase(phase)
             made = counts() if callable(counts) else counts
-            own = checked_counts(made, len(self._layers), self._stage.num_experts if self._layers else 0)
+            own = checked_counts(made, len(self._layers), self.num_experts)
             own = self._numbers.counts(own)
             if begun is not None and self._layers:
                 is_other = phase != begun.phase or not np.array_equal(own, begun.load.array[:, :, self._ranks.rank])
@@ -241,8 +263,10 @@ class Replicas:
         return self._numbers.routes(routes)
 
     @contextlib.contextmanager
-    def step(self, plan: Plan | None = None) -> Iterator[None]:
+    def step(self, plan: Plan | None = None, on_mismatch: str | None = None) -> Iterator[None]:
         """Executes a plan. Run all forwards and backwards of its step inside. Collective over all training ranks.
+
+        on_mismatch: As for attach(), for this step; equal on all ranks. None: that of attach().
 
         In shadow mode execution is unchanged; plan may be None, since shadow mode counts the step's own routes.
 
@@ -255,13 +279,14 @@ class Replicas:
             with self._shadow.step() if self._shadow is not None else contextlib.nullcontext():
                 yield
             return
-        self._expect_same(plan)
+        arguments = dataclasses.replace(self._arguments, on_mismatch=on_mismatch or self._arguments.on_mismatch)
+        self._expect_same(plan, arguments.on_mismatch)
         self._running = True
         step: Step | None = None
         try:
             if plan is not None and self._layers:
                 gather_parameters(self._chunks)
-                step = Step(plan, self._moes, self._guests, self._ranks, self._stage.arguments)
+                step = Step(plan, self._moes, self._guests, self._ranks, arguments)
             with self._dispatching(step):
                 yield
             wrong = end(step, self._agreement)
@@ -303,7 +328,7 @@ class Replicas:
             if self._guest_slots:
                 end_context([*own, *self._dispatchers])
 
-    def _expect_same(self, plan: Plan | None) -> None:
+    def _expect_same(self, plan: Plan | None, on_mismatch: str) -> None:
         """Raises InputError, on all ranks, if any rank's plan is not executable or differs in its group. Collective."""
         refused: Exception | None = None
         others: list[int] = []
@@ -311,11 +336,12 @@ class Replicas:
         decides: list[Any] = []
         slots: np.ndarray[Any, Any] = np.zeros(0)
         try:
+            self._expect_mismatch_handled(on_mismatch)
             if not isinstance(plan, Plan) or isinstance(plan, EmptyPlan) == bool(self._layers):
                 raise foremoe.InputError(f"plan: is {type(plan).__name__}; expected what plan() returns", field="plan")
             if self._layers:
                 made = self._executable(plan)
-                decides = [plan.load.digest, plan.phase, made.guest_slots]
+                decides = [plan.load.digest, plan.phase, made.guest_slots, on_mismatch]
                 slots = slots_at_begin(made)
         except Exception as error:
             refused = error
@@ -376,6 +402,11 @@ class Replicas:
         """
         return dict(self._shadow.metrics() if self._shadow is not None else self._metrics)
 
+    def wait(self) -> None:
+        """Waits until shadow mode has evaluated all steps: no exchange of this rank is left in the background."""
+        if self._shadow is not None:
+            self._shadow.wait()
+
     def detach(self) -> None:
         """Restores the model to its state before attach(). Raises RuntimeError inside a step."""
         if self._detached:
@@ -387,6 +418,6 @@ class Replicas:
         if self._layers:
             self._shares.close(self._agreement.is_over)
         while self._made_groups and not self._agreement.is_over:  # after a failure, transfers may be in progress
-            dist.destroy_process_group(self._made_groups.pop())
+            destroy_group(self._made_groups.pop())
         self._guests, self._dispatchers, self._moes = [], [], []
         self._detached = True

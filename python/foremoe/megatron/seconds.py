@@ -7,6 +7,8 @@ from typing import Any
 
 import foremoe
 
+from .experts import row_width
+
 
 class Modelled:
     """Models the duration of planned steps: attention, router and MoE layers of a pipeline stage, forward and backward.
@@ -53,8 +55,10 @@ def shape_of(config: Any, layers: int) -> dict[str, Any]:
     """Returns the model description for foremoe.evaluate(). layers: Number of MoE layers of this pipeline stage.
 
     A modelled expert has three matrices. An expert without a gate has two, so it is modelled with two thirds of its
-    width. The shared experts' width is converted to a number of experts, rounded up.
+    width. The shared experts' width is converted to a number of experts, rounded up. With moe_latent_size, `hidden` is
+    the width of rows and routed experts: the latent projections are left out, and attention's are too small.
     """
+    hidden = row_width(config)
     width = int(config.moe_ffn_hidden_size or config.ffn_hidden_size)
     shared = int(getattr(config, "moe_shared_expert_intermediate_size", None) or 0)
     heads = int(config.num_attention_heads)
@@ -66,8 +70,8 @@ def shape_of(config: Any, layers: int) -> dict[str, Any]:
         "top_k": int(config.moe_router_topk),
         "expert_groups": groups,
         "groups_per_token": int(config.moe_router_group_topk or 1),
-        "shared_experts": -(-shared // width),
-        "hidden": int(config.hidden_size),
+        "shared_experts": -(-shared * int(config.hidden_size) // (width * hidden)),
+        "hidden": hidden,
         "intermediate": width if config.gated_linear_unit else max(1, 2 * width // 3),
         "vocabulary": 1,
         "heads": heads,

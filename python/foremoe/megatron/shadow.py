@@ -140,6 +140,11 @@ class Shadow:
         """Returns the metrics of the last step that was planned."""
         return self._metrics
 
+    def wait(self) -> None:
+        """Waits until all steps have been planned."""
+        while self._pending:
+            self._pending.popleft().result()
+
     def close(self) -> None:
         """Removes the hooks and waits until all steps have been planned."""
         self._expect_closed()

@@ -189,14 +189,20 @@ class _MovedGuests(torch.autograd.Function):
 
 
 def _add(parameter: torch.nn.Parameter, gradient: Tensor | None) -> Tensor | None:
-    """Adds the gradient to main_grad, where DistributedDataParallel sums; returns it if main_grad is missing."""
+    """Adds the gradient to main_grad, where DistributedDataParallel sums; returns it if autograd must add it."""
     if gradient is None:
         return None
     held: Tensor | None = getattr(parameter, "main_grad", None)
-    if held is None:
+    if held is None or _has_hook(parameter):
         return gradient
     held += gradient
     return None
+
+
+def _has_hook(parameter: torch.nn.Parameter) -> bool:
+    """Returns whether a hook changes the gradient, as Megatron-Bridge 0.6 sums those of adapters over the ranks. The
+    hook does not see gradients that kernels add to main_grad; then no gradient must pass it, or it would be lost."""
+    return bool(parameter._backward_hooks) and not getattr(parameter, "grad_added_to_main_grad", False)
 
 
 class Step:
@@ -219,7 +225,9 @@ class Step:
         self.engine.open(self.moes, _OUT_OF_ORDER, gradient_type=gradients)
         self.homes = ranks.homes
         self.on_mismatch = arguments.on_mismatch
-        self.has_main_grads = all(hasattr(p, "main_grad") for moe in self.moes for p in moe.parameters())
+        self.has_main_grads = all(
+            hasattr(p, "main_grad") and not p._backward_hooks for moe in self.moes for p in moe.parameters()
+        )
         self._ranks = ranks
         self._load = plan.load
         self._next = [0] * len(self.moes)  # micro-step

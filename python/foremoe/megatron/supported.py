@@ -7,9 +7,10 @@ from typing import Any
 
 import foremoe
 from foremoe._engine.together import fact_of
-from foremoe.supported import CONFIGURATION, MEGATRON, expect
+from foremoe.supported import CONFIGURATION, MEGATRON, expect, relevant
 
-from .experts import MoE
+from .adapters import router_of
+from .experts import MoE, row_width
 
 
 def expect_version(mode: str) -> str:
@@ -26,10 +27,17 @@ def expect_version(mode: str) -> str:
 
 
 def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
-    """Returns (name, layer) of a chunk's MoE layers, in its order. The chunk may be wrapped."""
-    from megatron.core.transformer.moe.moe_layer import MoELayer
+    """Returns (name, layer) of a chunk's MoE layers, in its order. The chunk may be wrapped.
 
-    return [(name, module) for name, module in chunk.named_modules() if isinstance(module, MoELayer)]
+    Leaves out layers for multi-token prediction: rollouts record no routes for them, so Megatron's own dispatcher runs
+    them. They run after the other layers of a micro-batch, and their backward before those.
+    """
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+
+    modules = dict(chunk.named_modules())
+    apart = tuple(f"{name}." for name, module in modules.items() if isinstance(module, MultiTokenPredictionLayer))
+    return [(name, of) for name, of in modules.items() if isinstance(of, MoELayer) and not name.startswith(apart)]
 
 
 def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
@@ -41,7 +49,7 @@ def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
         for name, layer in layers:
             config = layer.config
             facts[f"model_chunks[{i}].{name}"] = (
-                f"top {config.moe_router_topk} of {config.num_moe_experts} experts, {config.hidden_size} wide, "
+                f"top {config.moe_router_topk} of {config.num_moe_experts} experts, {row_width(config)} wide, "
                 f"dispatched by {config.moe_token_dispatcher_type}"
             )
             for of, weight in layer.experts.named_parameters() if weights else ():
@@ -56,13 +64,20 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
     """
     if not layers and mode == "active" and stages == 1:
         raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
+    if layers and mode == "active":
+        from megatron.core import parallel_state
+
+        if (size := parallel_state.get_expert_tensor_parallel_world_size()) != 1:
+            raise foremoe.InputError(
+                f"expert_tensor_parallel_size: {size} in parallel_state; expected 1, since an expert must lie on one "
+                "rank; pass 1 to initialize_model_parallel(), for which None means tensor_model_parallel_size",
+                field="expert_tensor_parallel_size",
+            )
     for name, layer in layers:
         values = {rule.field: getattr(layer.config, rule.field, None) for rule in CONFIGURATION}
-        if values["moe_token_dispatcher_type"] != "flex":
-            del values["moe_flex_dispatcher_backend"]
         if not _has_replay(layer):
             del values["moe_router_fusion"]
-        expect(values, mode, of=name)
+        expect(relevant(values), mode, of=name)
     if mode == "active":
         for i, chunk in enumerate(chunks):
             for module in chunk.modules():
@@ -81,19 +96,19 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
 
 def _has_replay(layer: Any) -> bool:
     replays = getattr(layer.config, "moe_enable_routing_replay", False)
-    return bool(replays) or getattr(layer.router, "router_replay", None) is not None
+    return bool(replays) or getattr(router_of(layer), "router_replay", None) is not None
 
 
 def replayed(layer: Any) -> Any:
     """Returns the experts that the router replays in a forward, integers [tokens, top_k]; None if it replays none."""
-    own = getattr(layer.router, "router_replay", None)
+    own = getattr(router_of(layer), "router_replay", None)
     action = getattr(getattr(own, "router_replay_action", None), "value", "")
     return own.target_topk_idx if own is not None and action == "replay_forward" else None
 
 
 def replay_problem(layer: Any) -> str:
     """Returns why the router replays nothing although it or another router was given routes; "" if no problem."""
-    own = getattr(layer.router, "router_replay", None)
+    own = getattr(router_of(layer), "router_replay", None)
     if own is None or own.router_replay_action is not None:
         return ""
     from megatron.core.transformer.moe.router_replay import RouterReplay

@@ -6,7 +6,7 @@ foremoe.supported.check() takes the configuration of a launch file, and returns 
 """
 
 from .check import Verdict, check
-from .rules import CONFIGURATION, RULES, TRAINER, Reason, Rule, expect
+from .rules import CONFIGURATION, RULES, TRAINER, Reason, Rule, expect, relevant
 from .versions import (
     FRAMEWORKS,
     MEGATRON,
@@ -26,5 +26,5 @@ from .versions import (
 __all__ = [
     "CONFIGURATION", "FRAMEWORKS", "MEGATRON", "PYTHON", "RULES", "TITLES", "TORCH", "TRAINER", "TRANSFORMERS",
     "TRANSFORMERS_LOADING_PARTS", "TRL", "VERL", "VLLM", "VLLM_OF_TRL", "Framework", "Reason", "Rule", "Verdict",
-    "check", "expect", "table",
+    "check", "expect", "relevant", "table",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from foremoe._errors import refuse
 
-from .rules import RULES, Reason, broken, plain
+from .rules import RULES, Reason, broken, plain, relevant
 from .versions import FRAMEWORKS, MEGATRON, VERL, Framework
 
 TRAINERS: dict[str, Framework] = {"verl": VERL, "verl-recipe": VERL} | {
@@ -131,13 +131,11 @@ def _values(launch: Mapping[str, Any]) -> dict[str, Any]:
         values.setdefault("expert_tensor_parallel_size", tensor)
     if tensor == 1:
         values.pop("sequence_parallel", None)
-    if values.get("moe_token_dispatcher_type") != "flex":
-        values.pop("moe_flex_dispatcher_backend", None)
     layout = values.get("pipeline_model_parallel_layout")
     if isinstance(layout, str) and stages:
         chunks = re.sub(r"\(([^)]+)\)\*(\d+)|(.)\*(\d+)", _repeated, layout).count("|") + 1
         values.setdefault("virtual_pipeline_model_parallel_size", chunks / stages)
-    return values
+    return relevant(values)
 
 
 def _size(value: Any) -> int:

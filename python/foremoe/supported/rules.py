@@ -95,8 +95,14 @@ CONFIGURATION = (
     Rule("moe_pad_expert_input_to_capacity", OFF, "rows are padded by expert"),
     Rule("moe_router_padding_for_quantization", OFF, "rows are padded by expert"),
     Rule("moe_router_padding_for_fp8", OFF, "rows are padded by expert"),
-    Rule("moe_latent_size", NONE, "experts are then of another width than the layer", test=_TESTS + "TODO_latent"),
-    Rule("moe_shared_expert_overlap", OFF, "the dispatcher runs the shared experts then", test=_TESTS + "TODO_overlap"),
+    Rule(
+        "moe_latent_size", NONE, "experts are then of another width than the layer",
+        test=_TESTS + "test_megatron_latent.py::test_losses_and_gradients_match_megatrons_own_layers",
+    ),
+    Rule(
+        "moe_shared_expert_overlap", OFF, "the dispatcher runs the shared experts then",
+        test=_TESTS + "test_megatron.py::test_losses_and_gradients_match_unplanned_layers_and_models_are_unchanged",
+    ),
     Rule("moe_single_grouped_weight", OFF, "all experts of a rank are one parameter then"),
     Rule("moe_single_grouped_bias", OFF, "all experts of a rank are one parameter then"),
     Rule("moe_paged_stash", OFF, "activations of guests are not stashed"),
@@ -111,9 +117,15 @@ CONFIGURATION = (
     Rule("overlap_moe_expert_parallel_comm", OFF, "passes of two micro-batches run at once"),
     Rule("delay_wgrad_compute", OFF, "gradients of guests would come after they went home"),
     Rule("overlap_dispatch_backward_with_experts_wgrad", OFF, "gradients of guests would come too late"),
+    Rule("mlp_chunks_for_training", (None, 1), "a layer then dispatches a micro-batch in parts"),
+    Rule("batch_invariant_mode", OFF, "a plan changes the order in which a token's results are added"),
     Rule("fine_grained_activation_offloading", OFF, "activations of guests are not offloaded"),
     Rule("cpu_offloading", OFF, "activations of guests are not offloaded"),
-    Rule("mtp_num_layers", (None, 0), "these layers' routes are not replayed", test=_TESTS + "TODO_mtp"),
+    Rule(
+        "mtp_num_layers", (None, 0),
+        "NCCL-EP's context has one number of experts, but only planned layers have guest slots",
+        remedy="use another moe_flex_dispatcher_backend, or shadow mode",
+    ),
 )  # fmt: skip
 """Fields of TransformerConfig. Fields that the Megatron version lacks are not checked."""
 
@@ -125,21 +137,29 @@ TRAINER = (
     Rule(
         "replay", ("R3",), "a plan needs the routes of the update before it begins",
         remedy="switch on router replay of the rollout's routes (R3), or use shadow mode",
-        also={"ROLL": ("R2",), "ms-swift": ("R2",)}, test=_TESTS + "TODO_r2",
+        also=dict.fromkeys(_VERL, ("R2",)),
+        test=_TESTS + "test_verl_engine.py::test_losses_and_gradients_match_those_of_verl",
     ),
     Rule("npu", OFF, "ForeMoE runs on CUDA devices", shadow=True, remedy="train on GPUs"),
     Rule(
         "offload_train", OFF, "guests and groups for copies may not survive while the trainer's weights are offloaded",
-        also={"slime": (True,), "miles": (True,)}, test=_TESTS + "TODO_offload",
-    ),
-    Rule("lora_on_experts", OFF, "experts have parameters of adapters", test=_TESTS + "TODO_lora"),
-    Rule("vision_config", OFF, "rows of images may have no routes", test=_TESTS + "TODO_vision"),
-    Rule(
-        "use_remove_padding", (None, True), "rows of padded batches are not counted",
-        also=dict.fromkeys(_VERL, (False,)), test=_TESTS + "TODO_padded",
+        also={"slime": (True,), "miles": (True,)},
+        test=_TESTS + "test_megatron_slime.py::test_planned_steps_run_between_sleeps_of_the_trainer",
     ),
     Rule(
-        "moe_router_bias_update_rate", (None, 0), "rows that are not replayed count too", test=_TESTS + "TODO_bias"
+        "lora_on_experts", OFF, "experts have parameters of adapters",
+        also=dict.fromkeys((*_VERL, "NeMo-RL", "SkyRL", "miles"), (True,)),
+        test=_TESTS + "test_megatron_lora.py"
+        "::test_guests_compute_with_the_adapter_of_their_home_and_its_gradient_goes_home",
+    ),
+    Rule(
+        "vision_config", OFF, "rows of images may have no routes",
+        test=_TESTS + "test_verl_engine.py::test_losses_and_gradients_match_those_of_verl",
+    ),
+    Rule("use_remove_padding", (None, True), "verl replays routes of packed rows only"),
+    Rule(
+        "moe_router_bias_update_rate", (None, 0), "rows that are not replayed count too",
+        test=_TESTS + "test_verl_engine.py::test_rows_that_verl_does_not_replay_are_not_in_the_statistics_of_a_bias",
     ),
     Rule("sequence_parallel", (None, True), "replayed routes are split over tensor parallel ranks"),
     Rule("modelopt_qat", OFF, "guests would not be quantised"),
@@ -169,6 +189,14 @@ def plain(value: Any) -> Any:
         except ValueError:
             return value
     return value
+
+
+def relevant(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values without those that have no effect in this configuration."""
+    is_flex = values.get("moe_token_dispatcher_type") == "flex"
+    is_nccl = is_flex and values.get("moe_flex_dispatcher_backend") == "ncclep"
+    effect = {"moe_flex_dispatcher_backend": is_flex, "mtp_num_layers": is_nccl}
+    return {field: value for field, value in values.items() if effect.get(field, True)}
 
 
 def broken(values: Mapping[str, Any], mode: str, trainer: str = "") -> Iterator[tuple[Rule, Any]]:

@@ -22,11 +22,11 @@ class Framework:
         package: Its distribution, whose version is checked. Empty: no version is checked.
         oldest: First accepted release.
         newest: Last accepted release, or series of releases such as (0, 19). None: no limit. Shadow mode, which changes
-            no results, logs a warning for newer releases.
+            no results, accepts newer releases with a warning.
         oldest_in_shadow: First release accepted in shadow mode. Empty: oldest.
         refused_by: Where other versions raise an error. Empty: nowhere.
         tested: Versions that CI installs for the tests.
-        trees: Versions on whose source trees the tests ran, by `scripts/test frameworks FOLDER`.
+        trees: Versions whose source trees passed the tests, by `scripts/test frameworks TREE`.
         sources: Revisions whose sources were read. Without a package, active mode accepts these.
         routes: Use of routes that the framework recorded.
         shadow: Shadow mode, which leaves execution unchanged.
@@ -48,13 +48,17 @@ class Framework:
 
     @property
     def accepted(self) -> str:
-        """Accepted versions in words, such as "0.16 to 0.19"."""
-        first = _spelled(self.oldest)
-        if self.newest is None:
-            return f"{first} or newer"
-        if len(self.newest) < len(self.oldest):
-            return f"{first} or newer, below {_spelled(_following(self.newest))}"
-        return first if self.newest == self.oldest else f"{first} to {_spelled(self.newest)}"
+        """Accepted versions in words, such as "0.16 to 0.20"."""
+        return self.accepted_in("active")
+
+    def accepted_in(self, mode: str) -> str:
+        """Accepted versions in words. mode: see accepts()."""
+        oldest, newest = self._range(mode)
+        if newest is None:
+            return f"{_spelled(oldest)} or newer"
+        if len(newest) < len(oldest):
+            return f"{_spelled(oldest)} or newer, below {_spelled(_following(newest))}"
+        return _spelled(oldest) if newest == oldest else f"{_spelled(oldest)} to {_spelled(newest)}"
 
     @property
     def specifier(self) -> str:
@@ -65,33 +69,32 @@ class Framework:
     def accepts(self, version: str, mode: str = "active") -> bool:
         """Returns whether a version such as "2.15.0+cpu" is accepted. Ignores everything after the release number.
 
-        mode: "active", or "shadow", which accepts any newer version.
+        mode: "active", or "shadow", which accepts all newer versions.
         """
-        oldest = self.oldest_in_shadow or self.oldest if mode == "shadow" else self.oldest
+        oldest, newest = self._range(mode)
         release = _release(version)
         padded = release + (0,) * (len(oldest) - len(release))
-        return bool(release) and padded >= oldest and (mode == "shadow" or not self._is_newer(release))
+        return bool(release) and padded >= oldest and (newest is None or padded[: len(newest)] <= newest)
 
     def expect(self, adapter: str, version: str, mode: str = "active") -> None:
         """Raises ImportError, which names the adapter, unless accepts(version, mode).
 
-        In shadow mode, logs a warning for a version newer than those that active mode accepts, once per process.
+        Logs a warning, once per process, for a version that only shadow mode accepts because it is newer.
         """
         if not self.accepts(version, mode):
-            first = f"{_spelled(self.oldest_in_shadow or self.oldest)} or newer for mode='shadow'"
-            accepted = first if mode == "shadow" else self.accepted
-            raise ImportError(f"{adapter} needs {self.package} {accepted}, not {version}")
-        if self._is_newer(_release(version)):
-            _warn_once(f"{adapter}: {self.package} {version} is untested; mode='active' needs {self.accepted}")
+            of_mode = " in mode shadow" if mode == "shadow" else ""
+            raise ImportError(f"{adapter} needs {self.package} {self.accepted_in(mode)}{of_mode}, not {version}")
+        if self.newest is not None and _release(version)[: len(self.newest)] > self.newest:
+            _warn_once(f"{adapter} was tested with {self.package} {self.accepted}, not with {version}")
 
-    def _is_newer(self, release: tuple[int, ...]) -> bool:
-        return self.newest is not None and release[: len(self.newest)] > self.newest
+    def _range(self, mode: str) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        return (self.oldest_in_shadow or self.oldest, None) if mode == "shadow" else (self.oldest, self.newest)
 
     def row(self) -> tuple[str, ...]:
         """Returns the cells below TITLES."""
         accepted = self.accepted if self.package else "not checked"
         if self.package and self.newest and self.shadow != UNUSED:
-            accepted += f"; shadow: {_spelled(self.oldest_in_shadow or self.oldest)} or newer"
+            accepted += f"; shadow: {self.accepted_in('shadow')}"
         tested = ", ".join(sorted((*self.tested, *self.trees), key=_release)) or self.sources
         return self.name, accepted, self.refused_by or UNUSED, tested, self.routes, self.shadow, self.plans
 
@@ -135,7 +138,7 @@ MEGATRON = Framework(
 )  # fmt: skip
 VERL = Framework(
     name="verl", package="verl", oldest=(0, 8), newest=(0, 10), oldest_in_shadow=(0, 7, 1), refused_by="`foremoe.verl`",
-    tested=("0.9.1",), routes="run", shadow="run", plans="run",
+    tested=("0.9.1",), trees=("0.8.0", "0.10.0.dev"), routes="run", shadow="run", plans="run",
 )  # fmt: skip
 VLLM_OF_TRL = Framework(
     name="vLLM in trl", package="vllm", oldest=(0, 26), newest=(0, 31), refused_by="`foremoe.trl`", tested=("0.29.0",),

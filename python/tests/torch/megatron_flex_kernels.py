@@ -20,11 +20,19 @@ CONTEXTS: list[int] = []  # number of experts of each NCCL-EP context, in order 
 _context: dict[str, Any] = {}
 
 
-def with_backend(case: Case, backend: str, **fields: Any) -> Case:
-    config = {**case.config, "moe_flex_dispatcher_backend": backend, **fields}
-    if backend == "ncclep":  # a capacity that Megatron-LM would exceed without a plan
-        config.setdefault("moe_expert_rank_capacity_factor", 1.2)
+def with_backend(case: Case, backend: str, capacity: float = 1.2) -> Case:
+    """capacity: moe_expert_rank_capacity_factor for NCCL-EP. Without a plan, Megatron-LM would exceed the default."""
+    config = {**case.config, "moe_flex_dispatcher_backend": backend}
+    if backend == "ncclep" and not _has_eager_mode():
+        config["moe_expert_rank_capacity_factor"] = capacity
     return Case(case.ep, "flex", case.ddp, case.recompute, config, case.dtype)
+
+
+def _has_eager_mode() -> bool:
+    """Returns whether NCCL-EP sizes its buffers by the rows of a step, if no capacity is set: from 0.20 on."""
+    import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
+
+    return hasattr(token_dispatcher, "nccl_ep_release_context")
 
 
 def _gathered(x: Any, group: Any) -> Any:
@@ -36,7 +44,7 @@ def _gathered(x: Any, group: Any) -> Any:
 def _summed(x: Any, group: Any) -> Any:
     total = x.detach().clone()
     dist.all_reduce(total, group=group)
-    return total[dist.get_rank(group)]
+    return total[dist.get_rank(group)].clone()  # kernels return no views, so that callers may add in place
 
 
 class _Gather(torch.autograd.Function):
@@ -115,14 +123,18 @@ def ensure_nccl_ep_bootstrapped(group: Any, num_experts: int, **options: Any) ->
         CONTEXTS.append(num_experts)
 
 
+def is_nccl_ep_bootstrapped() -> bool:
+    return bool(_context)
+
+
 def nccl_ep_finalize() -> None:
     _context.clear()
 
 
 class _Buffer:
-    def __init__(self, num_local_experts: int, recv_capacity_per_rank: int, **_: Any) -> None:
+    def __init__(self, num_local_experts: int, recv_capacity_per_rank: int | None, **_: Any) -> None:
         assert num_local_experts * dist.get_world_size(_context["group"]) == _context["num_experts"]
-        assert recv_capacity_per_rank <= _context["recv_capacity_per_rank"]
+        assert (recv_capacity_per_rank or 0) <= (_context["recv_capacity_per_rank"] or 0)
         self.own, self.capacity, self.places = num_local_experts, recv_capacity_per_rank, None
 
 
@@ -131,7 +143,7 @@ def nccl_ep_dispatch(buffer: Any, x: Any, indices: Any, probs: Any, **_: Any) ->
     routing_map = torch.zeros(shape, dtype=torch.bool).scatter(1, indices, True)
     spread = torch.zeros(shape, dtype=probs.dtype).scatter(1, indices, probs)
     rows, weights, tokens, buffer.places = _by_expert(x, routing_map, spread, _context["group"], buffer.own)
-    empty = buffer.capacity - len(rows)
+    empty = 0 if buffer.capacity is None else buffer.capacity - len(rows)
     assert empty >= 0
     return (
         torch.cat([rows, rows.new_zeros(empty, rows.shape[1])]),
@@ -161,7 +173,7 @@ def apply() -> None:
     kernels = [fused_dispatch, fused_combine, hybrid_ep_dispatch, hybrid_ep_combine]
     if hasattr(token_dispatcher, "_NCCLEPManager"):
         BACKENDS[:] = [*BACKENDS[:2], "ncclep"]
-        kernels += [ensure_nccl_ep_bootstrapped, nccl_ep_dispatch, nccl_ep_combine]
+        kernels += [ensure_nccl_ep_bootstrapped, is_nccl_ep_bootstrapped, nccl_ep_dispatch, nccl_ep_combine]
         token_dispatcher.new_nccl_ep_buffer = _Buffer
         fused_a2a.nccl_ep_finalize = nccl_ep_finalize
     for kernel in kernels:

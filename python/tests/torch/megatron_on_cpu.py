@@ -88,6 +88,7 @@ def apply() -> None:
     random._get_all_rng_states = lambda *_, **__: ()
     random._set_all_rng_states = lambda *_, **__: None
     random._fork_rng = contextlib.nullcontext
+    random.CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()  # around attention, even without dropout
 
 
 def _on_cpu(make: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:

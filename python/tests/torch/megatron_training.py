@@ -31,6 +31,12 @@ class Case:
     recompute: str = ""  # "moe": checkpoint each MoE layer; "all": one checkpoint around the whole model
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: Any = torch.float64
+    adapt: Callable[[Any], None] | None = None  # called with the model before DDP: adds adapters
+    tp: int = 1  # tensor parallel ranks, under sequence parallelism; experts are not divided
+
+    def begin_groups(self) -> None:
+        tensor = {"tensor_model_parallel_size": self.tp, "expert_tensor_parallel_size": 1} if self.tp > 1 else {}
+        begin_groups(self.ep, **tensor)
 
 
 _made_groups: dict[str, dict[str, Any]] = {}  # Megatron-LM's globals by the arguments of initialize_model_parallel()
@@ -64,7 +70,8 @@ def make_config(case: Case, **more: Any) -> Any:
         "use_cpu_initialization": True, "add_bias_linear": False, "gated_linear_unit": True,
         "activation_func": torch.nn.functional.silu, "bias_activation_fusion": False,
         "moe_router_load_balancing_type": "none", "moe_enable_routing_replay": True, "params_dtype": case.dtype,
-        "moe_router_dtype": "fp64",
+        "moe_router_dtype": "fp64", "attention_dropout": 0.0, "hidden_dropout": 0.0,
+        "tensor_model_parallel_size": case.tp, "sequence_parallel": case.tp > 1, "expert_tensor_parallel_size": 1,
     }  # fmt: skip
     return TransformerConfig(**options | recompute | case.config | more)
 
@@ -73,8 +80,9 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
     """Builds `layers` blocks x + MoE(tanh(linear(x))), or one dense block if `layers` is 0.
 
     An expert's weights depend on its layer and id, not on its rank. first: this pipeline stage's first layer.
+    On the last stage, config.mtp_num_layers appends Megatron-LM's own layers for multi-token prediction.
     """
-    from megatron.core import tensor_parallel
+    from megatron.core import parallel_state, tensor_parallel
     from megatron.core.enums import ModelType
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
     from megatron.core.transformer.module import MegatronModule
@@ -88,11 +96,18 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
             self.checkpointed = False  # True: one checkpoint around all layers
             self._of_stage_before: Any = None
             spec = get_moe_module_spec(use_te=False, num_experts=EXPERTS, moe_grouped_gemm=False)
+            if config.moe_grouped_gemm:
+                import megatron_lora
+
+                of = spec.submodules if isinstance(spec, ModuleSpec) else spec.keywords["submodules"]
+                of.experts = megatron_lora.grouped_experts()
             build = build_module if isinstance(spec, ModuleSpec) else lambda spec, **options: spec(**options)
             self.moe = torch.nn.ModuleList(build(spec, config=config, layer_number=i + 1) for i in range(layers))
             self.mix = torch.nn.ModuleList(
                 torch.nn.Linear(HIDDEN, HIDDEN, dtype=config.params_dtype) for _ in range(max(layers, 1))
             )
+            predicts = config.mtp_num_layers and parallel_state.is_pipeline_last_stage()
+            self.mtp = make_mtp(config) if predicts else None
 
         def set_input_tensor(self, tensor: Any) -> None:
             """Sets the output of the previous pipeline stage, or None on the first stage."""
@@ -101,6 +116,10 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
         def layers(self, x: Any) -> Any:
             for mix, moe in zip(self.mix, self.moe, strict=False):
                 x = x + moe(torch.tanh(mix(x)))[0]
+            if self.mtp is not None:
+                tokens = torch.arange(len(x), device=x.device)[None]
+                future = torch.ones(1, 1, len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
+                x = self.mtp(tokens, tokens, x, future, embedding=lambda input_ids, **_: embedding(input_ids, x.dtype))
             return x if len(self.moe) else x + torch.tanh(self.mix[0](x))
 
         def forward(self, x: Any) -> Any:
@@ -110,13 +129,38 @@ def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
     net = Net()
     for i, mix in enumerate(net.mix):
         draw(mix.parameters(), 31 + first + i)
-    for i, layer in enumerate(net.moe):
+    if net.mtp is not None:
+        draw(net.mtp.parameters(), 41)
+    of_mtp = [] if net.mtp is None else [of for of in net.mtp.modules() if hasattr(of, "token_dispatcher")]
+    for i, layer in enumerate([*net.moe, *of_mtp]):
         draw(layer.router.parameters(), 51 + first + i)
         if layer.shared_experts is not None:
             draw(layer.shared_experts.parameters(), 71 + first + i)
-        for e, expert in zip(layer.local_expert_indices, layer.experts.local_experts, strict=True):
-            draw(expert.parameters(), 100 + 20 * (first + i) + e)
+        if config.moe_latent_size:
+            draw([*layer.fc1_latent_proj.parameters(), *layer.fc2_latent_proj.parameters()], 81 + first + i)
+        grouped = [] if hasattr(layer.experts, "local_experts") else list(layer.experts.named_parameters())
+        for own, e in enumerate(layer.local_expert_indices):
+            weights = [p for name, p in grouped if name.endswith(f"weight{own}")]
+            draw(weights or layer.experts.local_experts[own].parameters(), 100 + 20 * (first + i) + e)
     return net.to(DEVICE)
+
+
+def make_mtp(config: Any) -> Any:
+    """Builds Megatron-LM's layers for multi-token prediction, with attention and an MoE layer in each."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+
+    layer = get_gpt_layer_local_spec(num_experts=EXPERTS, moe_grouped_gemm=False)
+    spec = get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    return MultiTokenPredictionBlock(config, spec, pg_collection=groups).to(config.params_dtype)
+
+
+def embedding(tokens: Any, dtype: Any) -> Any:
+    """Embeds tokens, integers [1, tokens], as [tokens, 1, hidden]."""
+    places = torch.arange(1, HIDDEN + 1, dtype=dtype, device=tokens.device)
+    return torch.sin(tokens.T[..., None] * places)
 
 
 @torch.no_grad()
@@ -165,8 +209,9 @@ def replay(net: Any, step: int, micro_step: int) -> None:
     from megatron.core.transformer.moe.router_replay import RouterReplayAction
 
     for i, layer in enumerate(net.moe):
-        layer.router.router_replay.set_target_indices(routes_of(step, micro_step, net.first + i, dist.get_rank()))
-        layer.router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+        router = getattr(layer.router, "to_wrap", layer.router)  # in an adapter
+        router.router_replay.set_target_indices(routes_of(step, micro_step, net.first + i, dist.get_rank()))
+        router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
 
 
 def run_step(case: Case, model: Any, net: Any, step: int) -> dict[str, Any]:
@@ -194,7 +239,8 @@ def train(
     inside: Callable[[Any, int], contextlib.AbstractContextManager[Any]] | None = None,
     after: Callable[[Any, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains by plain gradient descent. Returns losses, gradients of inputs and of weights, and rows.
+    """Trains by plain gradient descent. Returns losses, gradients of inputs and of weights, rows, and the tokens that
+    each layer's router counted for its expert bias.
 
     `inside` and `after` are called with the result of prepare(model) and the step. inside() returns a context manager
     for the step's passes. after() is called in this context after the passes, before gradients are synchronized.
@@ -205,6 +251,8 @@ def train(
     config = make_config(case)
     net = make_net(config)
     net.checkpointed = case.recompute == "all"
+    if case.adapt is not None:
+        case.adapt(net)
     model = wrap(case, config, net)
     prepared = prepare(model) if prepare is not None else None
     found: dict[str, Any] = {"losses": [], "inputs": [], "weights": [], "rows": []}
@@ -224,8 +272,9 @@ def train(
         found["weights"].append({name: gradient(p).clone() for name, p in net.named_parameters() if p.requires_grad})
         found["rows"].append(sum(rows))
         with torch.no_grad():
-            for p in net.parameters():
+            for p in filter(lambda p: p.requires_grad, net.parameters()):
                 p.data -= LEARNING_RATE * gradient(p)
+    found["tokens_per_expert"] = [of for name, of in net.named_buffers() if name.endswith("local_tokens_per_expert")]
     return found
 
 

@@ -172,16 +172,25 @@ def test_planned_layers_with_fused_permutation_never_wait_for_the_device(found: 
     assert waits == []
 
 
+def selects_by_mask() -> bool:
+    """Returns whether Megatron-LM permutes with masked_select(), as 0.16 does; from 0.17 on it sorts without waits."""
+    import megatron.core
+
+    return str(megatron.core.__version__).startswith("0.16.")
+
+
 @pytest.mark.parametrize("residency", ["static", "resident", "shared"])
-def test_unfused_permutation_waits_only_twice_per_layer_in_megatrons_own_code(found: Any, residency: str) -> None:
+def test_unfused_permutation_waits_only_in_megatrons_own_masked_select(found: Any, residency: str) -> None:
     from megatron_training import LAYERS
 
     waits, copies = found[f"{residency}, unfused"]
     assert copies > 0
-    assert len(waits) == 2 * LAYERS * MICRO_STEPS
+    assert len(waits) == (2 * LAYERS * MICRO_STEPS if selects_by_mask() else 0)
     assert all(MASKED_SELECT in wait for wait in waits)
 
 
 def test_masked_select_without_a_known_size_raises(found: Any) -> None:
+    if not selects_by_mask():
+        pytest.skip("this megatron-core permutes without masked_select()")
     (wait,) = found["not sized"]
     assert MASKED_SELECT in wait

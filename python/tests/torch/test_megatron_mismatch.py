@@ -29,6 +29,7 @@ from megatron_training import (
     routes_of,
     train,
     train_unplanned,
+    under_a_plan,
 )
 from processes import gather
 from refusals import ODD, input_error
@@ -45,6 +46,9 @@ CASES = {
     "all recomputed": (Case(ep=2, recompute="all", ddp=OVERLAP), {}),
     "no guests": (Case(), {"guest_slots": 0}),
 }
+BIAS = {
+    "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid", "moe_router_bias_update_rate": 1e-3,
+}  # fmt: skip
 TWENTIETH, ALL = 0.05, 1.0  # shares of a router's choices that were not recorded
 
 
@@ -105,6 +109,20 @@ def test_losses_and_gradients_match_unplanned_layers(rank: int, case: str, share
         assert metrics[step]["foremoe/mismatched"] == pytest.approx(expected_share(step, share, group), rel=1e-12)
         assert metrics[step]["foremoe/mismatched"] > (0.01 if share == TWENTIETH else 0.5)
     assert (sum(gather(metrics[-1]["foremoe/copies"])) > 0) == (options.get("guest_slots") != 0)
+
+
+@pytest.mark.parametrize("mismatch", ["refuse", "home"])
+@pytest.mark.parametrize("recompute", ["", "moe"])
+def test_expert_biases_count_the_tokens_of_experts_as_without_a_plan(rank: int, mismatch: str, recompute: str) -> None:
+    """Megatron-LM updates the biases by these counts if moe_router_bias_update_rate is above 0."""
+    case = Case(recompute=recompute, config=BIAS)
+    begin_groups(case.ep)
+    found = under_a_plan(case, {})[0] if mismatch == "refuse" else run(case, {}, TWENTIETH)[0]
+    expected = train_unplanned(case)
+    expect_equal(found, expected)
+    tokens, of_own = (torch.stack(of["tokens_per_expert"]) for of in (found, expected))
+    assert torch.equal(tokens, of_own)
+    assert torch.equal(tokens.long().cpu(), sum(counts_of(step, rank).sum(0) for step in range(STEPS)))
 
 
 def test_routes_as_recorded_run_as_planned(rank: int) -> None:

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "shared": (Case(ep=2, ddp=OVERLAP), {"residency": "shared", "guest_slots": 2}),
     "shared, layers recomputed": (Case(ep=2, ddp=OVERLAP, recompute="moe"), {"residency": "shared", "depth": 3}),
     "allgather": (Case(ep=2, dispatcher="allgather", ddp=OVERLAP), {}),
+    "multi-token prediction": (Case(ep=2, ddp=OVERLAP, config={"mtp_num_layers": 1}), {}),
 }
 
 

@@ -1,42 +1,24 @@
-"""Plans requested by Megatron-LM trainers, directly and through slime's hooks."""
+"""Plans requested by Megatron-LM trainers."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import pathlib
-import re
-import sys
 import threading
-import types
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from megatron_training import (
-    EXPERTS,
-    LAYERS,
-    MICRO_STEPS,
-    STEPS,
     Case,
-    batch,
     begin_groups,
     counts_of,
-    expect_equal,
-    expect_planned_rows,
     group_of,
-    is_bitwise,
     make_config,
     make_net,
-    replay,
     rho_at_homes,
-    routes_of,
     run_step,
-    train,
-    train_unplanned,
 )
-from processes import DEVICE, gather
+from processes import DEVICE
 from refusals import refusal
 from test_shares import FAILED, failing_on, saved
 
@@ -47,8 +29,7 @@ from foremoe._engine.shares import Shares
 from foremoe.megatron.counts import gathered_counts
 from foremoe.megatron.metrics import figures
 
-CASE, SLIMES = Case(ep=2), Case(ep=2, ddp={"overlap_grad_reduce": True})
-DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adopting.md"
+CASE = Case(ep=2)
 
 
 def make() -> tuple[Any, Any]:
@@ -136,138 +117,3 @@ def test_explicit_plans_in_shadow_mode_do_not_mix_with_background_plans(rank: in
     for step, metrics in enumerate((replicas.metrics(), of_plan)):
         expected = rho_at_homes(sum(counts_of(step, of) for of in group_of(rank)))
         assert metrics["foremoe/rho_vanilla"] == pytest.approx(expected, rel=1e-12)
-
-
-ARGS = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=True, offload_train=False)
-
-
-def fill_slimes_lists(rank: int) -> None:
-    """Installs a fake slime.utils.routing_replay with routes [rows, top_k] per layer and micro-step of the rollout."""
-
-    class Replay:
-        def __init__(self, lists: list[Any]) -> None:
-            self.top_indices_list = lists
-
-    class RoutingReplay:
-        all_routing_replays = tuple(
-            Replay([routes_of(step, m, layer, rank).int().cpu() for step in range(STEPS) for m in range(MICRO_STEPS)])
-            for layer in range(LAYERS)
-        )
-
-    for name in ("slime", "slime.utils"):
-        sys.modules[name] = types.ModuleType(name)
-    sys.modules["slime.utils.routing_replay"] = types.SimpleNamespace(RoutingReplay=RoutingReplay)  # type: ignore
-
-
-def log_probabilities(model: Any) -> list[Any]:
-    with torch.no_grad():
-        found = []
-        for step in range(STEPS):
-            for m in range(MICRO_STEPS):
-                replay(model.module, step, m)
-                found.append(model(batch(step, m)))
-    return found
-
-
-def train_with(hooks: Any, hook: Any, prepare: Any = lambda model: None) -> tuple[dict[str, Any], list[Any]]:
-    """Trains, calling `hook` as slime does. Returns the result of train() and each step's metrics."""
-    finalized: list[Any] = []
-    metrics: list[Any] = []
-
-    def begin(model: Any) -> Any:
-        model.config.finalize_model_grads_func = lambda *_, num_tokens: finalized.append(num_tokens)
-        prepare(model)
-        return [model]
-
-    @contextlib.contextmanager
-    def inside(model: Any, step: int) -> Any:
-        hook(ARGS, 0, step, model, None, None)
-        yield
-
-    def after(model: Any, step: int) -> None:
-        model[0].config.finalize_model_grads_func(model, num_tokens=step)
-        metrics.append(hooks.replicas.metrics())
-
-    found = train(SLIMES, begin, inside, after)
-    assert finalized == list(range(STEPS))
-    return found, metrics
-
-
-def test_slimes_hooks_plan_training_steps_and_log_probabilities(rank: int) -> None:
-    begin_groups(2)
-    fill_slimes_lists(rank)
-    hooks = foremoe.slime.Hooks(mode="active", ranks_per_node=2)
-
-    def prepare(model: Any) -> None:
-        before = log_probabilities(model)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("ROUTING_REPLAY_STAGE", "replay_forward")
-            hooks.before_log_prob(ARGS, [model], "")
-        planned = log_probabilities(model)
-        hooks.before_training(ARGS, 0, {"num_microbatches": [MICRO_STEPS] * STEPS})
-        assert max(float((a - b).abs().max()) for a, b in zip(planned, before, strict=True)) <= 1e-12
-        assert sum(gather(hooks.replicas.metrics()["foremoe/copies"])) > 0
-
-    found, metrics = train_with(hooks, hooks.before_train_step, prepare)
-    expect_equal(found, train_unplanned(SLIMES))
-    for of in metrics:
-        expect_planned_rows(of)
-    lists = sys.modules["slime.utils.routing_replay"].RoutingReplay.all_routing_replays
-    if rank == 2:
-        lists[1].top_indices_list.pop()
-    said = refusal(lambda: hooks.before_train_step(ARGS, 0, 1, [types.SimpleNamespace()], None, None))
-    own = f"all_routing_replays: {LAYERS} layers with [{STEPS * MICRO_STEPS - 1}, {STEPS * MICRO_STEPS}]"
-    assert said.startswith(f"InputError: {'' if rank == 2 else 'rank 2 refused: '}{own}")
-    hooks.replicas.detach()
-    assert sum(gather(hooks.replicas.metrics()["foremoe/copies"])) > 0
-
-
-def test_the_documented_flag_enables_shadow_mode_and_changes_no_results(rank: int) -> None:
-    """Imports the function named by the flag in docs/users/adopting.md, as slime does."""
-    begin_groups(2)
-    fill_slimes_lists(rank)
-    (path,) = re.findall(r"--custom-megatron-before-train-step-hook-path (\S+)", DOCS.read_text())
-    module, _, name = path.rpartition(".")
-    hooks = foremoe.slime.hooks
-    found, _ = train_with(hooks, getattr(importlib.import_module(module), name))
-    hooks.replicas.detach()
-    assert is_bitwise(found, train_unplanned(SLIMES))
-    metrics = hooks.replicas.metrics()
-    assert 1 <= metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
-    assert "foremoe/rho_computed" not in metrics
-
-
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="slime's gloo groups are faked with those of the CPU")
-def test_shadow_mode_uses_only_groups_that_slime_keeps_when_it_offloads(rank: int) -> None:
-    """Between steps slime ends all groups but those made with backend="gloo". Written from its sources."""
-    begin_groups(2)
-    fill_slimes_lists(rank)
-    hooks = foremoe.slime.Hooks(ranks_per_node=2)
-    kept: list[Any] = []
-    used: list[Any] = []
-    make = dist.new_group
-
-    def new_group(*arguments: Any, backend: str, **keywords: Any) -> Any:
-        assert backend == "gloo"
-        kept.append(make(*arguments, backend=backend, **keywords))
-        return kept[-1]
-
-    def noted(collective: Any) -> Any:
-        def call(*arguments: Any, group: Any = None, **keywords: Any) -> Any:
-            if threading.current_thread() is not threading.main_thread():  # it may plan while slime offloads
-                used.append(group)
-            return collective(*arguments, group=group, **keywords)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ARGS, "offload_train", True)
-        patch.setattr(dist, "get_backend", lambda *_: "cpu:gloo")  # not the word by which slime knows gloo
-        patch.setattr(dist, "new_group", new_group)
-        for name in ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all_single"):
-            patch.setattr(dist, name, noted(getattr(dist, name)))
-        found, _ = train_with(hooks, hooks.before_train_step)
-        hooks.replicas.detach()  # waits for the background thread
-    assert is_bitwise(found, train_unplanned(SLIMES))
-    assert hooks.replicas.metrics()["foremoe/rho_planned"] < hooks.replicas.metrics()["foremoe/rho_vanilla"]
-    assert used and all(any(group is of for of in kept) for group in used)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import types
 from typing import Any
 
@@ -27,6 +28,7 @@ REFUSED = {
     "transformer_impl": "inference_optimized", "fp8": "hybrid", "fp4": "e2m1", "cuda_graph_impl": "local",
     "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True,
     "overlap_dispatch_backward_with_experts_wgrad": True, "fine_grained_activation_offloading": True,
+    "mlp_chunks_for_training": 2, "batch_invariant_mode": True,
 }  # fmt: skip
 
 attach = foremoe.megatron.attach
@@ -52,6 +54,16 @@ def test_unsupported_configurations_are_rejected_and_most_allow_shadow_mode(rank
         attach(net, mode="shadow").detach()
 
 
+def test_a_group_that_divides_experts_is_rejected_whatever_the_configuration_says(rank: int) -> None:
+    """initialize_model_parallel() takes the tensor-parallel size if it gets none for experts."""
+    begin_groups(2, tensor_model_parallel_size=2)
+    net = make_net(make_config(Case(ep=2, tp=2)))
+    assert net.moe[0].config.expert_tensor_parallel_size == 1
+    words = "expert_tensor_parallel_size: 2 in parallel_state; expected 1, since an expert must lie on one rank"
+    assert input_error(lambda: attach(net)).startswith(words)
+    attach(net, mode="shadow").detach()
+
+
 def test_interleaved_stages_are_rejected_with_what_a_plan_lacks(rank: int) -> None:
     said = input_error(lambda: attach(make(virtual_pipeline_model_parallel_size=2)))
     assert "since a plan runs all layers of a micro-batch in one pass, but its chunks alternate" in said
@@ -62,8 +74,10 @@ def test_interleaved_stages_are_rejected_with_what_a_plan_lacks(rank: int) -> No
      "moe_token_dispatcher_type: 'other' of moe.0; expected 'allgather' or 'alltoall' or"),
     ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "other"},
      "moe_flex_dispatcher_backend: 'other' of moe.0; expected 'deepep' or 'hybridep'"),
+    ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "ncclep", "mtp_num_layers": 1},
+     "mtp_num_layers: 1 of moe.0; expected 0, or use shadow mode, since NCCL-EP's context"),
 ])  # fmt: skip
-def test_unknown_dispatchers_are_rejected_by_name(rank: int, fields: dict[str, Any], words: str) -> None:
+def test_unsupported_dispatchers_are_rejected_by_name(rank: int, fields: dict[str, Any], words: str) -> None:
     net = make(**fields)
     assert input_error(lambda: attach(net)).startswith(words)
 
@@ -107,6 +121,19 @@ def test_unsupported_megatron_versions_are_rejected(rank: int, version: str) -> 
         patch.setattr("megatron.core.__version__", version)
         with pytest.raises(ImportError, match=f"foremoe.megatron needs megatron-core 0.16 to 0.20, not {version}"):
             attach(net)
+
+
+def test_shadow_mode_warns_of_a_newer_megatron_version_and_rejects_an_older_one(rank: int) -> None:
+    net, warnings = make(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("megatron.core.__version__", "0.15.3")
+        with pytest.raises(ImportError, match=r"needs megatron-core 0\.16 or newer in mode shadow, not 0\.15\.3"):
+            attach(net, mode="shadow")
+        patch.setattr("megatron.core.__version__", "0.21.0")
+        patch.setattr(logging.getLogger("foremoe"), "handle", lambda record: warnings.append(record.getMessage()))
+        for _ in range(2):
+            attach(net, mode="shadow").detach()
+    assert warnings == ["foremoe.megatron was tested with megatron-core 0.16 to 0.20, not with 0.21.0"]
 
 
 def test_invalid_counts_and_plans_are_rejected_by_name(rank: int) -> None:

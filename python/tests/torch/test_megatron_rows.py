@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 
 import foremoe
@@ -33,11 +32,14 @@ def rows_of_megatron(lengths: list[int], padded_to: int, place: Place) -> list[i
     for of, length in zip(tokens, lengths, strict=True):
         of[:length] = torch.arange(begin, begin + length)
         begin += length
-    with (
-        mock.patch.object(parallel_state, "get_context_parallel_world_size", lambda: place.cp_size),
-        mock.patch.object(parallel_state, "get_context_parallel_rank", lambda: place.cp_rank),
-    ):
-        of_cp = get_batch_on_this_cp_rank({"tokens": tokens})["tokens"]
+    options = (
+        {"is_hybrid_cp": False} if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters else {}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for ask in ("megatron.core.parallel_state.get_context_parallel_{}", "torch.distributed.get_{}"):  # from 0.18 on
+            patch.setattr(ask.format("world_size"), lambda *_: place.cp_size)
+            patch.setattr(ask.format("rank"), lambda *_: place.cp_rank)
+        of_cp = get_batch_on_this_cp_rank({"tokens": tokens}, **options)["tokens"]
     # scatter_to_sequence_parallel_region() divides the first dimension of [tokens, batch]
     return of_cp.T.chunk(place.tp_size)[place.tp_rank].flatten().tolist()  # type: ignore[no-any-return]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from megatron_training import EXPERTS, TOP_K, Case, make_config
+from megatron_training import EXPERTS, FFN, HIDDEN, TOP_K, Case, make_config
 
 import foremoe
 from foremoe import _core
@@ -41,3 +41,10 @@ def test_modelled_seconds_match_a_simulated_policy_update_without_planning_again
     assert seconds == step.figures["phases"][1]["seconds"]
     foremoe.start_plan(load, "vanilla").finish()
     assert planned == ["_start_plan"]
+
+
+def test_experts_behind_latent_projections_are_modelled_with_their_width() -> None:
+    """A shared expert has the layer's width, so it counts as several routed experts."""
+    config = make_config(Case(config={"moe_latent_size": HIDDEN // 4, "moe_shared_expert_intermediate_size": FFN}))
+    shape = shape_of(config, 1)
+    assert (shape["hidden"], shape["intermediate"], shape["shared_experts"]) == (HIDDEN // 4, FFN, 4)

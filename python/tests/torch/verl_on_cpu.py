@@ -22,10 +22,19 @@ class Split:
     cp: int = 1
     ep: int = 4
     dynamic: bool = True  # micro-batches are filled by tokens, not by sequences
+    replay: str = "R3"
+    biased: bool = False  # with statistics for a bias of experts
 
     @property
     def dp(self) -> int:
         return 4 // (self.tp * self.cp)
+
+
+def leaves_rows_to_routers() -> bool:
+    """Returns whether R3 of this version of verl leaves rows to routers: from 0.9 on."""
+    import verl.utils.megatron.router_replay_utils as replay
+
+    return hasattr(replay, "build_r3_replay_mask")
 
 
 def begin_groups(split: Split) -> None:
@@ -52,7 +61,7 @@ def draw_batch(split: Split, seed: int = 0) -> Any:
     popular = torch.rand(RECORDED, EXPERTS, generator=torch.Generator().manual_seed(3)) ** 3 + 0.02
     routes = []
     for s, length in enumerate(lengths):
-        rows = length - s % 2
+        rows = length - s % 2 if split.replay == "R3" and leaves_rows_to_routers() else length
         of = [torch.multinomial(p.expand(rows, -1), TOP_K, generator=random) for p in popular]
         routes.append(torch.stack(of, 1).to(torch.int16))
         routes[-1][-2:] = 0  # as if the rollout recorded no routes
@@ -91,6 +100,7 @@ class Watched:
     def __init__(self, net: Any) -> None:
         self.counts: list[list[Any]] = []
         self.losses: list[float] = []
+        self.replayed = torch.zeros(len(net.moe), EXPERTS)  # rows of updates that verl replays, by its own mask
         for layer in net.moe:
             layer.router.register_forward_hook(self._count)
 
@@ -98,6 +108,9 @@ class Watched:
         if module.layer_number == 2:
             self.counts.append([])
         self.counts[-1].append(output[1].sum(0))
+        mask = getattr(module.router_replay, "target_replay_mask", None)
+        if torch.is_grad_enabled():
+            self.replayed[module.layer_number - 2] += output[1][slice(None) if mask is None else mask.bool()].sum(0)
 
 
 def make_engine(cls: Any, split: Split, **config: Any) -> Any:
@@ -111,20 +124,27 @@ def make_engine(cls: Any, split: Split, **config: Any) -> Any:
         "context_parallel_size": split.cp,
         "expert_model_parallel_size": split.ep,
         "expert_tensor_parallel_size": 1,
-        "router_replay": EngineRouterReplayConfig(mode="R3"),
+        "router_replay": EngineRouterReplayConfig(mode=split.replay),
         **config,
     }
     engine = cls.__new__(cls)
     engine.engine_config = McoreEngineConfig(**options)
     engine.model_config = types.SimpleNamespace(
-        hf_config=types.SimpleNamespace(),
+        hf_config=types.SimpleNamespace(vision_config={}),
         mtp=types.SimpleNamespace(enable=False, enable_train=False),
         tokenizer=types.SimpleNamespace(pad_token_id=0),
     )
-    engine.enable_routing_replay = True
+    engine.enable_routing_replay, engine.mini_layer_topk_idx_list = True, []
     apply_router_replay_patch()
     RouterReplay.router_instances.clear()
-    case = Case(config={"num_layers": RECORDED, "moe_layer_freq": [0] + [1] * LAYERS})
+    biased = {
+        "moe_router_enable_expert_bias": True,
+        "moe_router_bias_update_rate": 0.001,
+        "moe_router_score_function": "sigmoid",
+    }
+    case = Case(
+        config={"num_layers": RECORDED, "moe_layer_freq": [0] + [1] * LAYERS} | (biased if split.biased else {})
+    )
     engine.tf_config = make_config(
         case,
         expert_model_parallel_size=split.ep,
@@ -133,6 +153,7 @@ def make_engine(cls: Any, split: Split, **config: Any) -> Any:
         context_parallel_size=split.cp,
         sequence_parallel=split.tp > 1,
     )
+    engine.tf_config.enable_routing_replay = True  # verl's own name for it, before 0.9
     net = make_net(engine.tf_config)
     for i, layer in enumerate(net.moe):
         layer.set_layer_number(i + 2)
@@ -152,9 +173,11 @@ class Losses:
         return {}
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> Any:
-        from verl.utils.megatron.router_replay_utils import build_r3_replay_mask
+        import verl.utils.megatron.router_replay_utils as replay
 
-        used = local(build_r3_replay_mask(data["input_ids"], data["response_mask"]))
+        used = local(torch.ones_like(data["input_ids"], dtype=torch.bool))
+        if leaves_rows_to_routers():
+            used = local(replay.build_r3_replay_mask(data["input_ids"], data["response_mask"]))
         loss = self._output[used].square().sum() / 100
         self.of_micro_batches.append(float(loss.detach()))
         return loss, {}
@@ -184,12 +207,6 @@ def run(engine: Any, split: Split, monkeypatch: Any, steps: list[list[int]]) -> 
         "counts": torch.cat([torch.stack(of)[None] for of in watched.counts]),
         "metrics": output["metrics"],
         "modules": [name for name, _ in engine.module[0].named_modules()],
-        "left": [vars(layer.router.router_replay).get("set_target_indices") for layer in engine.module[0].moe],
+        "replayed": watched.replayed,
+        "biases": [layer.router.local_tokens_per_expert.clone() for layer in engine.module[0].moe if split.biased],
     }
-
-
-def engine_class() -> Any:
-    import verl.workers.engine  # noqa: F401  # imports foremoe.verl, which registers
-    from verl.workers.engine.base import EngineRegistry
-
-    return EngineRegistry.get_engine_cls("language_model", "megatron")

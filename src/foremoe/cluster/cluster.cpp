@@ -18,7 +18,7 @@
 
 namespace foremoe {
 
-std::span<const EmbeddedFile> cluster_presets();  // data/clusters, cmake/EmbedFiles.cmake
+std::span<const EmbeddedFile> cluster_presets();  // data/clusters, embedded by src/foremoe/CMakeLists.txt
 
 namespace {
 

@@ -21,7 +21,7 @@ struct LinkSpeed {
 };
 
 struct Cluster {
-  std::string name;
+  std::string name = {};
   int ranks_per_node = 8;  // ranks that share the fast interconnect and one host memory
 
   // The device of one rank.
@@ -29,14 +29,14 @@ struct Cluster {
   double gemm_efficiency = 0;          // (0, 1], fraction of that peak in a large grouped GEMM
   double attention_efficiency = 0;     // (0, 1], fraction of that peak in attention
   double memory_bytes_per_second = 0;  // bandwidth of its own memory, measured with a large kernel
-  Bytes memory;                        // capacity of its own memory
+  Bytes memory = {};                   // capacity of its own memory
   int row_tile = 128;                  // a grouped GEMM pads the rows of each expert to a multiple of this
   double kernel_seconds = 0;           // fixed cost of each kernel
 
   // The links of one rank. All transfers of the rank over a link share its bandwidth.
-  LinkSpeed peers;    // to the other ranks of its node
-  LinkSpeed network;  // to other nodes; this rank's share of the node's network cards
-  LinkSpeed host;     // to host memory
+  LinkSpeed peers = {};    // to the other ranks of its node
+  LinkSpeed network = {};  // to other nodes; this rank's share of the node's network cards
+  LinkSpeed host = {};     // to host memory
 
   // Resources that the ranks of a node share.
   int ranks_per_switch = 1;                 // ranks that share one uplink to host memory

@@ -37,7 +37,7 @@ inline constexpr int kSequenceTokens = 4096;
 struct CostOptions {
   // Length of all sequences; a token attends to half of it on average. Null: the lengths in the input, if known,
   // otherwise kSequenceTokens.
-  std::optional<int> sequence_tokens;
+  std::optional<int> sequence_tokens = {};
   bool recompute_activations = true;       // backward repeats the forward, and only layer inputs are kept
   bool recompute_experts = false;          // repeats only experts' GEMMs, keeps only their rows; not with the above
   int bytes_per_parameter = 2;             // of weights and rows (bf16)

@@ -48,18 +48,18 @@ struct ExpertGroups {
 void expect_groups_fit(const ExpertGroups& groups, int experts, int top_k, const std::string& file = {});
 
 struct ModelShape {
-  std::string name;
+  std::string name = {};
   int moe_layers = 0;
-  int dense_layers = 0;        // layers with an ordinary feed-forward block
-  int experts = 0;             // routed experts per MoE layer
-  int top_k = 0;               // routed experts per token
-  ExpertGroups groups;         // of the routed experts
-  int shared_experts = 0;      // run on every token's own rank, in addition to top_k
-  int hidden = 0;              // width of a token
-  int intermediate = 0;        // width inside one routed expert, and inside one shared expert
-  int dense_intermediate = 0;  // width inside the feed-forward block of a dense layer; 0 without one
-  int vocabulary = 0;          // the embedding and the output head each have hidden · vocabulary parameters
-  AttentionShape attention;    // of every layer
+  int dense_layers = 0;           // layers with an ordinary feed-forward block
+  int experts = 0;                // routed experts per MoE layer
+  int top_k = 0;                  // routed experts per token
+  ExpertGroups groups = {};       // of the routed experts
+  int shared_experts = 0;         // run on every token's own rank, in addition to top_k
+  int hidden = 0;                 // width of a token
+  int intermediate = 0;           // width inside one routed expert, and inside one shared expert
+  int dense_intermediate = 0;     // width inside the feed-forward block of a dense layer; 0 without one
+  int vocabulary = 0;             // the embedding and the output head each have hidden · vocabulary parameters
+  AttentionShape attention = {};  // of every layer
 
   int layers() const { return moe_layers + dense_layers; }
   // Gate, up and down projections of one routed expert: 3 · hidden · intermediate.

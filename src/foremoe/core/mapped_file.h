@@ -27,7 +27,7 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-// A file of the repository embedded in the program (cmake/EmbedFiles.cmake), so that presets need no search path.
+// A file of the repository embedded in the program (src/foremoe/CMakeLists.txt), so that presets need no search path.
 struct EmbeddedFile {
   std::string_view name;  // without folder and extension
   std::string_view text;

@@ -21,22 +21,22 @@
 namespace foremoe {
 
 struct Option {
-  std::string name;   // guest_slots; on a command line --guest-slots
-  char letter = 0;    // short form: 'G' is -G; 0: none
-  std::string value;  // placeholder for the value in help: "G", "TOKENS"; empty for a flag
-  std::string help;
-  std::string initial;  // the default as text; if empty, the default is the variable's value, or there is none
-  std::string group;    // heading in the full help
-  std::string former;   // previous name; using it is an error that names the new one
-  bool main = false;    // listed in the short help, too
+  std::string name;        // guest_slots; on a command line --guest-slots
+  char letter = 0;         // short form: 'G' is -G; 0: none
+  std::string value = {};  // placeholder for the value in help: "G", "TOKENS"; empty for a flag
+  std::string help = {};
+  std::string initial = {};  // the default as text; if empty, the default is the variable's value, or there is none
+  std::string group = {};    // heading in the full help
+  std::string former = {};   // previous name; using it is an error that names the new one
+  bool main = false;         // listed in the short help, too
   bool required = false;
   bool positional = false;
 
   // Set by the functions below.
-  std::string type;                // "integer", "number", "word", "flag", "text", "list", "values"
-  std::string range;               // "0 … 512"
-  std::vector<std::string> words;  // the valid words; for a number, words accepted besides numbers
-  std::function<void(const std::string& text)> set;
+  std::string type = {};                // "integer", "number", "word", "flag", "text", "list", "values"
+  std::string range = {};               // "0 … 512"
+  std::vector<std::string> words = {};  // the valid words; for a number, words accepted besides numbers
+  std::function<void(const std::string& text)> set = {};
 };
 
 struct IntegerRange {

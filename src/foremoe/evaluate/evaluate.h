@@ -31,7 +31,7 @@
 namespace foremoe {
 
 struct EvaluateOptions {
-  PlannerOptions planner;
+  PlannerOptions planner = {};
   bool hidden_copies = false;  // sets max_copies_per_rank to what the links carry while a layer computes
   // Chooses the residency with the shortest simulated step within the memory budget: static, resident or shared, and
   // for recompute also free. Has no effect on a policy that fixes its residency.

@@ -79,14 +79,13 @@ std::vector<Option> simulation_options_of(EvaluateOptions& o) {
                      .initial = "none",
                      .group = group},
                     o.memory_budget_gigabytes, {.least = 0, .above = true}),
-      word_option<Rows>(
-          {.name = "rows",
-           .value = "WORD",
-           .help =
-               "Assignment of a rank's rows to replicas. order: in row order, as all executors do. token: minimises "
-               "the nodes that each token is sent to; needs a trace and --dispatch token",
-           .group = group},
-          o.rows, {{"order", Rows::kOrder}, {"token", Rows::kToken}}),
+      word_option<Rows>({.name = "rows",
+                         .value = "WORD",
+                         .help = "Assignment of a rank's rows to replicas. order: in row order, as executors that "
+                                 "dispatch by row do. token: minimises the nodes that each token is sent to; needs a "
+                                 "trace and --dispatch token",
+                         .group = group},
+                        o.rows, {{"order", Rows::kOrder}, {"token", Rows::kToken}}),
       integer_option(
           {.name = "prefetch_depth",
            .value = "TURNS",

@@ -27,7 +27,7 @@ class RunningPlan {
   struct Request {
     const Policy& policy;
     const Workload& input;
-    PlannerOptions options;
+    PlannerOptions options = {};
     Timeline* timeline = nullptr;
   };
   RunningPlan(const Request& request, ThreadPool& pool);

@@ -21,7 +21,7 @@ namespace foremoe {
 inline constexpr std::string_view kContiguous = "contiguous";
 
 struct InputOptions {
-  std::string path;        // a trace or a load file
+  std::string path = {};   // a trace or a load file
   int ranks = 0;           // 0: as in the file
   int wanted_ranks = 0;    // used if `ranks` is 0 and the file permits it
   int ranks_per_node = 0;  // 0: as in the file
@@ -31,8 +31,8 @@ struct InputOptions {
   int wanted_layers = 0;           // used if `layers` is 0 and the file has as many
   int wanted_micro_steps = 0;      // likewise
   std::string homes{kContiguous};  // or a plan or homes file
-  std::string previous;            // plan of the previous step; empty: none
-  std::string previous_load;       // trace or load of the previous step; empty: none
+  std::string previous = {};       // plan of the previous step; empty: none
+  std::string previous_load = {};  // trace or load of the previous step; empty: none
 };
 
 // Options for all fields except `path`. A command offers only the options that it uses.

@@ -20,7 +20,7 @@
 namespace foremoe {
 
 struct HomesOptions {
-  HomeSearchOptions search;
+  HomeSearchOptions search = {};
   std::int64_t tokens = 1 << 17;  // that the search uses per layer at most, evenly spaced
 };
 

@@ -60,7 +60,7 @@ std::string place_of(const Violation& violation);
 
 struct CheckOptions {
   // [layer][expert], homes before the plan. Empty: those of its options, or with its homes_digest.
-  ArrayView<const RankId, 2> initial_home;
+  ArrayView<const RankId, 2> initial_home = {};
   int align = 128;                        // tokens, for rho_padded
   const BatchedTrace* tokens = nullptr;   // the tokens that the load counts; null: unknown
   const PlanFigures* reported = nullptr;  // figures to compare with the recomputed ones

@@ -61,10 +61,10 @@ struct PlanFigures {
 };
 
 struct FiguresOptions {
-  ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: contiguous blocks
-  int align = 128;                          // tokens, ≥ 1
-  const BatchedTrace* tokens = nullptr;     // the tokens that the load counts; null: unknown
-  const ThreadPool* pool = nullptr;         // plan_figures() throws Cancelled after this pool is cancelled
+  ArrayView<const RankId, 2> initial_home = {};  // [layer][expert], homes before the plan; empty: contiguous blocks
+  int align = 128;                               // tokens, ≥ 1
+  const BatchedTrace* tokens = nullptr;          // the tokens that the load counts; null: unknown
+  const ThreadPool* pool = nullptr;              // plan_figures() throws Cancelled after this pool is cancelled
 };
 
 // Requires a plan that check_plan accepts for this load. Uses the plan's nodes.

@@ -34,7 +34,7 @@ struct PlanTimes {
 struct PlanRequest {
   const LoadTable& load;
   ArrayView<const RankId, 2> home;  // [layer][expert], before any rehoming; E/R experts on each rank
-  PlannerOptions options;
+  PlannerOptions options = {};
   const StepPlan* previous = nullptr;  // warm start: the previous step's plan, of the same shape
   // Called for each micro-step in order, once the plan of all its layers is final. Except under `shared`, the slots of
   // all micro-steps are final at the first call. May be empty.

@@ -32,19 +32,19 @@ struct PlannerOptions {
   int guest_slots = 1;  // G, at most kMaxExperts
   Residency residency = Residency::kResident;
   int in_flight = 1;  // K ≥ 1
-  PlannerStages stages;
+  PlannerStages stages = {};
   int rehome = 0;  // home moves allowed per layer; kNoLimit: any number
   Prefer prefer = Prefer::kBalance;
   // For Prefer::kTime, which needs a price. copy_price: tokens of a node whose way to other nodes and back takes as
   // long as one copy on the link of one rank, in mean rank loads. free_copies: per rank and layer, without a price,
   // because computation hides them; none: 0.
-  std::optional<double> copy_price;
-  std::optional<double> free_copies;
+  std::optional<double> copy_price = {};
+  std::optional<double> free_copies = {};
   // Largest rank load of a balanced micro-step: max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋). None: default_tolerance().
-  std::optional<double> tolerance;
-  std::optional<int> max_copies_per_rank;  // per event and layer; none: G (under `free` no limit)
-  int max_copies_per_source = kNoLimit;    // per event and layer, counted at the home of the copied expert
-  std::int64_t min_tokens_per_guest = 0;   // a guest has quota 0 or at least this
+  std::optional<double> tolerance = {};
+  std::optional<int> max_copies_per_rank = {};  // per event and layer; none: G (under `free` no limit)
+  int max_copies_per_source = kNoLimit;         // per event and layer, counted at the home of the copied expert
+  std::int64_t min_tokens_per_guest = 0;        // a guest has quota 0 or at least this
   std::uint64_t seed = 0;
 };
 

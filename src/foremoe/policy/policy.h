@@ -20,7 +20,7 @@ namespace foremoe {
 struct PolicyInput {
   const LoadTable& load;
   ArrayView<const RankId, 2> home;           // [layer][expert]
-  PlannerOptions options;                    // each policy reads the ones that it supports
+  PlannerOptions options = {};               // each policy reads the ones that it supports
   const StepPlan* previous = nullptr;        // an earlier step's plan, for warm starts
   const LoadTable* previous_load = nullptr;  // an earlier step's load, for policies that predict from history
   // See PlanRequest::on_micro_step. Only policies that plan micro-step by micro-step call it.

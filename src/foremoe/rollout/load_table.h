@@ -19,7 +19,7 @@ struct LoadTable {
   Array<Tokens, 4> load;  // [micro_step][layer][source rank][expert], tokens, never negative
   int top_k = 1;
   int ranks_per_node = 1;
-  std::string name;  // for display only
+  std::string name = {};  // for display only
 
   int num_micro_steps() const { return static_cast<int>(load.extent(0)); }
   int num_layers() const { return static_cast<int>(load.extent(1)); }

@@ -26,27 +26,27 @@ RouteType narrowest_route_type(int num_experts);  // narrowest type whose sentin
 std::int64_t num_ids(RouteType type);  // number of ids besides the sentinel
 
 struct RoutingTrace {
-  std::string name;  // source file, for messages and display
+  std::string name = {};  // source file, for messages and display
 
   // [tokens][layers][top_k] logical expert ids in the recorded type, little-endian. The ids are memory-mapped from the
   // file or owned; `storage` owns their memory.
   RouteType type = RouteType::kU8;
   const std::byte* routes = nullptr;
-  std::shared_ptr<const void> storage;
+  std::shared_ptr<const void> storage = {};
 
   std::int64_t num_tokens = 0;
   int num_layers = 0;
   int top_k = 1;
   int num_experts = 0;
 
-  std::vector<std::int64_t> cu_seqlens;      // [sequences + 1], first token of each sequence; ends with num_tokens
-  std::vector<std::int32_t> prompt_lengths;  // [sequences], tokens; empty if not recorded
-  std::vector<std::int32_t> group_ids;       // [sequences], GRPO group; empty if not recorded
-  std::vector<std::int32_t> micro_step;      // [sequences]; empty if no batching was recorded
-  std::vector<std::int32_t> rank;            // [sequences]; empty if no batching was recorded
-  std::vector<std::int32_t> layer_ids;       // [layers], layer numbers of the model
-  std::string model;
-  std::string origin;
+  std::vector<std::int64_t> cu_seqlens = {};      // [sequences + 1], first token of each sequence; ends with num_tokens
+  std::vector<std::int32_t> prompt_lengths = {};  // [sequences], tokens; empty if not recorded
+  std::vector<std::int32_t> group_ids = {};       // [sequences], GRPO group; empty if not recorded
+  std::vector<std::int32_t> micro_step = {};      // [sequences]; empty if no batching was recorded
+  std::vector<std::int32_t> rank = {};            // [sequences]; empty if no batching was recorded
+  std::vector<std::int32_t> layer_ids = {};       // [layers], layer numbers of the model
+  std::string model = {};
+  std::string origin = {};
   bool whole_batches = false;  // each sequence is a rank's whole micro-step, whose sequences were not recorded
   int ranks = 0;               // of the recorded batching; 0 if none
   int ranks_per_node = 0;      // of the recorded batching; 0 if none

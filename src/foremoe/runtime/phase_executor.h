@@ -44,8 +44,8 @@ struct HomeExperts {
 using LinkDecorator = std::function<std::unique_ptr<CopyLink>(std::unique_ptr<CopyLink> link, RankId rank, Path path)>;
 
 struct PhaseOptions {
-  EngineOptions engine;
-  LinkDecorator decorate;  // empty: no wrapper
+  EngineOptions engine = {};
+  LinkDecorator decorate = {};  // empty: no wrapper
   Timeline* timeline = nullptr;
   bool overlap = true;                // false: a copy starts when its layer waits for it
   std::int64_t most_tokens = 0;       // most tokens of one source in one micro-step

@@ -48,7 +48,7 @@ struct SimulationOptions {
   // systems (OnlineWork::copies_after_router): the faster of peers and host path, with all experts in the arena.
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;  // how many turns ahead copies may begin
-  OnlineWork online;          // of the policy
+  OnlineWork online = {};     // of the policy
   // For residency `free`: the policy update begins with the last placement of recompute.
   bool placement_stays = false;
   bool plans_ahead = false;      // plans from the loads of the whole step, which ranks gather before recompute
@@ -165,9 +165,9 @@ struct SimulatedPhase {
 SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options);
 
 struct StepOptions {
-  SimulationOptions phase;      // `phase` is ignored
-  std::int64_t home_moves = 0;  // experts whose owner changed before the step; their state is moved first
-  double rollout_seconds = 0;   // of the RL step, the same for every policy
+  SimulationOptions phase = {};  // `phase` is ignored
+  std::int64_t home_moves = 0;   // experts whose owner changed before the step; their state is moved first
+  double rollout_seconds = 0;    // of the RL step, the same for every policy
   // Planning time before the first micro-step. Planning needs the routes of all micro-steps, so only the rollout's tail
   // can hide it: earlier sequences are counted while the last are generated.
   double placement_seconds = 0;

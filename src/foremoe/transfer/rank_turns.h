@@ -38,8 +38,8 @@ struct GradientReturn {
 };
 
 struct RankTurnsOptions {
-  RankId rank;
-  ScheduleOptions schedule;
+  RankId rank = {};
+  ScheduleOptions schedule = {};
   Bytes expert{1};           // weights of one expert; determines the choice of paths
   Rows rows = Rows::kOrder;  // equal on all ranks; kToken is for executors that dispatch by token
   // Number of planned micro-steps; nullopt: all. Fewer are allowed only under `shared` with copies from peers.

@@ -84,9 +84,9 @@ struct EngineParts {
   RankId rank;
   ExpertDirectory& directory;
   const HostArena* arena = nullptr;  // of this rank's node; null if the schedule uses none
-  std::unique_ptr<CopyLink> host;
-  std::unique_ptr<CopyLink> peer;
-  std::unique_ptr<Ballot> ballot;
+  std::unique_ptr<CopyLink> host = {};
+  std::unique_ptr<CopyLink> peer = {};
+  std::unique_ptr<Ballot> ballot = {};
   Timeline* timeline = nullptr;
 };
 
