@@ -18,8 +18,9 @@ ADD = {
     "verl": "export VERL_USE_EXTERNAL_MODULES=foremoe.verl FOREMOE_ATTACH=mode=active",
     "slime": f"--custom-megatron-init-path foremoe.slime.init {_ATTACH}",
     "miles": f"--custom-megatron-init-path foremoe.miles.init {_ATTACH}",
-    "ms-swift": "--external_plugins",
-} | dict.fromkeys(("NeMo-RL", "SkyRL", "ROLL", "AReaL", "RLinf"), _RAY)
+    "ms-swift": """export FOREMOE_ATTACH=mode=active; --external_plugins "$(python -m foremoe.swift)\"""",
+    "SkyRL": f"export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 {_RAY.removeprefix('export ').replace('.hook', '.uv_hook')}",
+} | dict.fromkeys(("NeMo-RL", "ROLL", "AReaL", "RLinf"), _RAY)
 """What to add to a trainer's launch file for active mode."""
 
 

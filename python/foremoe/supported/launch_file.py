@@ -171,10 +171,13 @@ def _launch(name: str, form: _Format, keys: dict[str, Any]) -> Launch:
     unresolved = {of: value.replace(UNRESOLVED, "") for of, value in found.items() if UNRESOLVED in str(value)}
     found = {of: value for of, value in found.items() if of not in unresolved}
     flags = [of for of in FLAGS if plain(found.get(of.removesuffix("_False"))) is (not of.endswith("_False"))]
-    settings = {of: found[of] for of in sorted((known_fields() | overridden) & found.keys() - {"engine", "replay", *FLAGS})}
+    settings = {
+        of: found[of] for of in sorted((known_fields() | overridden) & found.keys() - {"engine", "replay", *FLAGS})
+    }
     version = (TRAINERS[name].tested or re.findall(r"[\w.]{5,}", TRAINERS[name].sources))[0]
     mapping = {
-        "framework": name, "framework_version": version, "megatron_core": None, "engine": found.get("engine", "megatron"),
+        "framework": name, "framework_version": version, "megatron_core": None,
+        "engine": found.get("engine", "megatron"),
         "replay": found.get("replay", "disabled"), "family": "?", "flags": flags, "settings": settings,
     }  # fmt: skip
     return Launch(mapping, {of: text for of, text in unresolved.items() if of in known_fields() | {"engine", "replay"}})
@@ -229,7 +232,7 @@ def _interpolated(value: Any, keys: Mapping[str, Any]) -> Any:
 
 
 def _yaml(path: pathlib.Path, begun: tuple[pathlib.Path, ...] = ()) -> dict[str, Any]:
-    """Returns a document merged onto its defaults: files, or entries of Hydra. Defaults that are not found are left out."""
+    """Returns a document merged onto its defaults: files, or entries of Hydra. Leaves out defaults without a file."""
     try:
         import yaml
     except ImportError as error:

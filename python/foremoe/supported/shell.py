@@ -41,7 +41,7 @@ class Script:
     """
 
     def __init__(self, path: pathlib.Path, given: Mapping[str, str]) -> None:
-        """given: Variables of the environment. Raises ImportError, with the command that installs it, without tree-sitter-bash."""
+        """given: Variables of the environment. Raises ImportError, which says what to install."""
         try:
             import tree_sitter
             import tree_sitter_bash
@@ -66,7 +66,9 @@ class Script:
             case "variable_assignment":
                 self._assign(node, certain)
             case "command":
-                self.environment |= {_text(child.children[0]) for child in children if child.type == "variable_assignment"}
+                self.environment |= {
+                    _text(child.children[0]) for child in children if child.type == "variable_assignment"
+                }
                 words = [word for child in children if child.type != "variable_assignment" for word in self._of(child)]
                 if words[:1] in (["source"], ["."]) and len(words) > 1:
                     self._source(words[1])
