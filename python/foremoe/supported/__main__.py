@@ -48,7 +48,7 @@ def _report(file: str, given: dict[str, str]) -> None:
 
 def main(files: list[str]) -> int:
     """Prints the table, or a report on each launch file. An argument NAME=value sets a variable of the environment."""
-    given = dict(found.groups() for of in files if (found := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", of)))
+    given = {of.partition("=")[0]: of.partition("=")[2] for of in files if re.match(r"[A-Za-z_]\w*=", of)}
     if not files:
         print(table())
     for file in files:

@@ -70,7 +70,8 @@ _FORMATS = {
     "NeMo-RL": _Format(
         r"policy\.(megatron|dtensor)_cfg\.", ("policy.megatron_cfg.",),
         {
-            "policy.megatron_cfg.enabled": "engine", "policy.megatron_cfg.fp8_cfg.enabled": "fp8", "policy.router_replay.enabled": "replay",
+            "policy.megatron_cfg.enabled": "engine",
+            "policy.megatron_cfg.fp8_cfg.enabled": "fp8", "policy.router_replay.enabled": "replay",
             "policy.quant_cfg": "modelopt_qat", "policy.megatron_cfg.peft.enabled": "lora_on_experts",
         },
     ),
@@ -112,7 +113,8 @@ class Launch:
 
 
 def read(file: str, given: Mapping[str, str]) -> Launch:
-    """Reads a launch file. given: Variables of the environment of a shell script. Raises InputError, with the file and line, if it is none.
+    """Reads a launch file. given: Variables of the environment of a shell script. Raises InputError,
+    with the file and line, if it is none.
 
     Raises ImportError, with the command that installs it, if the parser of the format is missing.
     """
@@ -149,7 +151,7 @@ def _launch(name: str, form: _Format, keys: dict[str, Any]) -> Launch:
         if isinstance(value, str) and UNRESOLVED in value:
             pass
         elif field == "engine":
-            value = {True: "megatron", False: "automodel"}.get(plain(value), value)  # type: ignore[call-overload]
+            value = {True: "megatron", False: "automodel"}.get(plain(value), value)
             if sizes := re.search(r"megatron:([^+]*)", str(value)):
                 found |= _areal_sizes(sizes[1])
             value = re.sub(r"^megatron(_train|:.*)$|.*megatron_trainer.*|.*\+megatron:.*", "megatron", str(value))
