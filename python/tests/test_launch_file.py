@@ -17,6 +17,7 @@ touch ran  # must not run
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
 source "${HERE}/models/sizes.sh"
 EP=${EP:-8}
+if [ "$EP" -lt 4 ]; then EP=2; fi
 if [ "$MODE" = "wide" ]; then CP=4; else CP=1; fi
 if [ -z "$UNKNOWN" ]; then PP=2; fi
 [ "$EP" -gt 4 ] && ETP=1 || ETP=2
