@@ -27,7 +27,7 @@ FLAGS = (
 )  # fmt: skip
 _KNOWN_VALUES = {rule.field: rule.accepted for rule in RULES if rule.field.startswith(("moe_token_", "moe_flex_"))}
 _KNOWN_VALUES["replay"] = ("R3", "R2", "disabled")
-_SIZES = tuple(f"{of}_parallel_size" for of in ("tensor_model", "pipeline_model", "context", "expert_model"))
+SIZES = tuple(f"{of}_parallel_size" for of in ("tensor_model", "pipeline_model", "context", "expert_model"))
 _TELL = "tell us what it means, or remove it"
 
 
@@ -94,8 +94,9 @@ def _unknown(launch: Mapping[str, Any]) -> Iterator[Reason]:
         value = {**settings, "replay": launch.get("replay", "disabled")}.get(field)
         if plain(value) is not None and value not in known:
             yield Reason(field, value, "unknown value", f"expected {' or '.join(known)}")
-    for field in _SIZES:
-        size, least = _size(settings.get(field)), 1 + (field == "expert_model_parallel_size")
+    for field in SIZES:
+        is_of_plans = field == "expert_model_parallel_size" and launch.get("engine") == "megatron"
+        size, least = _size(settings.get(field)), 2 if is_of_plans else 1
         if size < least:
             why = "copies go from rank to rank" if least == 2 else "it is a number of ranks"
             yield Reason(field, settings.get(field), why, f"expected an integer from {least} on")
@@ -126,7 +127,7 @@ def _values(launch: Mapping[str, Any]) -> dict[str, Any]:
     for flag in launch.get("flags", ()):
         values[flag.removesuffix("_False")] = not flag.endswith("_False")
     tensor, stages = (_size(values.get(f"{of}_model_parallel_size")) for of in ("tensor", "pipeline"))
-    if launch.get("framework") in ("verl", "verl-recipe"):  # there, null means one tensor parallel group
+    if launch.get("framework") not in ("NeMo-RL", "ms-swift", "AReaL"):  # whose default is 1
         values.setdefault("expert_tensor_parallel_size", tensor)
     if tensor == 1:
         values.pop("sequence_parallel", None)

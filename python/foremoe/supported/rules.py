@@ -56,12 +56,14 @@ class Rule:
     also: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     test: str = ""
 
+    def enforced(self, mode: str) -> bool:
+        """Returns whether the mode refuses any value."""
+        return (mode != "shadow" or self.shadow) and not (self.test and not self.also)
+
     def accepts(self, value: Any, mode: str, trainer: str = "") -> bool:
         """Returns whether the value is accepted. trainer: Name as in launch files; "" if unknown."""
-        if (mode == "shadow" and not self.shadow) or (self.test and not self.also):
-            return True
         value = plain(value)
-        return value is None or value in self.accepted + self.also.get(trainer, ())
+        return not self.enforced(mode) or value is None or value in self.accepted + self.also.get(trainer, ())
 
     def reason(self, value: Any) -> Reason:
         """Returns the reason to refuse a value."""
