@@ -17,7 +17,7 @@ NAVIGATION = {
     "Laboratory": [f"lab/{page}" for page in (
         "README", "results", "performance", "measured/README", "engines/README", "policies", "hyperparameters", "seeds")],
     "API": [f"docs/api/{page}" for page in (
-        "foremoe", "options", "recorders", "report", "eplb", "torch", "hf", "trl", "megatron", "slime", "verl", "supported")],
+        "foremoe", "options", "recorders", "report", "eplb", "torch", "hf", "trl", "megatron", "slime", "miles", "verl", "supported")],
     "Project": ["CHANGELOG", "SECURITY", "data/README", "lab/measured/NOTICE"],
 }
 

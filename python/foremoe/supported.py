@@ -130,7 +130,10 @@ FRAMEWORKS = (
         name="slime", sources="624b824, August 2026",
         routes="run in lab/engines", shadow="run in lab/engines", plans="run in lab/engines",
     ),
-    Framework(name="miles", sources="31f1ca9, August 2026", shadow="read", plans="refused"),
+    Framework(
+        name="miles", sources="31f1ca9, August 2026",
+        routes="run in lab/engines", shadow="run in lab/engines", plans="run in lab/engines",
+    ),
     Framework(
         name="NeMo-RL", sources="0.6.0, 7ea279a",
         routes="run with hand-made records", shadow="read; its wrapper run on Megatron-LM", plans="read",
