@@ -1,7 +1,7 @@
 """miles' own calls of the schedule under foremoe.miles, on four gloo ranks.
 
-Usage: miles_schedule.py, with a checkout of miles on PYTHONPATH. miles' own: MegatronTrainRayActor.train_actor() with its
-stages of replay, fill_replay_data() with padding of −1, forward_only(), train(), train_one_step(), the manager of
+Usage: miles_schedule.py, with a checkout of miles on PYTHONPATH. miles' own: MegatronTrainRayActor.train_actor() with
+its stages of replay, fill_replay_data() with padding of −1, forward_only(), train(), train_one_step(), the manager of
 replays, and its process groups that sleep. Replaced: as in slime_schedule.py, and packages that are not installed
 (below). Where miles' fork of Megatron-LM registers routers and wraps the top-k, this program does.
 """

@@ -214,7 +214,7 @@ def unpinned():
 def wrap_names_of_torch(groups):
     """Adds methods of process groups that torch 2.15 calls, and that the trainer's wrapper does not have."""
     for name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single"):
-        call = (lambda name: lambda self, *given, **named: self._fwd(name, *given, **named))(name)
+        call = lambda self, *given, of=name, **named: self._fwd(of, *given, **named)  # noqa: E731
         setattr(groups.ReloadableProcessGroup, name, call)
 
 
