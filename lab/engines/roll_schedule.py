@@ -8,7 +8,7 @@ packages in STUBS, which are imported but hardly used here.
 import types
 
 import torch
-from schedule_on_cpu import TOKENS, VOCABULARY, Stubs, routes, run
+from step_on_cpu import TOKENS, VOCABULARY, Stubs, routes, run
 
 Stubs("mcore_adapter", "transfer_queue", "wandb", "roll.utils.telemetry", "pybase64")
 from roll.distributed.scheduler.protocol import DataProto  # noqa: E402

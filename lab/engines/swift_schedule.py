@@ -9,7 +9,7 @@ import types
 from copy import deepcopy
 
 import torch
-from schedule_on_cpu import TOKENS, VOCABULARY, Stubs, routes, run, wrapped
+from step_on_cpu import TOKENS, VOCABULARY, Stubs, routes, run, wrapped
 
 Stubs("mcore_bridge", "einops", "dacite", "msgspec")
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction  # noqa: E402
