@@ -2,8 +2,8 @@
 
     export RAY_RUNTIME_ENV_HOOK=foremoe.ray.hook FOREMOE_ATTACH=mode=active,guest_slots=1
 
-in the environment of the process that calls ray.init(). Without FOREMOE_ATTACH, training runs in shadow mode. Its values
-are arguments of foremoe.megatron.attach(): numbers, null, true and false; anything else is a string.
+in the environment of the process that calls ray.init(). Without FOREMOE_ATTACH, training runs in shadow mode. Values
+are those of arguments of foremoe.megatron.attach(): numbers, null, true and false; anything else is a string.
 
 Ray calls hook() in ray.init(). Each worker process of the job then waits for the import of a trainer's module, and
 wraps the schedule that this module uses (foremoe.megatron.schedule). Other workers, such as those of inference engines,
