@@ -36,6 +36,9 @@ class Nothing(metaclass=_Names):
 
     def __init__(self, *_, **__): ...
 
+    def __getattr__(self, name):
+        return getattr(Nothing, name)
+
     def __call__(self, of=None, *_, **__):
         return of
 
@@ -70,6 +73,34 @@ def stand_in(*packages):
     sys.meta_path.insert(0, _StandIns(packages))
 
 
+class Descent:
+    """Plain descent, with the interface of Megatron-LM's optimizer. Keeps the gradients of all steps."""
+
+    chained_optimizers, param_groups = [], [{}]
+
+    def __init__(self, net):
+        self.net, self.gradients = net, []
+
+    def zero_grad(self): ...
+
+    def scale_loss(self, loss):
+        return loss
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.net.parameters():
+            self.gradients.append(parameter.main_grad.clone())
+            parameter -= 0.05 * parameter.main_grad
+        return True, 0.0, 0
+
+
+def routes(layers, rows, seed, experts=8, top_k=2):
+    """Draws skewed routes [rows, layers, top_k]."""
+    random = torch.Generator().manual_seed(seed)
+    chances = torch.rand(layers, experts, generator=torch.Generator().manual_seed(3)) ** 3 + 0.02
+    return torch.stack([torch.multinomial(of.expand(rows, -1), top_k, generator=random) for of in chances], 1)
+
+
 def _worker(rank, trainer, adapter, folder, mode):
     warnings.simplefilter("ignore")
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
@@ -88,7 +119,7 @@ def _worker(rank, trainer, adapter, folder, mode):
         layer.router.register_forward_hook(lambda module, given, result: rows.append(result[1].sum(0).tolist()))
     losses, gradients = made.train()
     losses, gradients = torch.tensor(losses, dtype=torch.float64), torch.cat([of.flatten() for of in gradients])
-    assert rows == made.expected_rows(), "the routers did not replay the routes"
+    assert made.rows is None or rows == made.rows, "the routers did not replay the routes"
     if mode == "plain":
         assert gradients.count_nonzero() > len(gradients) / 3
         torch.save((losses, gradients), f"{folder}/plain{rank}.pt")
@@ -99,7 +130,7 @@ def _worker(rank, trainer, adapter, folder, mode):
         found = sys.modules[adapter].schedule.metrics()
         assert worst.max() <= (1e-12 if mode == "active" else 0), worst
         assert found["foremoe/rho_planned"] < found["foremoe/rho_vanilla"]
-        if mode == "active":
+        if mode == "active" and made.rows is not None:
             assert found["foremoe/rho_computed"] == found["foremoe/rho_planned"]
         if rank == 0:
             print(
@@ -112,7 +143,11 @@ def _worker(rank, trainer, adapter, folder, mode):
 
 
 def run(trainer, adapter):
-    """Runs a trainer in each mode. trainer: A class, whose objects have name, net, train() and expected_rows()."""
+    """Runs a trainer in each mode.
+
+    trainer: A class, whose objects have name, net, rows (of each router call, after
+    train(); None if routers choose for some rows) and train().
+    """
     with tempfile.TemporaryDirectory() as folder:
         for mode in ("plain", "shadow", "active"):
             mp.start_processes(_worker, (trainer, adapter, folder, mode), RANKS, start_method="fork")
