@@ -1,7 +1,7 @@
 """NeMo-RL's own training step with router replay, under foremoe.nemo_rl: nemo_rl_schedule.py CHECKOUT.
 
 From the checkout: the iterator over packed sequences, the forward step, megatron_forward_backward, router replay with
-its fallback for tokens without a route, and the policy worker's begin_train_step, train_microbatch and finish_train_step,
+its fallback for tokens without a route, and begin_train_step, train_microbatch and finish_train_step of its worker,
 with two groups of micro-batches before each of two optimizer steps. Megatron-LM is the tree on PYTHONPATH.
 
 Stand-ins: packages that are not installed (below), among them megatron.bridge; the model (three MoE layers), its loss,

@@ -46,7 +46,7 @@ class Nothing(metaclass=_Names):
 class _StandIn(types.ModuleType):
     """A package that is not installed. It has all names."""
 
-    __path__ = []
+    __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__"):
