@@ -46,7 +46,7 @@ class Nothing(metaclass=_Names):
 class _StandIn(types.ModuleType):
     """A package that is not installed. It has all names."""
 
-    __path__ = []
+    __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -135,7 +135,8 @@ def _worker(rank, trainer, adapter, folder, mode):
         if rank == 0:
             print(
                 f"{made.name}, {mode} mode: {len(losses)} losses differ by at most {worst[0]:.0e}, gradients by "
-                f"{worst[1]:.0e} (relative); ρ {found['foremoe/rho_vanilla']:.2f} to {found['foremoe/rho_planned']:.2f}",
+                f"{worst[1]:.0e} (relative); "
+                f"ρ {found['foremoe/rho_vanilla']:.2f} to {found['foremoe/rho_planned']:.2f}",
                 flush=True,  # _exit() does not
             )
     dist.barrier()
@@ -145,8 +146,8 @@ def _worker(rank, trainer, adapter, folder, mode):
 def run(trainer, adapter):
     """Runs a trainer in each mode.
 
-    trainer: A class, whose objects have name, net, rows (of each router call, after
-    train(); None if routers choose for some rows) and train().
+    trainer: A class, whose objects have name, net, train() and then rows, [router call][expert]; None if routers choose
+        for some rows.
     """
     with tempfile.TemporaryDirectory() as folder:
         for mode in ("plain", "shadow", "active"):
