@@ -4,13 +4,18 @@ AReaL's own: optimizer_zero_grad(), forward_backward_batch() and optimizer_step(
 engine's construction, the packed call of the model, the loss, and the packages named below, which are hardly used here.
 """
 
+import logging
+import sys
 import types
 
 import torch
 from schedule_on_cpu import TOKENS, VOCABULARY, Stubs, run, wrapped
 
-Stubs("mbridge", "megatron.bridge", "colorlog", "areal.utils.logging", "areal.infra")
-from areal.api.cli_args import MicroBatchSpec  # noqa: E402
+Stubs(
+    "mbridge", "megatron.bridge", "areal.api.alloc_mode", "areal.infra", "areal.models", "areal.utils.seqpack", "einops",
+    "uvloop",
+)  # fmt: skip
+sys.modules["areal.utils.logging"] = logging
 from areal.engine import megatron_engine  # noqa: E402
 from areal.utils.data import MicroBatchList  # noqa: E402
 
@@ -34,12 +39,15 @@ def prepare(net, optimizer, losses):
     def step(number, rows):
         random = torch.Generator().manual_seed(100 * torch.distributed.get_rank() + number)
         batches = [
-            {"input_ids": torch.randint(VOCABULARY, (1, TOKENS), generator=random), "cu_seqlens": torch.tensor([0, TOKENS])}
+            {
+                "input_ids": torch.randint(VOCABULARY, (1, TOKENS), generator=random),
+                "cu_seqlens": torch.tensor([0, TOKENS]),
+            }
             for _ in range(MICRO_BATCHES)
         ]
         each = [TOKENS] * MICRO_BATCHES
         micro_batches = MicroBatchList(
-            data={}, mb_spec=MicroBatchSpec(), mbs=batches, group_lens=each, padded_mbs=batches, padded_to_lengths=each,
+            data={}, mb_spec=None, mbs=batches, group_lens=each, padded_mbs=batches, padded_to_lengths=each,
             padding_lengths=[0] * MICRO_BATCHES, old_cu_seqlens_list=[None] * MICRO_BATCHES,
         )  # fmt: skip
         rows.clear()

@@ -53,10 +53,8 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class Descent:
     """Plain descent, with the interface of Megatron-LM's optimizer. Keeps the gradients of all steps."""
 
-    param_groups = []
-
     def __init__(self, net):
-        self.net, self.gradients = net, []
+        self.net, self.gradients, self.param_groups = net, [], []
 
     def zero_grad(self): ...
 
@@ -133,9 +131,13 @@ def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
         torch.save((optimizer.gradients, losses), f"{folder}/plain{rank}.pt")
     else:
         plain, plain_losses = torch.load(f"{folder}/plain{rank}.pt")
-        own, expected = (torch.cat([of.flatten() for step in of_run for of in step]) for of_run in (optimizer.gradients, plain))
+        own, expected = (
+            torch.cat([of.flatten() for step in of_run for of in step]) for of_run in (optimizer.gradients, plain)
+        )
         assert expected.count_nonzero() > len(expected) / 2
-        differs = max(float((own - expected).abs().max()), *(abs(a - b) for a, b in zip(losses, plain_losses, strict=True)))
+        differs = max(
+            float((own - expected).abs().max()), *(abs(a - b) for a, b in zip(losses, plain_losses, strict=True))
+        )
         assert differs <= (1e-12 if mode == "active" else 0), differs
         assert len(counts) == (planned_calls if mode == "active" else 0), len(counts)
         schedule.replicas.wait()
@@ -159,4 +161,6 @@ def run(name, prepare, adapter, planned_calls, **config):
     """
     with tempfile.TemporaryDirectory() as folder:
         for mode in ("plain", "shadow", "active")[: 3 if planned_calls else 2]:
-            mp.start_processes(_worker, (folder, name, prepare, adapter, mode, planned_calls, config), RANKS, start_method="fork")
+            mp.start_processes(
+                _worker, (folder, name, prepare, adapter, mode, planned_calls, config), RANKS, start_method="fork"
+            )

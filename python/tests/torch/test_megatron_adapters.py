@@ -31,7 +31,7 @@ MODULES = {
 
 
 class Fake(schedules.Trainer):
-    """A trainer whose calls are those of ROLL: a partial of a strategy's method, which looked the schedule up earlier."""
+    """A trainer with the calls of ROLL: a partial of a strategy's method. The strategy has stored the schedule."""
 
     role = "actor_train"
 
