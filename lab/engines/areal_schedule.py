@@ -12,8 +12,8 @@ import torch
 from schedule_on_cpu import TOKENS, VOCABULARY, Stubs, run, wrapped
 
 Stubs(
-    "mbridge", "megatron.bridge", "areal.api.alloc_mode", "areal.infra", "areal.models", "areal.utils.seqpack", "einops",
-    "uvloop",
+    "mbridge", "megatron.bridge", "areal.api.alloc_mode", "areal.infra", "areal.models", "areal.utils.seqpack",
+    "einops", "uvloop",
 )  # fmt: skip
 sys.modules["areal.utils.logging"] = logging
 from areal.engine import megatron_engine  # noqa: E402

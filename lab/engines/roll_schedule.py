@@ -62,8 +62,8 @@ def prepare(net, optimizer, losses):
     strategy.megatron_train_args = Values(
         **training, accumulate_allreduce_grads_in_fp32=False, overlap_grad_reduce=True, use_distributed_optimizer=False,
         check_for_nan_in_loss_and_grad=False, ddp_bucket_size=300, fp16=False, bf16=False, optimizer="adam",
-        learning_rate=1, lr_scheduler_kwargs={}, weight_decay=0, adam_beta1=0, adam_beta2=0, adam_epsilon=0, max_grad_norm=0,
-        delay_grad_reduce=False, compile_warmup=False,
+        learning_rate=1, lr_scheduler_kwargs={}, weight_decay=0, adam_beta1=0, adam_beta2=0, adam_epsilon=0,
+        max_grad_norm=0, delay_grad_reduce=False, compile_warmup=False,
     )  # fmt: skip
     strategy.use_sequence_packing, strategy.enable_router_replay, strategy.router_replay_mode = False, True, "R3"
     strategy.initialize(lambda **_: Models(net))

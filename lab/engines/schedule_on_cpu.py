@@ -88,7 +88,7 @@ def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
     import megatron_training as megatron
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
-                   "FOREMOE_ATTACH": f"mode={mode},ranks_per_node=2" + ",guest_slots=2" * (mode == "active")}  # fmt: skip
+                   "FOREMOE_ATTACH": f"mode={mode},ranks_per_node=2"}  # fmt: skip
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo", init_method=f"file://{folder}/{mode}", rank=rank, world_size=RANKS)
@@ -146,8 +146,8 @@ def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
         assert planned < vanilla and (mode == "shadow" or found["foremoe/rho_computed"] == planned)
         dist.barrier()
         if rank == 0:
-            print(f"{name}, {mode} mode: loss and gradients differ by at most {differs:.0e}; ρ {vanilla:.2f} to {planned:.2f}",
-                  flush=True)  # fmt: skip
+            change = f"ρ {vanilla:.2f} to {planned:.2f}"
+            print(f"{name}, {mode} mode: loss and gradients differ by at most {differs:.0e}; {change}", flush=True)
     dist.barrier()
     os._exit(0)  # foremoe's groups stay open, as in a job that goes on
 
@@ -155,7 +155,7 @@ def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
 def run(name, prepare, adapter, planned_calls, **config):
     """Runs prepare(net, optimizer, losses) and its step(number, rows) in each mode.
 
-    prepare: Returns the trainer's training step, which empties `rows` before its call of the schedule. Its loss function
+    prepare: Returns the trainer's training step, which empties `rows` before it calls the schedule. Its loss function
         appends to `losses`. adapter: Module with init(). planned_calls: Number in active mode; 0: shadow mode only.
     config: Fields of TransformerConfig.
     """

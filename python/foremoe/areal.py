@@ -1,11 +1,8 @@
 """ForeMoE in AReaL's Megatron-LM engine, in shadow mode only, since AReaL replays no routes.
 
-AReaL's local and Slurm schedulers start each worker with a command from the configuration. In the launch file, under
-`actor`, replace it by this module, which runs AReaL's own server:
+    python3 … --config … "actor.scheduling_spec.0.cmd=python3 -m foremoe.areal"
 
-    scheduling_spec:
-      - cmd: python3 -m foremoe.areal
-
+AReaL's local and Slurm schedulers start each worker with this command, which runs AReaL's own server.
 With AReaL's Ray scheduler, set RAY_RUNTIME_ENV_HOOK=foremoe.ray.hook (foremoe.ray) instead. Critics pass through.
 
 Tested with AReaL 4aef98d8: MegatronEngine.train_batch() on CPU (lab/engines/areal_schedule.py).
