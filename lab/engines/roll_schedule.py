@@ -56,14 +56,14 @@ def prepare(net, optimizer, losses):
     training = {"max_steps": 10, "per_device_train_batch_size": SEQUENCES, "gradient_accumulation_steps": MICRO_BATCHES}
     strategy.worker = Values(pipeline_config=Values(sequence_length=TOKENS), rank_info=Values())
     strategy.worker_config = Values(
-        name="actor_train", training_args=Values(**training), use_dynamic_batching_in_train=False, apply_loss_scale=False,
-        use_dynamic_batching_in_infer=False, use_sequence_packing=False,
+        name="actor_train", training_args=Values(**training), use_dynamic_batching_in_train=False,
+        apply_loss_scale=False, use_dynamic_batching_in_infer=False, use_sequence_packing=False,
     )  # fmt: skip
     strategy.megatron_train_args = Values(
         **training, accumulate_allreduce_grads_in_fp32=False, overlap_grad_reduce=True, use_distributed_optimizer=False,
-        check_for_nan_in_loss_and_grad=False, ddp_bucket_size=300, fp16=False, bf16=False, optimizer="adam", learning_rate=1,
-        lr_scheduler_kwargs={}, weight_decay=0, adam_beta1=0, adam_beta2=0, adam_epsilon=0, max_grad_norm=0,
-        delay_grad_reduce=False, compile_warmup=False,
+        check_for_nan_in_loss_and_grad=False, ddp_bucket_size=300, fp16=False, bf16=False, optimizer="adam",
+        learning_rate=1, lr_scheduler_kwargs={}, weight_decay=0, adam_beta1=0, adam_beta2=0, adam_epsilon=0,
+        max_grad_norm=0, delay_grad_reduce=False, compile_warmup=False,
     )  # fmt: skip
     strategy.use_sequence_packing, strategy.enable_router_replay, strategy.router_replay_mode = False, True, "R3"
     strategy.initialize(lambda **_: Models(net))

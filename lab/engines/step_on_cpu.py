@@ -53,10 +53,8 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class Descent:
     """Plain descent, with the interface of Megatron-LM's optimizer. Keeps the gradients of all steps."""
 
-    param_groups = []
-
     def __init__(self, net):
-        self.net, self.gradients = net, []
+        self.net, self.gradients, self.param_groups = net, [], []
 
     def zero_grad(self): ...
 
@@ -90,7 +88,7 @@ def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
     import megatron_training as megatron
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
-                   "FOREMOE_ATTACH": f"mode={mode},ranks_per_node=2" + ",guest_slots=2" * (mode == "active")}  # fmt: skip
+                   "FOREMOE_ATTACH": f"mode={mode},ranks_per_node=2"}  # fmt: skip
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo", init_method=f"file://{folder}/{mode}", rank=rank, world_size=RANKS)
@@ -133,9 +131,13 @@ def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
         torch.save((optimizer.gradients, losses), f"{folder}/plain{rank}.pt")
     else:
         plain, plain_losses = torch.load(f"{folder}/plain{rank}.pt")
-        own, expected = (torch.cat([of.flatten() for step in of_run for of in step]) for of_run in (optimizer.gradients, plain))
+        own, expected = (
+            torch.cat([of.flatten() for step in of_run for of in step]) for of_run in (optimizer.gradients, plain)
+        )
         assert expected.count_nonzero() > len(expected) / 2
-        differs = max(float((own - expected).abs().max()), *(abs(a - b) for a, b in zip(losses, plain_losses, strict=True)))
+        differs = max(
+            float((own - expected).abs().max()), *(abs(a - b) for a, b in zip(losses, plain_losses, strict=True))
+        )
         assert differs <= (1e-12 if mode == "active" else 0), differs
         assert len(counts) == (planned_calls if mode == "active" else 0), len(counts)
         schedule.replicas.wait()
@@ -144,8 +146,8 @@ def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
         assert planned < vanilla and (mode == "shadow" or found["foremoe/rho_computed"] == planned)
         dist.barrier()
         if rank == 0:
-            print(f"{name}, {mode} mode: loss and gradients differ by at most {differs:.0e}; ρ {vanilla:.2f} to {planned:.2f}",
-                  flush=True)  # fmt: skip
+            change = f"ρ {vanilla:.2f} to {planned:.2f}"
+            print(f"{name}, {mode} mode: loss and gradients differ by at most {differs:.0e}; {change}", flush=True)
     dist.barrier()
     os._exit(0)  # foremoe's groups stay open, as in a job that goes on
 
@@ -153,10 +155,12 @@ def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
 def run(name, prepare, adapter, planned_calls, **config):
     """Runs prepare(net, optimizer, losses) and its step(number, rows) in each mode.
 
-    prepare: Returns the trainer's training step, which empties `rows` before its call of the schedule. Its loss function
+    prepare: Returns the trainer's training step, which empties `rows` before it calls the schedule. Its loss function
         appends to `losses`. adapter: Module with init(). planned_calls: Number in active mode; 0: shadow mode only.
     config: Fields of TransformerConfig.
     """
     with tempfile.TemporaryDirectory() as folder:
         for mode in ("plain", "shadow", "active")[: 3 if planned_calls else 2]:
-            mp.start_processes(_worker, (folder, name, prepare, adapter, mode, planned_calls, config), RANKS, start_method="fork")
+            mp.start_processes(
+                _worker, (folder, name, prepare, adapter, mode, planned_calls, config), RANKS, start_method="fork"
+            )

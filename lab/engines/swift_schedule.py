@@ -19,8 +19,9 @@ from swift.rl_core.data import GRPOBatch  # noqa: E402
 
 LENGTHS, MICRO_BATCHES = [TOKENS - 9, 9], 3
 ARGUMENTS = types.SimpleNamespace(
-    router_replay_mode="R3", num_microbatches=MICRO_BATCHES, seq_length=TOKENS, micro_batch_size=2, global_batch_size=24,
-    padding_free=True, context_parallel_size=1, pipeline_model_parallel_size=1, task_type="causal_lm", report_to=[],
+    router_replay_mode="R3", num_microbatches=MICRO_BATCHES, seq_length=TOKENS, micro_batch_size=2,
+    global_batch_size=24, padding_free=True, context_parallel_size=1, pipeline_model_parallel_size=1,
+    task_type="causal_lm", report_to=[],
 )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ ADAPTERS = {
     "roll.distributed.strategy.megatron_strategy": "foremoe.roll",
     "swift.megatron.trainers.base": "foremoe.swift",
     "rlinf.workers.megatron_worker": "foremoe.rlinf",
+    "rlinf.workers.actor.ma_megatron_actor_worker": "foremoe.rlinf",
     "areal.engine.megatron_engine": "foremoe.areal",
 }
 """Modules in which trainers look up the schedule, and the adapter of each, whose init() wraps it."""

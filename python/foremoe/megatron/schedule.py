@@ -48,6 +48,7 @@ class Adapter:
         routes: Returns the routes of each micro-batch, [micro-batch][layer] integers [rows, top_k] of this rank, given
             the call and the MoE layers of this pipeline stage. −1: the router chooses. None: the call replays none.
         is_policy: Whether a call is of the policy. Calls of other models pass through.
+        replays: Whether the trainer can replay routes. If not, active mode is refused.
         sleeps: Whether the trainer ends its process groups between steps, so that shadow mode must be done by then.
     """
 
@@ -55,6 +56,7 @@ class Adapter:
     modules: tuple[str, ...]
     routes: Callable[[Call, Sequence[Any]], Routes | None] = rehearse
     is_policy: Callable[[Call], bool] = _every_call
+    replays: bool = True
     sleeps: Callable[[], bool] = bool
 
 
@@ -149,9 +151,12 @@ def install(adapter: Adapter, arguments: dict[str, Any] | None = None) -> Schedu
 
     arguments: Arguments of attach(). None: those of the variable FOREMOE_ATTACH.
 
-    Raises ImportError, with the missing name, if a module or the function is not in the installed version.
+    Raises ImportError, with the missing name, if a module or the function is not in the installed version, and
+    InputError for active mode if the trainer replays no routes.
     """
     schedule = Schedule(adapter, given_arguments() if arguments is None else arguments)
+    if schedule.is_active and not adapter.replays:
+        refuse("mode", f"is active, but {adapter.trainer} replays no recorded routes; set mode=shadow in {VARIABLE}")
     for name in adapter.modules:
         try:
             module = importlib.import_module(name)
