@@ -6,6 +6,7 @@ import re
 import sys
 
 from foremoe._command_line import OK, printable, reporting
+from foremoe._errors import refuse
 
 from .check import SIZES, check
 from .launch_file import read
@@ -19,9 +20,16 @@ ADD = {
     "slime": f"--custom-megatron-init-path foremoe.slime.init {_ATTACH}",
     "miles": f"--custom-megatron-init-path foremoe.miles.init {_ATTACH}",
     "ms-swift": """export FOREMOE_ATTACH=mode=active; --external_plugins "$(python -m foremoe.swift)\"""",
+    "NeMo-RL": _RAY.replace("export", "export PYTHONPATH=FOLDER"),
+    "AReaL": "actor.scheduling_spec.0.cmd='python3 -m foremoe.areal'",
     "SkyRL": f"export RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 {_RAY.removeprefix('export ').replace('.hook', '.uv_hook')}",
-} | dict.fromkeys(("NeMo-RL", "ROLL", "AReaL", "RLinf"), _RAY)
-"""What to add to a trainer's launch file for active mode."""
+} | dict.fromkeys(("ROLL", "RLinf"), _RAY)
+"""What to add to a trainer's launch file for active mode; docs/users/adopting.md explains it."""
+USAGE = """\
+python -m foremoe.supported                           prints the versions of frameworks that ForeMoE accepts
+python -m foremoe.supported FILE ... [NAME=value ...] says whether launch files would run: shell scripts, YAML, TOML,
+                                                      or the JSON mapping of foremoe.supported.check(). Runs nothing.
+                                                      NAME=value sets a variable of the scripts' environment"""
 
 
 def _report(file: str, given: dict[str, str]) -> None:
@@ -30,7 +38,7 @@ def _report(file: str, given: dict[str, str]) -> None:
     settings, trainer = launch.mapping.get("settings", {}), str(launch.mapping.get("framework"))
     shown = {of: "?" if of in launch.unresolved else settings.get(of, 1) for of in SIZES}
     sizes = ", ".join(f"{of.removesuffix('_parallel_size')} {size}" for of, size in shown.items())
-    print(f"{file}: {trainer}; {sizes}; {len(settings)} settings, without those of the model itself")
+    print(f"{file}: {trainer}; {sizes}; {len(settings)} settings, without versions and the model's own")
     for field, text in launch.unresolved.items():
         print(f"  not resolved: {field} = {printable(text)}")
     accepted = {}
@@ -48,6 +56,11 @@ def _report(file: str, given: dict[str, str]) -> None:
 
 def main(files: list[str]) -> int:
     """Prints the table, or a report on each launch file. An argument NAME=value sets a variable of the environment."""
+    if {"-h", "--help"} & {*files}:
+        print(USAGE)
+        return OK
+    for option in (of for of in files if of.startswith("-")):
+        refuse("option", f"{option}; expected files, NAME=value or --help")
     given = {of.partition("=")[0]: of.partition("=")[2] for of in files if re.match(r"[A-Za-z_]\w*=", of)}
     if not files:
         print(table())
