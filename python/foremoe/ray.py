@@ -17,6 +17,7 @@ uv_hook() does both:
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -76,5 +77,4 @@ def setup() -> None:
                 f"foremoe ({error}); install it there, or unset the variable"
             ) from error
 
-    actions = {name: lambda adapter=of, name=name: load(adapter, name) for name, of in ADAPTERS.items()}
-    WhenImported(actions).install()
+    WhenImported({name: functools.partial(load, of, name) for name, of in ADAPTERS.items()}).install()

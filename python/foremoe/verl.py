@@ -107,4 +107,8 @@ def _expect_supported(engine: Any, mode: str) -> None:
     expect(values, mode, "verl", of="verl's engine")
 
 
-WhenImported({name: lambda name=name: init(name) for name in (ENGINE, ACTOR)}).install()
+def _wrap(module: str) -> None:
+    init(module)
+
+
+WhenImported({name: functools.partial(_wrap, name) for name in (ENGINE, ACTOR)}).install()
