@@ -31,12 +31,14 @@ schedule: Schedule | None = None
 
 
 def init() -> Schedule:
-    """Wraps the schedule in this process, once."""
+    """Wraps the schedule in this process."""
     global schedule
-    schedule = schedule or install(ADAPTER)
+    schedule = install(ADAPTER)
     return schedule
 
 
 if __name__ == "__main__":
-    WhenImported({MODULE: init}).install()
+    import foremoe.areal  # this module runs as __main__
+
+    WhenImported({MODULE: foremoe.areal.init}).install()
     runpy.run_module("areal.infra.rpc.rpc_server", run_name="__main__", alter_sys=True)

@@ -27,10 +27,11 @@ def _is_policy(call: Call) -> bool:
 
 
 ADAPTER = Adapter("NeMo-RL", ("nemo_rl.models.megatron.train",), is_policy=_is_policy)
-schedule: Schedule
+schedule: Schedule | None = None
 
 
-def init() -> None:
-    """Wraps NeMo-RL's schedule. foremoe.ray calls this in the workers that train."""
+def init() -> Schedule:
+    """Wraps the schedule in this process."""
     global schedule
     schedule = install(ADAPTER)
+    return schedule

@@ -28,7 +28,7 @@ schedule: Schedule | None = None
 
 
 def init() -> Schedule:
-    """Wraps the schedule in this process, once."""
+    """Wraps the schedule in this process."""
     global schedule
-    schedule = schedule or install(ADAPTER)
+    schedule = install(ADAPTER)
     return schedule

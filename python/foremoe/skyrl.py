@@ -17,10 +17,11 @@ from __future__ import annotations
 from .megatron.schedule import Adapter, Schedule, install
 
 ADAPTER = Adapter("SkyRL", ("skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper",))
-schedule: Schedule
+schedule: Schedule | None = None
 
 
-def init() -> None:
-    """Wraps SkyRL's schedule. foremoe.ray calls this in the workers that train."""
+def init() -> Schedule:
+    """Wraps the schedule in this process."""
     global schedule
     schedule = install(ADAPTER)
+    return schedule

@@ -27,7 +27,6 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._errors import refuse
 from ._import_hook import WhenImported
 from ._variable import given_arguments
 from .supported import VERL, expect
@@ -53,15 +52,14 @@ def init(module: str) -> Schedule:
         from .megatron.schedule import Adapter, install
     except ModuleNotFoundError as error:
         raise ImportError(f"foremoe.verl needs verl {VERL.accepted} and Megatron-LM: {error}") from error
-    filler = Filler()
-    schedule = install(Adapter("verl", (module,), routes=filler.routes, is_policy=_is_policy))
-    if module == ENGINE:
+    filler, before = Filler(), schedule
+    adapter = Adapter("verl", (module,), routes=filler.routes, is_policy=_is_policy, replays=module == ENGINE)
+    schedule = install(adapter)
+    if module == ENGINE and schedule is not before:
         _extend_engine(importlib.import_module(ENGINE).MegatronEngineWithLMHead, schedule)
         if schedule.is_active:
             replays = importlib.import_module("verl.utils.megatron.router_replay_patch")
             filler.fill(replays.RouterReplay, schedule)
-    elif schedule.is_active:
-        refuse("mode", f"is active; expected shadow with verl {verl.__version__}, which replays no recorded routes")
     return schedule
 
 
@@ -108,7 +106,10 @@ def _expect_supported(engine: Any, mode: str) -> None:
 
 
 def _wrap(module: str) -> None:
-    init(module)
+    try:
+        init(module)
+    except ImportError as error:  # which verl would take for an engine that is not installed
+        raise RuntimeError(str(error)) from error
 
 
 WhenImported({name: functools.partial(_wrap, name) for name in (ENGINE, ACTOR)}).install()

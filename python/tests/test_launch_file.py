@@ -25,6 +25,7 @@ ACTOR=(
     actor_rollout_ref.actor.megatron.expert_model_parallel_size=${EP}  # a comment
     +actor_rollout_ref.actor.megatron.override_transformer_config.moe_lunar_phase=1
     actor_rollout_ref.actor.megatron.router_replay.mode="R3"
+    actor_rollout_ref.rollout.enable_rollout_routing_replay=$RECORDED
     actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=$ETP
 )
 ACTOR+=(actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=$PP)
@@ -44,10 +45,10 @@ def command(*arguments: str) -> Any:
     return subprocess.run([sys.executable, "-m", "foremoe.supported", *arguments], capture_output=True, text=True)
 
 
-def shell(folder: pathlib.Path, **given: str) -> Launch:
+def shell(folder: pathlib.Path, RECORDED: str = "True", **given: str) -> Launch:
     pytest.importorskip("tree_sitter_bash")
     written(folder, "models/sizes.sh", "SIZES=(actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2)\n")
-    return read(written(folder, "run.sh", SHELL), given)
+    return read(written(folder, "run.sh", SHELL), {"RECORDED": RECORDED} | given)
 
 
 def test_a_shell_script_is_followed_but_not_run(tmp_path: pathlib.Path) -> None:
@@ -58,6 +59,7 @@ def test_a_shell_script_is_followed_but_not_run(tmp_path: pathlib.Path) -> None:
     expected = {f"{of}_parallel_size": size for of, size in sizes.items()} | {"moe_lunar_phase": "1"}
     assert launch.mapping["settings"] == expected
     assert not (tmp_path / "ran").exists()
+    assert shell(tmp_path, RECORDED="False").mapping["replay"] == "disabled"
 
 
 def test_values_that_a_script_leaves_open_are_named_and_not_guessed(tmp_path: pathlib.Path) -> None:
@@ -101,8 +103,8 @@ def test_toml_and_json_are_read(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(("name", "text", "said"), [
     ("run.toml", "a = [", "file: Invalid value"),
     ("run.json", "[]", "file: is no JSON object"),
-    ("run.toml", "a = 1", "file: is no launch file of verl"),
-    ("run.py", "x = 1", "programs in Python are not read"),
+    ("run.toml", "a = 1", "file: has no settings of verl"),
+    ("run.py", "x = 1", "not one that only starts Python"),
     ("run.sh", "\udcff", "file: is no text"),
     ("", "", "file: Is a directory"),
 ])  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +57,10 @@ class Call:
             return [None] * self.num_micro_batches
         if not hasattr(iterator, "__next__"):
             refuse("data_iterator", f"is {type(iterator).__name__}; expected an iterator over micro-batches")
-        kept = list(itertools.islice(iterator, self.num_micro_batches))
+        kept = []
+        with contextlib.suppress(StopIteration):  # Megatron-LM's RerunDataIterator has no __iter__()
+            for _ in range(self.num_micro_batches):
+                kept.append(next(iterator))
         if len(kept) < self.num_micro_batches:
             refuse(
                 "data_iterator", f"has {len(kept)} micro-batches; expected num_microbatches = {self.num_micro_batches}"
@@ -79,7 +81,9 @@ def rehearse(call: Call, layers: Sequence[Any]) -> Routes | None:
     Raises InputError if the forward step does not call the model, or gives routes to some routers only.
     """
     found: list[list[Any]] = []
-    with _replay_restored(call.chunks), _models_stopped(call.chunks), torch.no_grad(), torch.random.fork_rng():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    random = torch.random.fork_rng(devices)
+    with _replay_restored(call.chunks), _models_stopped(call.chunks), torch.no_grad(), random:
         for micro_batch in call.keep_micro_batches():
             iterator = None if micro_batch is None else iter([micro_batch])
             for layer in layers:

@@ -114,6 +114,11 @@ class Replicas:
         """Experts of a layer; 0 on a pipeline stage without MoE layers."""
         return self._stage.num_experts if self._layers else 0
 
+    @property
+    def is_flex(self) -> bool:
+        """Whether the planned layers dispatch by `flex`."""
+        return bool(self._layers) and self._layers[0].config.moe_token_dispatcher_type == "flex"
+
     def any(self, flag: bool) -> bool:
         """Returns whether the flag is set on any rank that trains the model. Collective over these ranks."""
         return self._agreement.any(flag)
@@ -197,7 +202,7 @@ class Replicas:
         """Raises InputError unless the layers' dispatcher can handle rows that the plan does not have."""
         if on_mismatch not in (REFUSE, HOME):
             refuse("on_mismatch", f"{on_mismatch!r}; expected {REFUSE!r} or {HOME!r}")
-        if self._layers and on_mismatch == HOME and self._layers[0].config.moe_token_dispatcher_type == "flex":
+        if on_mismatch == HOME and self.is_flex:
             refuse("on_mismatch", "'home' needs moe_token_dispatcher_type alltoall or allgather, not flex")
 
     def _expect_usable(self) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +33,7 @@ from .rehearsal import Call, Routes, count, rehearse
 from .replicas import Replicas
 
 LOOK_UP = "get_forward_backward_func"
-
-
-def _every_call(call: Call) -> bool:
-    return True
+_log = logging.getLogger("foremoe")
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ class Adapter:
     trainer: str
     modules: tuple[str, ...]
     routes: Callable[[Call, Sequence[Any]], Routes | None] = rehearse
-    is_policy: Callable[[Call], bool] = _every_call
+    is_policy: Callable[[Call], bool] = lambda call: True
     replays: bool = True
-    sleeps: Callable[[], bool] = bool
+    sleeps: Callable[[], bool] = lambda: False
 
 
 class Schedule:
@@ -102,7 +100,7 @@ class Schedule:
         if self.replicas is None:  # not earlier: weights may be offloaded before the first step
             self.replicas, self._chunks = attach(call.chunks, **self._arguments), call.chunks
         if [id(chunk) for chunk in call.chunks] != [id(chunk) for chunk in self._chunks]:
-            if call.forward_only:
+            if call.forward_only or not self.is_active:
                 return forward_backward(**call.keywords)
             refuse(
                 "model",
@@ -135,19 +133,30 @@ class Schedule:
                 return np.zeros((call.num_micro_batches, 0, 0), np.int64)
             if routes is None:
                 refuse(
-                    "router_replay", f"gives no routes to the routers of a training step of {self._adapter.trainer}; "
+                    "router_replay", f"gives no routes to the routers of a step of {self._adapter.trainer}; "
                     f"expected replay of recorded routes (R3), or mode=shadow in {VARIABLE}",
                 )  # fmt: skip
             found, chosen = count(routes, replicas.num_experts)
             return found
 
         plan = replicas.plan(counts, "recompute" if call.forward_only else "policy_update")
-        with replicas.step(plan, on_mismatch=HOME if replicas.any(chosen) else None):
+        routes = None  # frees the memory of all routes
+        is_home = replicas.any(chosen)
+        if replicas.any(is_home and replicas.is_flex):
+            if call.forward_only:
+                return forward_backward(**call.keywords)
+            refuse(
+                "routes", "are missing for some rows, which a plan computes at home; that needs "
+                "moe_token_dispatcher_type alltoall or allgather, not flex",
+            )  # fmt: skip
+        with replicas.step(plan, on_mismatch=HOME if is_home else None):
             return forward_backward(**call.keywords)
 
 
 def install(adapter: Adapter, arguments: dict[str, Any] | None = None) -> Schedule:
-    """Replaces get_forward_backward_func in the modules of the adapter. Importing them is up to this function.
+    """Replaces get_forward_backward_func in the modules of the adapter, which it imports.
+
+    If they are replaced already, returns that schedule; a module that was executed again gets a new one.
 
     arguments: Arguments of attach(). None: those of the variable FOREMOE_ATTACH.
 
@@ -164,8 +173,13 @@ def install(adapter: Adapter, arguments: dict[str, Any] | None = None) -> Schedu
         except (ImportError, AttributeError) as error:
             raise ImportError(f"foremoe: this version of {adapter.trainer} has no {name}.{LOOK_UP}: {error}") from error
 
+        if (earlier := getattr(look_up, "foremoe", None)) is not None:
+            return earlier  # type: ignore[no-any-return]
+
         def looked_up(*given: Any, of: Callable[..., Any] = look_up, **named: Any) -> Callable[..., Any]:
             return schedule.wrap(of(*given, **named))
 
+        looked_up.foremoe = schedule  # type: ignore[attr-defined]
         setattr(module, LOOK_UP, looked_up)
+    _log.setLevel(min(_log.getEffectiveLevel(), logging.INFO))  # rank 0 logs the metrics of each step
     return schedule

@@ -1,6 +1,6 @@
 """What ForeMoE supports: versions, and configurations of trainers.
 
-python -m foremoe.supported             # prints the table of versions of docs/users/adopting.md
+python -m foremoe.supported             # prints the table of versions of docs/users/supported.md
 
 foremoe.supported.check() takes the configuration of a launch file, and returns what keeps it from running.
 """

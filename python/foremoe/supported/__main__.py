@@ -6,7 +6,7 @@ import re
 import sys
 
 from foremoe._command_line import OK, printable, reporting
-from foremoe._errors import refuse
+from foremoe._errors import InputError, refuse
 
 from .check import SIZES, check
 from .launch_file import read
@@ -29,18 +29,23 @@ USAGE = """\
 python -m foremoe.supported                           prints the versions of frameworks that ForeMoE accepts
 python -m foremoe.supported FILE ... [NAME=value ...] says whether launch files would run: shell scripts, YAML, TOML,
                                                       or the JSON mapping of foremoe.supported.check(). Runs nothing.
-                                                      NAME=value sets a variable of the scripts' environment"""
+                                                      NAME=value sets a variable of the scripts' environment.
+                                                      Exit status 2 for files that cannot be read, else 0"""
 
 
 def _report(file: str, given: dict[str, str]) -> None:
     launch = read(file, given)
-    verdict = check(launch.mapping)
+    try:
+        verdict = check(launch.mapping)
+    except InputError as error:
+        refuse(error.field, error.problem, file=file)
     settings, trainer = launch.mapping.get("settings", {}), str(launch.mapping.get("framework"))
     shown = {of: "?" if of in launch.unresolved else settings.get(of, 1) for of in SIZES}
     sizes = ", ".join(f"{of.removesuffix('_parallel_size')} {size}" for of, size in shown.items())
-    print(f"{file}: {trainer}; {sizes}; {len(settings)} settings, without versions and the model's own")
+    print(f"{file}: {trainer}; {sizes}; {len(settings)} settings, not versions and the model's own")
     for field, text in launch.unresolved.items():
-        print(f"  not resolved: {field} = {printable(text)}")
+        if field in {rule.field for rule in RULES} | {*SIZES}:
+            print(f"  not resolved: {field} = {printable(text)}")
     accepted = {}
     for mode, found in (("active", verdict.active), ("shadow", verdict.shadow)):
         reasons = [reason for reason in found if reason.field not in launch.unresolved]
@@ -62,7 +67,7 @@ def main(files: list[str]) -> int:
     for option in (of for of in files if of.startswith("-")):
         refuse("option", f"{option}; expected files, NAME=value or --help")
     given = {of.partition("=")[0]: of.partition("=")[2] for of in files if re.match(r"[A-Za-z_]\w*=", of)}
-    if not files:
+    if not [of for of in files if of.partition("=")[0] not in given]:
         print(table())
     for file in files:
         if file.partition("=")[0] not in given:

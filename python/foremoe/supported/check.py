@@ -28,7 +28,7 @@ FLAGS = (
 _KNOWN_VALUES = {rule.field: rule.accepted for rule in RULES if rule.field.startswith(("moe_token_", "moe_flex_"))}
 _KNOWN_VALUES["replay"] = ("R3", "R2", "disabled")
 SIZES = tuple(f"{of}_parallel_size" for of in ("tensor_model", "pipeline_model", "context", "expert_model"))
-_TELL = "tell us what it means, or remove it"
+_TELL = "report it as an issue, or remove it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def check(launch: Mapping[str, Any]) -> Verdict:
 def _expect(name: str, value: Any, kind: Any) -> None:
     if not isinstance(value, kind):
         expected = "a mapping" if kind is Mapping else "a list"
-        refuse(name, f"is a {type(value).__name__}; expected {expected}")
+        refuse(name, f"has type {type(value).__name__}; expected {expected}")
 
 
 def _unknown(launch: Mapping[str, Any]) -> Iterator[Reason]:
@@ -106,25 +106,30 @@ def _versions(launch: Mapping[str, Any], mode: str) -> Iterator[Reason]:
     name, version, core = (launch.get(key) for key in ("framework", "framework_version", "megatron_core"))
     trainer = TRAINERS.get(str(name))
     if trainer is None:
-        yield Reason("framework", name, "unknown trainer", "call foremoe.megatron.attach() yourself; see adopting.md")
+        if mode == "active":
+            yield Reason(
+                "framework", name, "unknown trainer", "call foremoe.megatron.attach() yourself; see adopting.md"
+            )
         return
     if not re.match("run|read", trainer.plans if mode == "active" else trainer.shadow):
-        remedy = "use shadow mode" if trainer.shadow != trainer.plans else "call foremoe.megatron.attach() yourself"
+        remedy = "use shadow mode" if trainer.shadow != trainer.plans else "use a trainer of Megatron-LM models"
         yield Reason("framework", name, f"has no adapter for {mode} mode", remedy)
     if trainer.package:
         if not trainer.accepts(str(version), mode):
-            yield Reason("framework_version", version, f"{mode} mode was not tested with it", f"use {trainer.accepted}")
+            accepted = trainer.accepted_in(mode)
+            yield Reason("framework_version", version, f"{mode} mode was not tested with it", f"use {accepted}")
     elif mode == "active" and not any(word in str(version) for word in re.findall(r"[\w.]{5,}", trainer.sources)):
         yield Reason("framework_version", version, "its sources were not read", f"use {trainer.sources}")
     if core is not None and not MEGATRON.accepts(str(core), mode):
-        yield Reason("megatron_core", core, f"{mode} mode was not tested with it", f"use {MEGATRON.accepted}")
+        accepted = MEGATRON.accepted_in(mode)
+        yield Reason("megatron_core", core, f"{mode} mode was not tested with it", f"use {accepted}")
 
 
 def _values(launch: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values to which rules apply, by field."""
     values = dict(launch.get("settings", {}))
     values |= {"engine": launch.get("engine", "?"), "replay": launch.get("replay", "disabled")}
-    for flag in launch.get("flags", ()):
+    for flag in (of for of in FLAGS if of in launch.get("flags", ())):
         values[flag.removesuffix("_False")] = not flag.endswith("_False")
     tensor, stages = (_size(values.get(f"{of}_model_parallel_size")) for of in ("tensor", "pipeline"))
     if launch.get("framework") not in ("NeMo-RL", "ms-swift", "AReaL"):  # whose default is 1

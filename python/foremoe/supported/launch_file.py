@@ -19,7 +19,7 @@ from .shell import UNRESOLVED, Script, mark
 _VPP = "virtual_pipeline_model_parallel_size"
 _ALIASES = {
     "fp8_format": "fp8", "fp4_format": "fp4", "virtual_pipeline_parallel_size": _VPP,
-    "num_layers_per_virtual_pipeline_stage": _VPP, "num_virtual_stages_per_pipeline_rank": _VPP, "num_experts":
+    "num_virtual_stages_per_pipeline_rank": _VPP, "num_experts":
     "num_moe_experts",
 }  # fmt: skip
 
@@ -42,7 +42,8 @@ class _Format:
 
 
 _ARGUMENTS = {
-    "train_backend": "engine", "use_rollout_routing_replay": "replay", "router_replay_mode": "replay",
+    "train_backend": "engine", "use_routing_replay": "replay_of_log_probs",
+    "use_rollout_routing_replay": "replay", "router_replay_mode": "replay",
     "colocate": "offload_train", "offload_train": "offload_train", "offload": "offload_train",
     "no_offload_train": "no_offload_train", "lora_rank": "lora_on_experts",
     "tuner_type": "lora_on_experts", "npu": "npu",
@@ -113,10 +114,15 @@ class Launch:
 
 
 def read(file: str, given: Mapping[str, str]) -> Launch:
-    """Reads a launch file. given: Variables of the environment of a shell script. Raises InputError,
-    with the file and line, if it is none.
+    """Reads a launch file.
 
-    Raises ImportError, with the command that installs it, if the parser of the format is missing.
+    Args:
+        file: Its path.
+        given: Variables of the environment of a shell script.
+
+    Raises:
+        InputError: if it is none, with the file and, for YAML, the line.
+        ImportError: if the parser of the format is missing, with the command that installs it.
     """
     path = pathlib.Path(file)
     try:
@@ -127,6 +133,8 @@ def read(file: str, given: Mapping[str, str]) -> Launch:
         keys = dict(_keys(path, given))
     except OSError as error:
         refuse("file", error.strerror or "cannot be read", file=file)
+    except RecursionError:
+        refuse("file", "is nested too deeply", file=file)
     except UnicodeDecodeError:
         refuse("file", "is no text", file=file)
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
@@ -137,7 +145,8 @@ def read(file: str, given: Mapping[str, str]) -> Launch:
                 name = "miles"
             return _launch(name, form, keys)
     trainers = ", ".join(TRAINERS)
-    refuse("file", f"is no launch file of {trainers}; programs in Python are not read", file=file)
+    expected = "expected the script, YAML or TOML that has them, not one that only starts Python"
+    refuse("file", f"has no settings of {trainers}; {expected}", file=file)
 
 
 def _launch(name: str, form: _Format, keys: dict[str, Any]) -> Launch:
@@ -170,6 +179,11 @@ def _launch(name: str, form: _Format, keys: dict[str, Any]) -> Launch:
             found.pop("offload_train", None)
         elif field:
             found[str(field)] = value
+    if found.pop("replay_of_log_probs", None) is not None and found["replay"] == "disabled":
+        found["replay"] = "R2"
+    recorded = keys.get("actor_rollout_ref.rollout.enable_rollout_routing_replay")
+    if name == "verl" and found["replay"] == "R3" and not plain(recorded):
+        found["replay"] = "disabled"  # no routes are recorded
     unresolved = {of: value.replace(UNRESOLVED, "") for of, value in found.items() if UNRESOLVED in str(value)}
     found = {of: value for of, value in found.items() if of not in unresolved}
     flags = [of for of in FLAGS if plain(found.get(of.removesuffix("_False"))) is (not of.endswith("_False"))]
@@ -238,7 +252,7 @@ def _yaml(path: pathlib.Path, begun: tuple[pathlib.Path, ...] = ()) -> dict[str,
     try:
         import yaml
     except ImportError as error:
-        raise ImportError(f"reading YAML needs pip install 'foremoe[launch]': {error}") from error
+        raise ImportError(f"reading YAML needs `pip install pyyaml`: {error}") from error
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -248,7 +262,9 @@ def _yaml(path: pathlib.Path, begun: tuple[pathlib.Path, ...] = ()) -> dict[str,
         refuse("file", "is no YAML mapping", file=str(path))
     merged: dict[str, Any] = {}
     defaults = tree.pop("defaults", [])
-    for entry in [defaults] if isinstance(defaults, str) else defaults:
+    for entry in filter(
+        None, [defaults] if isinstance(defaults, str) else defaults if isinstance(defaults, list) else []
+    ):
         group, name = next(iter(entry.items())) if isinstance(entry, dict) else ("", entry)
         name, _, package = str(name).partition("@")
         group, _, of_group = group.partition("@")

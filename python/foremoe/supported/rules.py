@@ -85,6 +85,10 @@ CONFIGURATION = (
         "virtual_pipeline_model_parallel_size", (None, 1),
         "a plan runs all layers of a micro-batch in one pass, but its chunks alternate with other micro-batches'",
     ),
+    Rule(
+        "num_layers_per_virtual_pipeline_stage", NONE,
+        "a plan runs all layers of a micro-batch in one pass, but its chunks alternate with other micro-batches'",
+    ),
     Rule("expert_tensor_parallel_size", (None, 1), "an expert must lie on one rank"),
     Rule("expert_gtp_weight_remat_size", (None, 1), "a parameter is then a part of an expert"),
     Rule("moe_token_dispatcher_type", ("allgather", "alltoall", "flex"), "a plan replaces the dispatcher"),
@@ -103,6 +107,7 @@ CONFIGURATION = (
         "moe_shared_expert_overlap", OFF, "the dispatcher runs the shared experts then",
         test=_TESTS + "test_megatron.py::test_losses_and_gradients_match_unplanned_layers_and_models_are_unchanged",
     ),
+    Rule("moe_use_legacy_grouped_gemm", OFF, "its experts are one parameter"),
     Rule("moe_single_grouped_weight", OFF, "all experts of a rank are one parameter then"),
     Rule("moe_single_grouped_bias", OFF, "all experts of a rank are one parameter then"),
     Rule("moe_paged_stash", OFF, "activations of guests are not stashed"),
@@ -137,9 +142,11 @@ TRAINER = (
     Rule(
         "replay", ("R3",), "a plan needs the routes of the update before it begins",
         remedy="switch on router replay of the rollout's routes (R3), or use shadow mode",
-        also=dict.fromkeys(_VERL, ("R2",)),
+        also=dict.fromkeys((*_VERL, "slime", "miles", "ms-swift"), ("R2",)),
         test=_TESTS + "test_verl_engine.py::test_losses_and_gradients_match_those_of_verl",
     ),
+    Rule("offload_train_target", (None, "cpu"), "memory is then not backed up on the host"),
+    Rule("lora_dropout", (None, 0), "guests would draw other random numbers than their homes"),
     Rule("npu", OFF, "ForeMoE runs on CUDA devices", shadow=True, remedy="train on GPUs"),
     Rule(
         "offload_train", OFF, "guests and groups for copies may not survive while the trainer's weights are offloaded",

@@ -46,7 +46,9 @@ class Script:
             import tree_sitter
             import tree_sitter_bash
         except ImportError as error:
-            raise ImportError(f"reading shell scripts needs pip install 'foremoe[launch]': {error}") from error
+            raise ImportError(
+                f"reading shell scripts needs `pip install tree-sitter tree-sitter-bash`: {error}"
+            ) from error
         self.commands: list[list[str]] = []
         self.environment: set[str] = set()
         self._parser: Any = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))

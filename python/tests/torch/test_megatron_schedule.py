@@ -41,6 +41,7 @@ class Trainer(Pipeline):
         return {"number": m, "x": batch(STEP, m), "routes": of_layers if self.routes != "none" else None}
 
     def schedule(self, forward_only: bool = False, in_list: bool = True, micro_batches: int = MICRO_STEPS) -> Any:
+        from megatron.core.rerun_state_machine import RerunDataIterator
         from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
         net = self.nets[0]
@@ -57,7 +58,7 @@ class Trainer(Pipeline):
                 y.register_hook(lambda _: RouterReplay.set_global_router_replay_action(again))
             return y, lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
 
-        data = iter([self.micro_batch(m) for m in range(micro_batches)])
+        data = RerunDataIterator(iter([self.micro_batch(m) for m in range(micro_batches)]))  # has no __iter__()
         RouterReplay.clear_global_indices()
         RouterReplay.clear_global_router_replay_action()
         return sys.modules["a_trainer"].get_forward_backward_func()(
@@ -124,6 +125,7 @@ def test_planned_training_steps_equal_the_trainers_own(rank: int, case: Case, in
     expected = make_trainer(case).train()
     trainer = make_trainer(case)
     schedule = planned()
+    assert planned() is schedule  # not wrapped twice
     random = torch.get_rng_state()
     for _ in range(2):
         found = trainer.train(in_list=in_list)
@@ -156,7 +158,7 @@ def test_a_training_step_without_routes_is_an_error_on_all_ranks(rank: int) -> N
     schedule = planned()
     trainer.routes = "none" if rank == 1 else "all"
     said = gather(refusal(trainer.train))
-    own = "router_replay: gives no routes to the routers of a training step of a trainer"
+    own = "router_replay: gives no routes to the routers of a step of a trainer"
     assert said[1].startswith(f"InputError: {own}")
     assert all(said[other].startswith(f"InputError: rank 1 refused: {own}") for other in (0, 2, 3)), said
     schedule.replicas.detach()

@@ -203,7 +203,7 @@ def test_lists_that_cannot_be_planned_are_refused_on_all_ranks(rank: int) -> Non
             del model.nets[0].moe[1].router.routing_replay
         expect("routing_replay[1]: is missing in the router")
         os.environ["ENABLE_ROUTING_REPLAY"] = "0" if rank == 2 else "1"
-        expect("router_replay: gives no routes to the routers of a training step of slime")
+        expect("router_replay: gives no routes to the routers of a step of slime")
 
 
 @of_both

@@ -318,7 +318,7 @@ def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[d
         "guest_slots=": "FOREMOE_ATTACH: has 'guest_slots='",
         "=1": "FOREMOE_ATTACH: has '=1'",
         "model_chunks=1": "FOREMOE_ATTACH: has 'model_chunks=1'",
-        "no replay": "router_replay: gives no routes to the routers of a training step of verl",
+        "no replay": "router_replay: gives no routes to the routers of a step of verl",
         "unknown argument": "guests: is not one of",
         "split": "experimental_attention_variant: is 'dsv4_hybrid'",
     }.items():

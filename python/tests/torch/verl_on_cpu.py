@@ -57,6 +57,8 @@ def draw_batch(split: Split, seed: int = 0) -> Any:
 
     random = torch.Generator().manual_seed(100 * seed + parallel_state.get_data_parallel_rank())
     lengths = torch.randint(6, 40, (8,), generator=random).tolist()
+    if split.padded > 1:  # on every rank sequences of other lengths
+        lengths = list(range(8, 32, 3))
     responses = [length // 2 for length in lengths]
     responses[3] = 0
     popular = torch.rand(RECORDED, EXPERTS, generator=torch.Generator().manual_seed(3)) ** 3 + 0.02
