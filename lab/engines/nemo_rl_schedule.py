@@ -5,7 +5,7 @@ its fallback for tokens without a route, and begin_train_step, train_microbatch 
 with two groups of micro-batches before each of two optimizer steps. Megatron-LM is the tree on PYTHONPATH.
 
 Stand-ins: packages that are not installed (below), among them megatron.bridge; the model (three MoE layers), its loss,
-the optimizer and the learning rate; functions that agree on a norm across model-parallel ranks, of which there is one.
+the optimizer and the learning rate; functions that agree on a norm across the single model-parallel rank.
 """
 
 import sys

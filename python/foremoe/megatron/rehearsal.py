@@ -81,7 +81,7 @@ def rehearse(call: Call, layers: Sequence[Any]) -> Routes | None:
     Raises InputError if the forward step does not call the model, or gives routes to some routers only.
     """
     found: list[list[Any]] = []
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     random = torch.random.fork_rng(devices)
     with _replay_restored(call.chunks), _models_stopped(call.chunks), torch.no_grad(), random:
         for micro_batch in call.keep_micro_batches():
