@@ -124,5 +124,7 @@ class PaddedSkyRL(SkyRL):
 if __name__ == "__main__":
     stand_in("skyrl.backends.backend", "loguru", "jaxtyping", "pybase64", "skyrl_gym", "vllm", "zstandard")
     sys.path.insert(0, sys.argv[1])
+    import skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper  # noqa: F401, once, and not by each rank
+
     for trainer in (SkyRL, PaddedSkyRL):
         run(trainer, "foremoe.skyrl")
