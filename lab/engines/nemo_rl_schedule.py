@@ -117,5 +117,7 @@ if __name__ == "__main__":
         "transfer_queue", "vllm", "zmq",
     )  # fmt: skip
     sys.path.insert(0, sys.argv[1])
+    import nemo_rl.models.policy.workers.megatron_policy_worker  # noqa: F401, once, and not by each rank
+
     for trainer in (NemoRL, WithMissingRoutes):
         run(trainer, "foremoe.nemo_rl")
