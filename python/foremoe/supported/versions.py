@@ -165,7 +165,7 @@ FRAMEWORKS = (
         name="NeMo-RL", sources="7ea279a", routes="run with hand-made records",
         shadow="run in lab/engines", plans="run in lab/engines",
     ),
-    Framework(name="SkyRL", sources="a956457", shadow="read", plans="read"),
+    Framework(name="SkyRL", sources="a956457", shadow="run in lab/engines", plans="run in lab/engines"),
     Framework(name="ROLL", sources="8eb27cc", shadow="run in lab/engines", plans="run in lab/engines"),
     Framework(
         name="ms-swift", sources="4.6.0.dev0, 3602360", routes="run with hand-made responses of vLLM",
