@@ -12,6 +12,7 @@ import torch
 from step_on_cpu import TOKENS, VOCABULARY, Stubs, routes, run, wrapped
 
 Stubs("mcore_bridge", "einops", "dacite", "msgspec")
+from megatron.core.rerun_state_machine import RerunDataIterator  # noqa: E402
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction  # noqa: E402
 from swift.megatron.trainers.grpo_trainer import MegatronGRPOTrainer  # noqa: E402
 from swift.megatron.utils import apply_router_replay_patch  # noqa: E402
@@ -33,7 +34,7 @@ def prepare(net, optimizer, losses):
     trainer.wrapped_models, trainer.unwrapped_models = [model], [net]
     trainer.micro_batch_size, trainer.temperature, trainer.compute_entropy = len(LENGTHS), 1.0, False
     trainer.opt_param_scheduler = types.SimpleNamespace(step=lambda increment: None)
-    trainer._replace_data_iterator = iter
+    trainer._replace_data_iterator = lambda batches: RerunDataIterator(iter(batches))  # as rollout_mixin.py does
 
     def loss_func(logps, data):
         losses.append(float((loss := (logps * data["grpo_batch"].completion_mask).square().mean()).detach()))
