@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ._errors import refuse
-from .megatron.adapters import router_of
+from .megatron.lora import router_of
 from .megatron.rehearsal import Call, Routes
 from .megatron.schedule import Adapter, Schedule, install
 

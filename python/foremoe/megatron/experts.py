@@ -21,7 +21,7 @@ from torch import Tensor
 import foremoe
 from foremoe._engine.lent import kind_of, try_lending
 
-from .adapters import Adapters, expect_copyable
+from .lora import Adapters, expect_copyable
 
 SEQUENTIAL, GROUPED = "SequentialMLP", "TEGroupedMLP"
 _OF_A_TRAINER = (

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foremoe._errors import refuse
 
-from .adapters import router_of
+from .lora import router_of
 from .rehearsal import Call, Routes, rehearse
 from .rows import with_filler_routes
 

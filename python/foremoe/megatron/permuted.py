@@ -21,9 +21,9 @@ from foremoe._engine.homes import HomeTable, exchanged
 from foremoe._engine.together import digest_of, refused_together
 from foremoe.options import AnyHomes
 
-from .adapters import adapted, router_of
 from .arguments import expect_chunks
 from .experts import expert_parameters
+from .lora import adapted, router_of
 from .supported import moe_layers
 
 BUFFER = "foremoe_expert_of_position"

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from foremoe._errors import refuse
 
-from .adapters import router_of
 from .counts import Counts
+from .lora import router_of
 
 Routes = Sequence[Iterable[Tensor]]  # [micro-batch][layer], integers [rows, top_k]; −1: the router chooses
 

@@ -9,8 +9,8 @@ import foremoe
 from foremoe._engine.together import fact_of
 from foremoe.supported import CONFIGURATION, MEGATRON, expect, relevant
 
-from .adapters import router_of
 from .experts import MoE, row_width
+from .lora import router_of
 
 
 def expect_version(mode: str) -> str:

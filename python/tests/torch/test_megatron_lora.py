@@ -29,7 +29,7 @@ from refusals import input_error
 
 import foremoe.megatron
 from foremoe._engine.guests import Guests
-from foremoe.megatron import adapters
+from foremoe.megatron import lora
 
 GROUPED = {"moe_grouped_gemm": True}
 OVERLAP = {"overlap_grad_reduce": True}
@@ -136,11 +136,11 @@ def test_the_comparison_notices_guests_with_the_adapter_of_their_own_rank(rank: 
                 for p, q in zip(at.parameters(), of_experts.adapter.parameters(), strict=True):
                     p.data = q.detach()
 
-    own = adapters.Adapters.prepare
+    own = lora.Adapters.prepare
     case = Case(config=config, adapt=adapt_experts)
     begin_groups(4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapters.Adapters, "prepare", misplaced)
+        patch.setattr(lora.Adapters, "prepare", misplaced)
         found, _ = under_a_plan(case, {})
     assert max(gather(max(differences(found, train_unplanned(case)).values()))) > 1e-3
 
@@ -156,7 +156,7 @@ def adapted_net(config: dict[str, Any], **options: Any) -> Any:
 def test_guests_use_no_adapter_while_the_trainer_switches_adapters_off(rank: int, config: dict[str, Any]) -> None:
     net = adapted_net(config)
     replicas = foremoe.megatron.attach(net, ranks_per_node=2)
-    wrappers = [of for layer in net.moe for _, of in adapters.adapted(layer.experts)]
+    wrappers = [of for layer in net.moe for _, of in lora.adapted(layer.experts)]
     outputs: dict[tuple[bool, bool], Any] = {}
     for enabled in (True, False):
         for of in wrappers:
