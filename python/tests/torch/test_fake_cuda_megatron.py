@@ -128,7 +128,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
         for guests, moe in zip(replicas._guests, replicas._moes, strict=True):
             move(guests.module, cuda)
             guests._parameters = experts.expert_parameters(guests.module, moe.name)
-        patch.setattr(replicas, "_expect_same", lambda _: None)  # _expect_same() compares digests on the device
+        patch.setattr(replicas, "_expect_same", lambda *_: None)  # _expect_same() compares digests on the device
         cuda.waits.clear()
         with contextlib.suppress(LeaveStep), replicas.step(plan):
             for m in range(MICRO_STEPS):
