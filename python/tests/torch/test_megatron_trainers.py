@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import re
-from collections.abc import Callable
 from typing import Any
 
-import megatron_on_cpu
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,14 +16,10 @@ from megatron_training import (
     batch,
     begin_groups,
     counts_of,
-    differences,
     expect_equal,
-    group_of,
     make_config,
     make_net,
     replay,
-    rho_at_homes,
-    run_step,
     wrap,
 )
 
@@ -79,77 +72,6 @@ def test_the_documented_snippet_runs_with_megatrons_own_schedule(rank: int) -> N
     expected, found = run(False), run(True)
     expect_equal(found, expected)
     assert found["metrics"]["foremoe/rho_computed"] < 1.05
-
-
-@pytest.mark.parametrize("name", ["megatron_forward_backward", "in_step"])
-def test_the_documented_wrapper_measures_training_steps_and_changes_no_results(rank: int, name: str) -> None:
-    """Wraps Megatron-LM's own schedule with the documented line for each trainer."""
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    begin_groups(2)
-    document = DOCS.read_text()
-    (snippet,) = [code for code in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "def in_shadow" in code]
-    names = {"get_forward_backward_func": get_forward_backward_func}
-    names["megatron_forward_backward"] = get_forward_backward_func()
-    exec(snippet, names)
-    (line,) = re.findall(rf"`({name} = in_shadow\([^`]*)`", document)
-
-    def run(forward_backward: Any) -> dict[str, Any]:
-        net = make_net(make_config(Case(ep=2)))
-        inputs: list[Any] = []
-
-        def forward_step(data: Any, of: Any) -> Any:
-            replay(net, 0, m := next(data))
-            inputs.append(batch(0, m))
-            return of(inputs[-1]), lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
-
-        for forward_only in (True, False):
-            losses = forward_backward(
-                forward_step_func=forward_step, data_iterator=iter(range(MICRO_STEPS)), model=[net],
-                num_microbatches=MICRO_STEPS, seq_length=TOKENS, micro_batch_size=1, forward_only=forward_only,
-            )  # fmt: skip
-        return {
-            "losses": [float(of["loss"]) for of in losses],
-            "inputs": [x.grad for x in inputs[MICRO_STEPS:]],
-            "weights": [{name: p.grad for name, p in net.named_parameters()}],
-        }
-
-    exec(line, names)
-    found, expected = run(names[name]), run(get_forward_backward_func())
-    assert max(differences(found, expected).values()) == 0
-    (replicas,) = names[name].attached
-    replicas.detach()
-    metrics = replicas.metrics()
-    assert metrics["foremoe/rho_vanilla"] == pytest.approx(rho_at_homes(sum(counts_of(0, of) for of in group_of(rank))))
-    assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
-
-
-def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[dict[str, Any], list[float]]:
-    """Runs three clipped steps of Megatron-LM's Adam. Returns weights by name, and gradient norms."""
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-
-    config = make_config(case)
-    net = make_net(config)
-    model = wrap(case, config, net)
-    sharded = bool((case.ddp or {}).get("use_distributed_optimizer"))
-    options = OptimizerConfig(
-        optimizer="adam", lr=0.01, clip_grad=0.5, params_dtype=case.dtype, use_distributed_optimizer=sharded
-    )
-    norms = []
-    with megatron_on_cpu.types_of_cuda():
-        optimizer = get_megatron_optimizer(options, [model])
-        replicas = attach(model) if attach is not None else None
-        for step in range(3):
-            model.zero_grad_buffer()
-            optimizer.zero_grad()
-            planned = replicas.plan(counts_of(step, dist.get_rank())) if replicas is not None else None
-            with replicas.step(planned) if replicas is not None else contextlib.nullcontext():
-                run_step(case, model, net, step)
-            model.finish_grad_sync()
-            norms.append(float(optimizer.step()[1]))
-    if case.ddp is not None and case.ddp.get("overlap_param_gather"):
-        model.start_param_sync(force_sync=True)
-    return {name: p.detach().clone() for name, p in net.named_parameters()}, norms
 
 
 @pytest.mark.parametrize("ddp", [OVERLAP, SHARDED, SHARDED | OVERLAP | {"overlap_param_gather": True}])
