@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
 
+import megatron_on_cpu
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +23,7 @@ from megatron_training import (
     make_config,
     make_net,
     replay,
+    run_step,
     wrap,
 )
 
@@ -72,6 +76,34 @@ def test_the_documented_snippet_runs_with_megatrons_own_schedule(rank: int) -> N
     expected, found = run(False), run(True)
     expect_equal(found, expected)
     assert found["metrics"]["foremoe/rho_computed"] < 1.05
+
+
+def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[dict[str, Any], list[float]]:
+    """Runs three clipped steps of Megatron-LM's Adam. Returns weights by name, and gradient norms."""
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    config = make_config(case)
+    net = make_net(config)
+    model = wrap(case, config, net)
+    sharded = bool((case.ddp or {}).get("use_distributed_optimizer"))
+    options = OptimizerConfig(
+        optimizer="adam", lr=0.01, clip_grad=0.5, params_dtype=case.dtype, use_distributed_optimizer=sharded
+    )
+    norms = []
+    with megatron_on_cpu.types_of_cuda():
+        optimizer = get_megatron_optimizer(options, [model])
+        replicas = attach(model) if attach is not None else None
+        for step in range(3):
+            model.zero_grad_buffer()
+            optimizer.zero_grad()
+            planned = replicas.plan(counts_of(step, dist.get_rank())) if replicas is not None else None
+            with replicas.step(planned) if replicas is not None else contextlib.nullcontext():
+                run_step(case, model, net, step)
+            model.finish_grad_sync()
+            norms.append(float(optimizer.step()[1]))
+    if case.ddp is not None and case.ddp.get("overlap_param_gather"):
+        model.start_param_sync(force_sync=True)
+    return {name: p.detach().clone() for name, p in net.named_parameters()}, norms
 
 
 @pytest.mark.parametrize("ddp", [OVERLAP, SHARDED, SHARDED | OVERLAP | {"overlap_param_gather": True}])
