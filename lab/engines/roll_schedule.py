@@ -45,7 +45,8 @@ class Models(list):
 
 
 def prepare(net, optimizer, losses):
-    nothing = lambda *_, **__: None  # noqa: E731
+    def nothing(*_, **__): ...
+
     megatron_strategy.current_platform.empty_cache = nothing
     optimizer.reload_states = optimizer.offload_states = nothing
     megatron_strategy.default_tokenizer_provider = megatron_strategy.default_processor_provider = nothing

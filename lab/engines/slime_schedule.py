@@ -214,7 +214,10 @@ def unpinned():
 def wrap_names_of_torch(groups):
     """Adds methods of process groups that torch 2.15 calls, and that the trainer's wrapper does not have."""
     for name in ("all_gather_single", "reduce_scatter_single", "all_to_all_single"):
-        call = lambda self, *given, of=name, **named: self._fwd(of, *given, **named)  # noqa: E731
+
+        def call(self, *given, of=name, **named):
+            return self._fwd(of, *given, **named)
+
         setattr(groups.ReloadableProcessGroup, name, call)
 
 
