@@ -121,7 +121,7 @@ class Schedule:
             routes = self._adapter.routes(call, replicas.layers)
         except Exception as error:  # raised by plan(), on all ranks
             refused = error
-        if not replicas.any(routes is not None or refused is not None) and call.forward_only:
+        if call.forward_only and not replicas.any(routes is not None or refused is not None):
             return forward_backward(**call.keywords)
         chosen = False
 
@@ -142,7 +142,7 @@ class Schedule:
         plan = replicas.plan(counts, "recompute" if call.forward_only else "policy_update")
         routes = None  # frees the memory of all routes
         is_home = replicas.any(chosen)
-        if replicas.any(is_home and replicas.is_flex):
+        if is_home and replicas.any(replicas.is_flex):
             if call.forward_only:
                 return forward_backward(**call.keywords)
             refuse(
