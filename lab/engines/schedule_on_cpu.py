@@ -1,6 +1,6 @@
 """What the programs share that run a trainer's own calls of Megatron-LM's schedule with ForeMoE, on four gloo ranks.
 
-A program gives run() a class whose train(mode) makes the trainer's calls with a tiny MoE model, and returns losses and
+A program gives run() a class whose train() makes the trainer's calls with a tiny MoE model, and returns losses and
 gradients. It runs plain, in shadow mode and in active mode. Losses and gradients must be equal to 1e-12, planned rows
 must be those that ranks computed, and the routers' rows those that the data say.
 """
@@ -101,8 +101,8 @@ def routes(layers, rows, seed, experts=8, top_k=2):
     return torch.stack([torch.multinomial(of.expand(rows, -1), top_k, generator=random) for of in chances], 1)
 
 
-def _worker(rank, trainer, adapter, folder, mode):
-    warnings.simplefilter("ignore")
+def begin_rank(rank, folder, mode):
+    """Joins the group of RANKS ranks, with Megatron-LM on a CPU and FOREMOE_ATTACH for the mode."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
                    "FOREMOE_ATTACH": f"mode={mode},ranks_per_node=2"}  # fmt: skip
     torch.set_num_threads(1)
@@ -111,6 +111,11 @@ def _worker(rank, trainer, adapter, folder, mode):
     import megatron_on_cpu
 
     megatron_on_cpu.apply()
+
+
+def _worker(rank, trainer, adapter, folder, mode):
+    warnings.simplefilter("ignore")
+    begin_rank(rank, folder, mode)
     made = trainer()
     if mode != "plain":
         importlib.import_module(adapter).init(*getattr(made, "init_arguments", ()))

@@ -15,8 +15,9 @@ import types
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from schedule_on_cpu import RANKS, begin_rank
 
-RANKS, STEPS, TOKENS, EXPERTS, TOP_K, VOCABULARY = 4, 2, 24, 8, 2, 32
+STEPS, TOKENS, EXPERTS, TOP_K, VOCABULARY = 2, 24, 8, 2, 32
 
 
 class Stub(types.ModuleType):
@@ -84,15 +85,9 @@ def routes(seed, rows, layers):
 
 
 def _worker(rank, folder, name, prepare, adapter, mode, planned_calls, config):
-    import megatron_on_cpu
     import megatron_training as megatron
 
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
-                   "FOREMOE_ATTACH": f"mode={mode},ranks_per_node=2"}  # fmt: skip
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{mode}", rank=rank, world_size=RANKS)
-    megatron_on_cpu.apply()
+    begin_rank(rank, folder, mode)
     megatron.begin_groups(RANKS)
     net = megatron.make_net(megatron.make_config(megatron.Case(config=config)))
     random = torch.Generator().manual_seed(5)

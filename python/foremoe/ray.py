@@ -24,8 +24,8 @@ import sys
 from typing import Any
 
 from ._import_hook import WhenImported
+from ._variable import VARIABLE
 
-VARIABLE = "FOREMOE_ATTACH"
 ADAPTERS = {
     "nemo_rl.models.megatron.train": "foremoe.nemo_rl",
     "skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper": "foremoe.skyrl",

@@ -19,8 +19,8 @@ schedules: dict[str, Schedule] = {}
 
 
 def init() -> Schedule:
-    """Wraps the schedule in this process, once for each module. Returns that of the first."""
+    """Wraps the schedule of each module in this process. Returns that of the first."""
     for name in MODULES:
-        if name not in schedules and (name == MODULES[0] or hasattr(sys.modules.get(name), LOOK_UP)):
+        if name == MODULES[0] or hasattr(sys.modules.get(name), LOOK_UP):
             schedules[name] = install(Adapter("RLinf", (name,), replays=False))
     return schedules[MODULES[0]]

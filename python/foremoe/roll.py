@@ -4,9 +4,8 @@
 
 in the environment of the driver, which calls ray.init() with a runtime environment of its own (foremoe.ray). Each
 worker that imports roll.distributed.strategy.megatron_strategy then gets the planned schedule, before a strategy stores
-it.
-Active mode requires router_replay.mode R3 in actor_train, whose old log-probabilities are planned too, from the second
-step on. Critics are trained as without ForeMoE.
+it. Active mode requires router_replay.mode R3 in actor_train, whose old log-probabilities are planned too, from the
+second step on. Critics are trained as without ForeMoE.
 
 Tested with ROLL 8eb27cc2: its MegatronTrainStrategy on CPU (lab/engines/roll_schedule.py).
 """

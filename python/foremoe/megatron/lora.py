@@ -33,6 +33,11 @@ def router_of(layer: Any) -> Any:
     return getattr(layer.router, "to_wrap", layer.router)
 
 
+def replay_of(layer: Any) -> Any:
+    """Returns the RouterReplay of an MoE layer's router; None if it has none."""
+    return getattr(router_of(layer), "router_replay", None)
+
+
 def expect_copyable(experts: torch.nn.Module, name: str) -> None:
     """Raises InputError if experts have adapters with which guests cannot compute."""
     for of, layer in adapted(experts):

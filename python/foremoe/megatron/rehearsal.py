@@ -22,7 +22,7 @@ from torch import Tensor
 from foremoe._errors import refuse
 
 from .counts import Counts
-from .lora import router_of
+from .lora import replay_of
 
 Routes = Sequence[Iterable[Tensor]]  # [micro-batch][layer], integers [rows, top_k]; −1: the router chooses
 
@@ -87,7 +87,7 @@ def rehearse(call: Call, layers: Sequence[Any]) -> Routes | None:
         for micro_batch in call.keep_micro_batches():
             iterator = None if micro_batch is None else iter([micro_batch])
             for layer in layers:
-                if (own := _replay_of(layer)) is not None:
+                if (own := replay_of(layer)) is not None:
                     own.target_topk_idx = None
             try:
                 call.keywords["forward_step_func"](iterator, call.chunks[0])
@@ -95,7 +95,7 @@ def rehearse(call: Call, layers: Sequence[Any]) -> Routes | None:
                 error.add_note(f"in the forward step of micro-batch {len(found)}, which foremoe ran to read its routes")
                 raise
             except _Rehearsed:
-                targets = [getattr(_replay_of(layer), "target_topk_idx", None) for layer in layers]
+                targets = [getattr(replay_of(layer), "target_topk_idx", None) for layer in layers]
             else:
                 refuse("forward_step_func", "did not call the model; expected it to call the module that it was given")
             if layers and all(of is None for of in targets):
@@ -109,10 +109,6 @@ def rehearse(call: Call, layers: Sequence[Any]) -> Routes | None:
                     )
             found.append(targets)
     return found if layers else None
-
-
-def _replay_of(layer: Any) -> Any:
-    return getattr(router_of(layer), "router_replay", None)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from foremoe._engine.together import fact_of
 from foremoe.supported import CONFIGURATION, MEGATRON, expect, relevant
 
 from .experts import MoE, row_width
-from .lora import router_of
+from .lora import replay_of
 
 
 def expect_version(mode: str) -> str:
@@ -96,19 +96,19 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
 
 def _has_replay(layer: Any) -> bool:
     replays = getattr(layer.config, "moe_enable_routing_replay", False)
-    return bool(replays) or getattr(router_of(layer), "router_replay", None) is not None
+    return bool(replays) or replay_of(layer) is not None
 
 
 def replayed(layer: Any) -> Any:
     """Returns the experts that the router replays in a forward, integers [tokens, top_k]; None if it replays none."""
-    own = getattr(router_of(layer), "router_replay", None)
+    own = replay_of(layer)
     action = getattr(getattr(own, "router_replay_action", None), "value", "")
     return own.target_topk_idx if own is not None and action == "replay_forward" else None
 
 
 def replay_problem(layer: Any) -> str:
     """Returns why the router replays nothing although it or another router was given routes; "" if no problem."""
-    own = getattr(router_of(layer), "router_replay", None)
+    own = replay_of(layer)
     if own is None or own.router_replay_action is not None:
         return ""
     from megatron.core.transformer.moe.router_replay import RouterReplay

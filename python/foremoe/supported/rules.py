@@ -80,15 +80,11 @@ NONE, OFF = (None,), (None, False)  # 0 equals False
 _VERL = ("verl", "verl-recipe")
 _TESTS = "python/tests/torch/"
 
+_ONE_PASS = "a plan runs all layers of a micro-batch in one pass, but its chunks alternate with other micro-batches'"
+
 CONFIGURATION = (
-    Rule(
-        "virtual_pipeline_model_parallel_size", (None, 1),
-        "a plan runs all layers of a micro-batch in one pass, but its chunks alternate with other micro-batches'",
-    ),
-    Rule(
-        "num_layers_per_virtual_pipeline_stage", NONE,
-        "a plan runs all layers of a micro-batch in one pass, but its chunks alternate with other micro-batches'",
-    ),
+    Rule("virtual_pipeline_model_parallel_size", (None, 1), _ONE_PASS),
+    Rule("num_layers_per_virtual_pipeline_stage", NONE, _ONE_PASS),
     Rule("expert_tensor_parallel_size", (None, 1), "an expert must lie on one rank"),
     Rule("expert_gtp_weight_remat_size", (None, 1), "a parameter is then a part of an expert"),
     Rule("moe_token_dispatcher_type", ("allgather", "alltoall", "flex"), "a plan replaces the dispatcher"),
