@@ -53,7 +53,7 @@ class Channel:
 
 
 def destroy_group(group: Any) -> None:
-    """Destroys a process group. slime and miles wrap groups; torch knows the group inside, which is None in a sleep."""
+    """Destroys a process group, or the group inside a wrapper of slime or miles, which is None while they sleep."""
     inside = getattr(group, "group", group)
     if inside is not None:
         dist.destroy_process_group(inside)
