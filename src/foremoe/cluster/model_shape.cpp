@@ -50,6 +50,17 @@ void expect_groups_fit(const ExpertGroups& groups, int experts, int top_k, const
   }
 }
 
+std::vector<int> ModelShape::moe_layer_numbers() const {
+  std::vector<int> numbers;
+  for (int l = 0; l < layers(); ++l) {
+    const LayerKind kind = !layer_kinds.empty() ? layer_kinds[static_cast<std::size_t>(l)]
+                           : l < dense_layers   ? LayerKind::kDense
+                                                : LayerKind::kMoe;
+    if (kind == LayerKind::kMoe || kind == LayerKind::kHashMoe) numbers.push_back(l);
+  }
+  return numbers;
+}
+
 std::int64_t ModelShape::parameters_besides_experts() const {
   return layers() * attention_parameters() + moe_layers * (shared_parameters() + router_parameters()) +
          dense_layers * dense_parameters() + 2 * head_parameters();

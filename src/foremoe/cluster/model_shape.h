@@ -3,6 +3,7 @@
 // The parts of a model's shape that matter for load balancing, with presets of common models.
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,6 +48,14 @@ struct ExpertGroups {
 // choose top_k experts from them.
 void expect_groups_fit(const ExpertGroups& groups, int experts, int top_k, const std::string& file = {});
 
+// What a decoder layer has besides attention.
+enum class LayerKind : std::uint8_t {
+  kDense,    // an ordinary feed-forward block
+  kMoe,      // experts that a router chooses
+  kHashMoe,  // experts that a token's id determines (hash routing): nothing to record or replay
+  kNone      // nothing, as in the attention and Mamba layers of Nemotron-H
+};
+
 struct ModelShape {
   std::string name = {};
   int moe_layers = 0;
@@ -60,6 +69,14 @@ struct ModelShape {
   int dense_intermediate = 0;     // width inside the feed-forward block of a dense layer; 0 without one
   int vocabulary = 0;             // the embedding and the output head each have hidden · vocabulary parameters
   AttentionShape attention = {};  // of every layer
+
+  std::vector<LayerKind> layer_kinds = {};  // [decoder layers]; empty: unknown, dense layers are assumed to be first
+  int weightless_experts = 0;               // ids from `experts` on that have no weights, such as LongCat's
+  std::vector<int> experts_of_layer = {};   // [moe_layers]; empty: `experts` in all
+  std::vector<int> top_k_of_layer = {};     // [moe_layers]; empty: `top_k` in all
+
+  // Numbers of the layers with experts, hash-routed ones included, ascending: [moe_layers].
+  std::vector<int> moe_layer_numbers() const;
 
   int layers() const { return moe_layers + dense_layers; }
   // Gate, up and down projections of one routed expert: 3 · hidden · intermediate.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "foremoe/cluster/topology.h"
 #include "foremoe/core/array.h"
@@ -20,6 +21,12 @@ struct LoadTable {
   int top_k = 1;
   int ranks_per_node = 1;
   std::string name = {};  // for display only
+
+  std::vector<int> experts_of_layer = {};  // [layers], the others of num_experts() do not exist; empty: all exist
+  std::vector<int> top_k_of_layer = {};    // [layers]; empty: top_k in all
+  // [micro_step][rank], tokens with and without routes. Empty: unknown, and estimated as assignments ÷ top_k.
+  Array<Tokens, 2> tokens = {};
+  std::int64_t missing_rows = 0;  // (token, layer) pairs of the micro-steps that have no route
 
   int num_micro_steps() const { return static_cast<int>(load.extent(0)); }
   int num_layers() const { return static_cast<int>(load.extent(1)); }

@@ -37,7 +37,10 @@ struct RoutingTrace {
   std::int64_t num_tokens = 0;
   int num_layers = 0;
   int top_k = 1;
-  int num_experts = 0;
+  int num_experts = 0;                     // with weights; the largest of all layers
+  int weightless_experts = 0;              // ids from num_experts on that need no expert, such as LongCat's
+  std::vector<int> experts_of_layer = {};  // [layers]; empty: num_experts in all
+  std::vector<int> top_k_of_layer = {};    // [layers]; empty: top_k in all
 
   std::vector<std::int64_t> cu_seqlens = {};      // [sequences + 1], first token of each sequence; ends with num_tokens
   std::vector<std::int32_t> prompt_lengths = {};  // [sequences], tokens; empty if not recorded
