@@ -27,6 +27,7 @@ void import_fuzzed(std::span<const std::byte> bytes, const std::array<ImportForm
   options.pipeline_stages = 1 + static_cast<int>(byte(1) >> 7);
   options.top_k = static_cast<int>(byte(2) & 7);
   options.num_experts = static_cast<int>(byte(2) >> 3);  // 0 … 31
+  options.weightless_experts = options.num_experts / 4;
   const ImportSource source{.name = kFuzzedInput, .bytes = bytes.subspan(3)};
   const Imported imported = import_rollout({&source, 1}, options);
 

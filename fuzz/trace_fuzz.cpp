@@ -21,8 +21,9 @@ LoadTable counted_row_by_row(const RoutingTrace& trace, const Batching& batching
     for (std::int64_t token = trace.cu_seqlens[i]; token < trace.cu_seqlens[i + 1]; ++token) {
       for (int l = 0; l < trace.num_layers; ++l) {
         trace.route(token, LayerId{l}, route);
-        if (route.front() == kNoExpert) continue;
-        for (const ExpertId e : route) table.load(batching.micro_step[i], LayerId{l}, batching.rank[i], e) += Tokens{1};
+        for (const ExpertId e : route) {
+          if (e >= ExpertId{0}) table.load(batching.micro_step[i], LayerId{l}, batching.rank[i], e) += Tokens{1};
+        }
       }
     }
   }

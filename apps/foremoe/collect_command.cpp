@@ -109,20 +109,20 @@ int run(const CollectArguments& arguments, const Given& given) {
   const auto [trace, batching, load, timeline] =
       arguments.follow ? count_folder(arguments, pool) : count_file(arguments, pool);
   const std::int64_t assignments = num_assignments(load);
-  const std::int64_t missing = trace.num_tokens * trace.num_layers - assignments / trace.top_k;
 
   write_load(load, arguments.out, {{"origin", fmt::format("collected from {}", trace.name)}});
   if (arguments.json) {
     nlohmann::ordered_json json{
         {"out", arguments.out}, {"sequences", trace.num_sequences()}, {"tokens", trace.num_tokens}};
     json.update(shape_json(load));
-    json.update({{"recorded_batching", batching.recorded}, {"assignments", assignments}, {"rows_missing", missing}});
+    json.update(
+        {{"recorded_batching", batching.recorded}, {"assignments", assignments}, {"rows_missing", load.missing_rows}});
     json.update(timeline);
     fmt::print("{}\n", json.dump(2));
     return kOk;
   }
   print_values("{}: {}\n{} tokens in {} sequences; {} rows without a route\n", arguments.out, describe(load),
-               trace.num_tokens, trace.num_sequences(), missing);
+               trace.num_tokens, trace.num_sequences(), load.missing_rows);
   if (arguments.follow) {
     fmt::print("{}, counted in {:.3f} s while the rollout ran; batched and summed in {:.3f} s after it\n",
                counted(static_cast<std::int64_t>(timeline["files"].size()), "file"),

@@ -37,7 +37,9 @@ constexpr std::string_view kImportMeaning =
   megatron-trace   Megatron-LM's router_trace_rank{N}.jsonl; one sequence per call; a layer's n-th call is micro-step n
   megatron-counts  Megatron-LM's tokens_per_expert/rank{N}.jsonl; produces a load file
 Sequences have the order of the files (Megatron: one file per rank). A row is one token in one layer. Rows with repeated
-expert ids are padding, not routes: they are stored as rows without a route, and the report counts them.
+expert ids are padding, not routes: they are stored as rows without a route, and the report counts them. If more than
+1 % of the rows repeat an id, but not in all entries, the recording is refused (--drop-repeating-rows). −1 in some
+entries of a row: the token has fewer experts.
 )";
 
 struct ImportArguments {

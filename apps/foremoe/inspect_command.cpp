@@ -109,6 +109,9 @@ Json describe_trace(const RoutingTrace& trace) {
             {"layer_ids", trace.layer_ids},
             {"experts", trace.num_experts},
             {"top_k", trace.top_k},
+            {"weightless_experts", trace.weightless_experts},
+            {"experts_of_layer", trace.experts_of_layer},
+            {"top_k_of_layer", trace.top_k_of_layer},
             {"route_bytes", static_cast<std::int64_t>(shape_of(trace).token_bytes()) * trace.num_tokens},
             {"recorded_ranks", trace.ranks}};
   return json;
@@ -129,6 +132,10 @@ void print_trace(const Json& trace, const std::string& path) {
                counted(number("sequences"), "sequence"), number("longest_sequence"), counted(number("layers"), "layer"),
                number("top_k"), counted(number("experts"), "expert"));
   print_route_bytes(trace);
+  if (number("weightless_experts") > 0) fmt::print("weightless ids: {}\n", number("weightless_experts"));
+  for (const char* key : {"experts_of_layer", "top_k_of_layer"}) {
+    if (!trace[key].empty()) fmt::print("{}: {}\n", key, trace[key].dump());
+  }
   for (const char* key : {"model", "origin"}) {
     if (!trace[key].get<std::string>().empty()) print_values("{}: {}\n", key, trace[key].get<std::string>());
   }

@@ -79,7 +79,8 @@ int run(const PackArguments& arguments) {
   const Packing packing = pack(trace, arguments, pool);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
 
-  const Array<RankId, 2> home = contiguous_homes(trace.num_layers, trace.num_experts, arguments.num_ranks);
+  const Array<RankId, 2> home =
+      contiguous_homes(trace.num_layers, trace.num_experts, arguments.num_ranks, trace.experts_of_layer);
   std::optional<PackingFigures> before;
   if (trace.has_batching() && trace.ranks == arguments.num_ranks) {
     before = packing_figures({.trace = trace, .batching = make_batching(trace, {})}, home, pool);

@@ -226,11 +226,18 @@ nb::any figures(const Plan& plan, const Load& load, const RoutingTrace* trace, i
 
 }  // namespace
 
+static std::vector<int> taken(const std::vector<int>& of_layer, const LayerRange& range) {
+  if (of_layer.empty()) return {};
+  return {of_layer.begin() + range.first, of_layer.begin() + range.last};
+}
+
 LoadTable take_layers(const LoadTable& load, const LayerRange& range) {
   return {.load = taken(load.load, range, 1),
           .top_k = load.top_k,
           .ranks_per_node = load.ranks_per_node,
-          .name = load.name};
+          .name = load.name,
+          .experts_of_layer = taken(load.experts_of_layer, range),
+          .top_k_of_layer = taken(load.top_k_of_layer, range)};
 }
 
 StepPlan take_layers(const StepPlan& whole, const LayerRange& range) {

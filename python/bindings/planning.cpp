@@ -114,7 +114,7 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   for (; on_micro_step && announced < planned.plan.num_micro_steps(); ++announced) (*on_micro_step)(announced);
   if (part) {  // the digests are those of the whole load
     planned.plan.load_digest = load_digest(load.table());
-    planned.plan.homes_digest = recorded_digest(homes, load.table().num_ranks());
+    planned.plan.homes_digest = recorded_digest(homes, load.table());
   }
   return {.step = std::make_shared<const StepPlan>(std::move(planned.plan)), .layers = range, .times = planned.times};
 }

@@ -52,9 +52,13 @@ Load load_of(LoadTable table) { return {std::make_shared<const Workload>(make_wo
 
 namespace {
 
+using Layers = std::optional<std::vector<int>>;  // [layers]; None: all layers are equal
+
 struct Sequences {
   std::optional<AnyArray> prompt_lengths, group_ids, layer_ids, micro_step, rank;
   std::optional<int> ranks, ranks_per_node;
+  int weightless_experts = 0;
+  Layers experts_of_layer, top_k_of_layer;
 };
 
 std::shared_ptr<Trace> trace_from_arrays(const AnyArray& routed_experts, const AnyArray& cu_seqlens, int num_experts,
@@ -73,6 +77,9 @@ std::shared_ptr<Trace> trace_from_arrays(const AnyArray& routed_experts, const A
   trace->ranks = of.ranks.value_or(0);
   trace->ranks_per_node = of.ranks_per_node.value_or(0);
   trace->model = model;
+  trace->weightless_experts = of.weightless_experts;
+  trace->experts_of_layer = of.experts_of_layer.value_or(std::vector<int>{});
+  trace->top_k_of_layer = of.top_k_of_layer.value_or(std::vector<int>{});
   expect_valid(*trace);
   if (!trace->has_batching() && (of.ranks || of.ranks_per_node)) {
     throw InputError({.field = of.ranks ? "ranks" : "ranks_per_node"},
@@ -118,7 +125,14 @@ auto per_sequence(std::vector<std::int32_t> Trace::*member) {
   };
 }
 
-Load load_from_array(const AnyArray& array, int top_k, int ranks_per_node, std::string name) {
+// A property that returns the numbers of the layers, which are `all` unless the list says otherwise.
+std::vector<int> of_layers(const std::vector<int>& values, int layers, int all) {
+  return values.empty() ? std::vector<int>(static_cast<std::size_t>(layers), all) : values;
+}
+
+Load load_from_array(const AnyArray& array, int top_k, int ranks_per_node, std::string name,
+                     const std::optional<AnyArray>& tokens, std::int64_t missing_rows, Layers experts_of_layer,
+                     Layers top_k_of_layer) {
   const std::int64_t* const data = data_of<std::int64_t>(array, "array", "[micro_steps, layers, ranks, experts]", 4);
   const std::array<std::size_t, 4> shape{array.shape(0), array.shape(1), array.shape(2), array.shape(3)};
   try {
@@ -126,6 +140,14 @@ Load load_from_array(const AnyArray& array, int top_k, int ranks_per_node, std::
     LoadTable table{.load = Array<Tokens, 4>(shape), .top_k = top_k, .name = std::move(name)};
     std::copy_n(reinterpret_cast<const Tokens*>(data), table.load.size(), table.load.flat().begin());
     table.ranks_per_node = std::min(ranks_per_node, table.num_ranks());
+    if (tokens) {
+      const std::int64_t* const values = data_of<std::int64_t>(*tokens, "tokens", "[micro_steps, ranks]", 2);
+      table.tokens = Array<Tokens, 2>({tokens->shape(0), tokens->shape(1)});
+      std::copy_n(reinterpret_cast<const Tokens*>(values), table.tokens.size(), table.tokens.flat().begin());
+    }
+    table.missing_rows = missing_rows;
+    table.experts_of_layer = std::move(experts_of_layer).value_or(std::vector<int>{});
+    table.top_k_of_layer = std::move(top_k_of_layer).value_or(std::vector<int>{});
     expect_valid(table, "");
     return load_of(std::move(table));
   } catch (const InputError& error) {
@@ -143,26 +165,31 @@ void bind_rollout(nb::module_& m) {
           [](const AnyArray& routed_experts, const AnyArray& cu_seqlens, int num_experts,
              std::optional<AnyArray> prompt_lengths, std::optional<AnyArray> group_ids,
              std::optional<AnyArray> layer_ids, std::optional<AnyArray> micro_step, std::optional<AnyArray> rank,
-             std::optional<int> ranks, std::optional<int> ranks_per_node, const std::string& model) {
+             std::optional<int> ranks, std::optional<int> ranks_per_node, const std::string& model,
+             int weightless_experts, Layers experts_of_layer, Layers top_k_of_layer) {
             return trace_from_arrays(routed_experts, cu_seqlens, num_experts,
                                      {std::move(prompt_lengths), std::move(group_ids), std::move(layer_ids),
-                                      std::move(micro_step), std::move(rank), ranks, ranks_per_node},
+                                      std::move(micro_step), std::move(rank), ranks, ranks_per_node, weightless_experts,
+                                      std::move(experts_of_layer), std::move(top_k_of_layer)},
                                      model);
           },
           "routed_experts"_a, "cu_seqlens"_a, nb::kw_only(), "num_experts"_a, "prompt_lengths"_a = nb::none(),
           "group_ids"_a = nb::none(), "layer_ids"_a = nb::none(), "micro_step"_a = nb::none(), "rank"_a = nb::none(),
-          "ranks"_a = nb::none(), "ranks_per_node"_a = nb::none(), "model"_a = "",
+          "ranks"_a = nb::none(), "ranks_per_node"_a = nb::none(), "model"_a = "", "weightless_experts"_a = 0,
+          "experts_of_layer"_a = nb::none(), "top_k_of_layer"_a = nb::none(),
           R"(Creates a trace from arrays without copying them. Do not modify the arrays while the trace is alive.
 
 Args:
     routed_experts: uint8, uint16, int16 or int32 [tokens, layers, top_k], expert ids. In a row without a route, all
-        top_k entries are −1, or the largest value of an unsigned type.
+        top_k entries are −1, or the largest value of an unsigned type; in a row of fewer experts, some are.
     cu_seqlens: int64 [sequences + 1], first token of each sequence, then the number of tokens.
     prompt_lengths: int32 [sequences], tokens of the prompt.
     group_ids: int32 [sequences], GRPO group.
     layer_ids: int32 [layers], layer numbers in the model; None for 0, 1, ….
     micro_step, rank: int32 [sequences], the trainer's batching; both or neither.
     ranks, ranks_per_node: Sizes of that batching; None for the largest rank + 1, and 8 or all if fewer.
+    weightless_experts: Ids from num_experts on that need no expert.
+    experts_of_layer, top_k_of_layer: Numbers per layer; None for num_experts and top_k in all.
 
 Raises:
     InputError: for a wrong dtype, layout or shape, and for values out of range. collect() checks the routes.)")
@@ -187,6 +214,13 @@ Raises:
       .def_ro("num_layers", &Trace::num_layers)
       .def_ro("num_experts", &Trace::num_experts)
       .def_ro("top_k", &Trace::top_k)
+      .def_ro("weightless_experts", &Trace::weightless_experts, "Ids from num_experts on that need no expert.")
+      .def_prop_ro(
+          "experts_of_layer", [](const Trace& t) { return of_layers(t.experts_of_layer, t.num_layers, t.num_experts); },
+          "[layers].")
+      .def_prop_ro(
+          "top_k_of_layer", [](const Trace& t) { return of_layers(t.top_k_of_layer, t.num_layers, t.top_k); },
+          "[layers], the most experts of a token.")
       .def_prop_ro("num_sequences", &Trace::num_sequences)
       .def_ro("model", &Trace::model)
       .def_ro("origin", &Trace::origin)
@@ -196,7 +230,7 @@ Raises:
             const nb::gil_scoped_release release;
             write_trace(trace, path.string());
           },
-          "path"_a, "Writes a foremoe.trace/1 file atomically.")
+          "path"_a, "Writes a foremoe.trace file atomically.")
       .def("__repr__", [](const Trace& t) {
         return fmt::format("<foremoe.Trace: {} tokens in {} sequences, {} layers, top-{} of {} experts>", t.num_tokens,
                            t.num_sequences(), t.num_layers, t.top_k, t.num_experts);
@@ -204,10 +238,16 @@ Raises:
 
   nb::class_<Load>(m, "Load", "Tokens that each source rank sends to each expert, per micro-step and layer.")
       .def_static("from_array", &load_from_array, "array"_a, nb::kw_only(), "top_k"_a = 1, "ranks_per_node"_a = 8,
-                  "name"_a = "load",
+                  "name"_a = "load", "tokens"_a = nb::none(), "missing_rows"_a = 0, "experts_of_layer"_a = nb::none(),
+                  "top_k_of_layer"_a = nb::none(),
                   R"(Creates a load from counts, int64 [micro_steps, layers, ranks, experts], tokens. Copies the array.
 
 A token counts once for each of its top_k experts.
+
+Args:
+    tokens: int64 [micro_steps, ranks], with and without routes; needed if tokens have fewer than top_k experts.
+    missing_rows: (token, layer) pairs without a route.
+    experts_of_layer, top_k_of_layer: Numbers per layer; None for those of the array and top_k in all.
 
 Raises:
     InputError: for a wrong dtype, layout or shape, for negative counts, or if the ranks do not divide the experts.)")
@@ -220,6 +260,27 @@ Raises:
       .def_prop_ro("num_ranks", [](const Load& l) { return l.table().num_ranks(); })
       .def_prop_ro("num_experts", [](const Load& l) { return l.table().num_experts(); })
       .def_prop_ro("top_k", [](const Load& l) { return l.table().top_k; })
+      .def_prop_ro(
+          "experts_of_layer",
+          [](const Load& l) {
+            return of_layers(l.table().experts_of_layer, l.table().num_layers(), l.table().num_experts());
+          },
+          "[layers].")
+      .def_prop_ro(
+          "top_k_of_layer",
+          [](const Load& l) { return of_layers(l.table().top_k_of_layer, l.table().num_layers(), l.table().top_k); },
+          "[layers], the most experts of a token.")
+      .def_prop_ro(
+          "tokens",
+          [](const nb::object& self) -> std::optional<View<std::int64_t>> {
+            const LoadTable& table = nb::cast<const Load&>(self).table();
+            if (table.tokens.size() == 0) return std::nullopt;
+            return view_of<std::int64_t>(table.tokens, self);
+          },
+          "int64 [micro_steps, ranks], with and without routes; a view. None: unknown.")
+      .def_prop_ro(
+          "missing_rows", [](const Load& l) { return l.table().missing_rows; },
+          "(token, layer) pairs without a route; 0 if unknown.")
       .def_prop_ro("ranks_per_node", [](const Load& l) { return l.table().ranks_per_node; })
       .def_prop_ro("name", [](const Load& l) { return l.table().name; })
       .def_prop_ro(
@@ -245,7 +306,7 @@ Raises:
             const nb::gil_scoped_release release;
             write_load(l.table(), path.string());
           },
-          "path"_a, "Writes a foremoe.load/1 file atomically.")
+          "path"_a, "Writes a foremoe.load file atomically.")
       .def("__str__", [](const Load& l) { return foremoe::describe(l.table()); })
       .def("__repr__", [](const Load& l) { return fmt::format("<foremoe.Load: {}>", foremoe::describe(l.table())); });
 

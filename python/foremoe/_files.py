@@ -18,7 +18,7 @@ Path = str | os.PathLike[str]
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a foremoe.trace/1 file. Its routes stay in the mapped file.
+    """Reads a foremoe.trace file. Its routes stay in the mapped file.
 
     Raises InputError, with file, field and index, if the file is not a trace.
     """
@@ -27,7 +27,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def read_load(path: Path) -> Load:
-    """Reads a foremoe.load/1 file. Raises InputError, with file, field and index, if the file is not a load."""
+    """Reads a foremoe.load file. Raises InputError, with file, field and index, if the file is not a load."""
     expect(str | os.PathLike, path=path)
     return _core._read_load(path)
 

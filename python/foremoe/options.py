@@ -120,11 +120,13 @@ class ImportOptions(TypedDict, total=False):
     format: Annotated[str | None, None]  # None: detected
     model: Annotated[str | None, None]
     experts: Annotated[int | None, None]  # None: the largest id + 1
+    weightless_experts: Annotated[int, 0]
     layers: Annotated[int | None, None]
     top_k: Annotated[int | None, None]
     ranks_per_node: Annotated[int | None, None]  # None: 8, or all if fewer
     pipeline_stages: Annotated[int, 1]
     drop_recomputed: Annotated[bool, False]
+    drop_repeating_rows: Annotated[bool, False]
     drop_empty_layers: Annotated[bool, False]
     counts_at: Annotated[Literal["auto", "source", "received"], "auto"]
 

@@ -31,7 +31,8 @@ using EventId = Id<struct EventTag>;  // one (pass, micro-step) pair, in executi
 
 enum class Pass : std::uint8_t { kForward = 0, kBackward = 1 };
 
-inline constexpr ExpertId kNoExpert{-1};  // marks an empty slot or a missing entry of a route
+inline constexpr ExpertId kNoExpert{-1};    // marks an empty slot, or an entry of a missing row of routes
+inline constexpr ExpertId kUnassigned{-2};  // entry of a row with a route that needs no expert; it contributes nothing
 
 static_assert(sizeof(ExpertId) == 4, "arrays of ids are read and written as I32");
 

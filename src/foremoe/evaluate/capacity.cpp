@@ -153,10 +153,12 @@ std::optional<double> stash_factor(const BufferRows& rows, std::int64_t pad, std
 
 std::optional<double> titan_factor(const BufferRows& rows) {
   const LoadTable& load = rows.load();
-  const std::int64_t most_of_token = std::min(rows.plan().num_slots(), load.top_k);
+  const bool is_short = has_short_rows(load);
   Largest largest;
   rows.for_each([&](int m, int l, int r) {
-    const std::int64_t tokens = rows.own(m, l, r) / load.top_k;
+    const int top_k = load.top_k_in(LayerId{l});
+    const std::int64_t most_of_token = std::min(rows.plan().num_slots(), top_k);
+    const std::int64_t tokens = is_short ? load.tokens(m, r).value : rows.own(m, l, r) / top_k;
     largest.add(factor_for(tokens * load.num_ranks() * most_of_token, rows.computed(m, l, r)));
   });
   return largest.value();

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <span>
+
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
@@ -26,9 +29,21 @@ ModelShape model_of(const LoadTable& load) {
                                   : fmt::format("is needed: {} all fit {}", names, load.name));
 }
 
+void expect_layers_fit(const ModelShape& model, const char* what, std::span<const int> of_model,
+                       std::span<const int> of_load) {
+  for (std::size_t l = 0; l < std::min(of_model.size(), of_load.size()); ++l) {
+    if (of_model[l] == of_load[l]) continue;
+    reject("model", fmt::format("{} has {} {} in layer {}, the load {}", model.name, what, of_model[l], l, of_load[l]));
+  }
+}
+
 // A load may have fewer layers than the model, since it may cover only a part of the model.
 void expect_model_fits(const ModelShape& model, const LoadTable& load) {
-  if (load.num_experts() == model.experts && load.top_k == model.top_k && load.num_layers() <= model.moe_layers) return;
+  if (load.num_experts() == model.experts && load.top_k == model.top_k && load.num_layers() <= model.moe_layers) {
+    expect_layers_fit(model, "experts", model.experts_of_layer, load.experts_of_layer);
+    expect_layers_fit(model, "top_k", model.top_k_of_layer, load.top_k_of_layer);
+    return;
+  }
   reject("model", fmt::format("{} has {} MoE layers of {} experts, top-{}, but {} has {} of {}, top-{}", model.name,
                               model.moe_layers, model.experts, model.top_k, load.name, load.num_layers(),
                               load.num_experts(), load.top_k));

@@ -242,7 +242,9 @@ CheckOptions check_options(const Workload& workload, const PlanFigures* reported
 // that leaves its node crosses one of the node's links twice per round trip. Copies may travel while a layer computes.
 static void price_copies(const LoadTable& load, const CostModel& cost, PlannerOptions& planner) {
   const Tokens tokens = mean_tokens_per_rank(load);
-  const Tokens assignments{std::max<std::int64_t>(1, tokens.value * load.top_k)};
+  const std::int64_t batches = std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks();
+  const std::int64_t mean = num_assignments(load) / std::max(batches, std::int64_t{1});  // fewer if rows are short
+  const Tokens assignments{std::max<std::int64_t>(1, std::min(tokens.value * load.top_k, mean))};
   const auto weights = static_cast<double>(cost.expert_weights().value);
   const double copy = 2 * weights + static_cast<double>(cost.expert_gradient().value);
   // The forward passes of recompute and policy update, and the backward.
@@ -346,10 +348,9 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
                            vanilla.check.violations.front().message);
   }
   std::optional<double> homes_speedup;
-  if (vanilla.step && !recorded_digest(workload.homes, workload.load.num_ranks()).empty()) {
+  if (vanilla.step && !recorded_digest(workload.homes, workload.load).empty()) {
     Workload contiguous = workload;
-    contiguous.homes =
-        contiguous_homes(workload.load.num_layers(), workload.load.num_experts(), workload.load.num_ranks());
+    contiguous.homes = contiguous_homes(workload.load);
     const Evaluation before = evaluate(*baseline, contiguous, options, quiet);
     homes_speedup = speedup(before.step->step_seconds, vanilla.step->step_seconds);
   }

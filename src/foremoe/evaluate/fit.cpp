@@ -30,11 +30,11 @@ Evaluation evaluate_vanilla(const Workload& workload, const EvaluateOptions& opt
                             const EvaluationContext& context) {
   const LoadTable& load = workload.load;
   const Policy& vanilla = policy_named("vanilla");
-  if (recorded_digest(workload.homes, load.num_ranks()).empty()) {
+  if (recorded_digest(workload.homes, load).empty()) {
     return evaluate_valid(vanilla, workload, options, context);
   }
   Workload contiguous = workload;
-  contiguous.homes = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  contiguous.homes = contiguous_homes(load);
   return evaluate_valid(vanilla, contiguous, options, context);
 }
 

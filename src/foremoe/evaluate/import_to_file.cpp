@@ -27,10 +27,12 @@ std::vector<std::string> describe(const Imported& imported, const std::string& o
   std::vector<std::string> lines;
   const ImportReport& report = imported.report;
   if (const RoutingTrace* trace = imported.trace()) {
-    lines.push_back(fmt::format("{}: a trace of {} in {}, {}, top-{} of {}{}, from {}", out,
+    const std::string weightless =
+        trace->weightless_experts == 0 ? "" : fmt::format(" and {} ids without weights", trace->weightless_experts);
+    lines.push_back(fmt::format("{}: a trace of {} in {}, {}, top-{} of {}{}{}, from {}", out,
                                 counted(trace->num_tokens, "token"), counted(trace->num_sequences(), "sequence"),
                                 counted(trace->num_layers, "layer"), trace->top_k,
-                                counted(trace->num_experts, "expert"),
+                                counted(trace->num_experts, "expert"), weightless,
                                 report.num_experts_inferred ? " (the largest id + 1)" : "", name_of(report.format)));
     const std::int64_t missing = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
     lines.push_back(
@@ -53,6 +55,7 @@ nlohmann::ordered_json to_json(const Imported& imported, const std::string& out)
     json["layers"] = trace->num_layers;
     json["experts"] = trace->num_experts;
     json["top_k"] = trace->top_k;
+    json["weightless_experts"] = trace->weightless_experts;
     json["recorded_batching"] = trace->has_batching();
   } else {
     const LoadTable& load = *imported.load();

@@ -58,7 +58,7 @@ void RunningPlan::deliver(const Request& request, const StepPlan& planned, Micro
     staged_ = planned;
     staged_.policy = request.policy.name();  // the policy sets the name only when the plan is complete
     record_input_options(request.input, staged_);
-    staged_.homes_digest = recorded_digest(request.input.homes, planned.num_ranks());
+    staged_.homes_digest = recorded_digest(request.input.homes, request.input.load);
   }
   copy_micro_step(planned, staged_, m);
   delivered_ = m.value + 1;

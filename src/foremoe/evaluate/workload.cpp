@@ -104,7 +104,7 @@ std::optional<Homes> named_homes(const std::string& homes) {
 }
 
 Array<RankId, 2> homes_of(const std::string& path, std::optional<Homes> homes, const LoadTable& load) {
-  if (!homes) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  if (!homes) return contiguous_homes(load);
   expect_shape(path, *homes, load);
   return std::move(homes->home);
 }
@@ -172,14 +172,14 @@ PolicyResult plan_with(const Policy& policy, const Workload& workload, const Pol
   PolicyResult result = policy.plan(given, pool);
   if (auto* const planned = std::get_if<PlannedStep>(&result)) {
     record_input_options(workload, planned->plan);
-    planned->plan.homes_digest = recorded_digest(given.home, given.load.num_ranks());
+    planned->plan.homes_digest = recorded_digest(given.home, given.load);
   }
   return result;
 }
 
 Workload make_workload(LoadTable load) {
   Workload input;
-  input.homes = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  input.homes = contiguous_homes(load);
   input.load = std::move(load);
   return input;
 }
@@ -267,10 +267,8 @@ Workload read_workload(const InputOptions& options, ThreadPool& pool) {
   return input;
 }
 
-std::string recorded_digest(ArrayView<const RankId, 2> home, int num_ranks) {
-  const Array<RankId, 2> contiguous =
-      contiguous_homes(static_cast<int>(home.extent(0)), static_cast<int>(home.extent(1)), num_ranks);
-  return std::ranges::equal(home.flat(), contiguous.flat()) ? "" : homes_digest(home);
+std::string recorded_digest(ArrayView<const RankId, 2> home, const LoadTable& load) {
+  return std::ranges::equal(home.flat(), contiguous_homes(load).flat()) ? "" : homes_digest(home);
 }
 
 void record_input_options(const Workload& workload, StepPlan& plan) {

@@ -85,7 +85,7 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vect
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load);
 
 // Digest of homes as plans record it: empty if they are contiguous.
-std::string recorded_digest(ArrayView<const RankId, 2> home, int num_ranks);
+std::string recorded_digest(ArrayView<const RankId, 2> home, const LoadTable& load);
 
 // Adds the input options to the plan's options, so that a reader can rebuild the load and check which homes changed.
 void record_input_options(const Workload& workload, StepPlan& plan);

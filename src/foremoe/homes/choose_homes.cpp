@@ -132,7 +132,8 @@ ChosenHomes choose_homes(std::span<const BatchedTrace> traces, const Holdout& ho
 
   const int num_layers = first.trace.num_layers;
   const Topology topology{first.batching.num_ranks, first.batching.ranks_per_node};
-  ChosenHomes chosen{.homes = {.home = contiguous_homes(num_layers, first.trace.num_experts, topology.num_ranks),
+  ChosenHomes chosen{.homes = {.home = contiguous_homes(num_layers, first.trace.num_experts, topology.num_ranks,
+                                                        first.trace.experts_of_layer),
                                .num_ranks = topology.num_ranks,
                                .ranks_per_node = topology.ranks_per_node,
                                .origin = fmt::format("chosen from {}", fmt::join(names, ", "))},

@@ -21,7 +21,7 @@ std::vector<std::int64_t> load_limits(const TokenSets& sets, Topology topology, 
   std::vector<std::int64_t> limits;
   for (int n = 0; n < topology.num_nodes(); ++n) {
     const double share =
-        static_cast<double>(sets.experts.size()) * topology.ranks_of(NodeId{n}).size() / topology.num_ranks;
+        static_cast<double>(sets.num_assignments()) * topology.ranks_of(NodeId{n}).size() / topology.num_ranks;
     limits.push_back(static_cast<std::int64_t>((1 + tolerance) * share));
   }
   return limits;
@@ -167,7 +167,9 @@ void spread_over_ranks(RankRange ranks, std::vector<ExpertId> experts, std::span
 std::int64_t search_cost(std::span<const RankId> home, const TokenSets& sets, Topology topology, double tolerance) {
   std::int64_t cost = costs_of(home, sets, topology).pairs;
   std::vector<std::int64_t> load(topology.num_nodes());
-  for (const ExpertId e : sets.experts) ++load[topology.node_of(home[e.index()]).index()];
+  for (std::size_t t = 0; t < sets.size(); ++t) {
+    for (const ExpertId e : sets.token(t)) ++load[topology.node_of(home[e.index()]).index()];
+  }
   const std::vector<std::int64_t> limits = load_limits(sets, topology, tolerance);
   for (std::size_t n = 0; n < load.size(); ++n) cost += std::max<std::int64_t>(0, load[n] - limits[n]);
   return cost;
@@ -199,7 +201,9 @@ std::vector<RankId> search_homes(std::span<const RankId> home, const TokenSets& 
     if (search.cost() < least) best = search.nodes();
   }
   std::vector<std::int64_t> load(sets.num_experts);
-  for (const ExpertId e : sets.experts) ++load[e.index()];
+  for (std::size_t t = 0; t < sets.size(); ++t) {
+    for (const ExpertId e : sets.token(t)) ++load[e.index()];
+  }
   std::vector<RankId> result(home.size());
   for (int n = 0; n < topology.num_nodes(); ++n) {
     std::vector<ExpertId> of_node;

@@ -151,6 +151,18 @@ TEST(HomeSearch, SpreadsTheExpertsOfANodeOverItsRanksByLoad) {
   EXPECT_EQ(search_homes(given, sets, {.num_ranks = 2, .ranks_per_node = 2}, {}), spread);
 }
 
+TEST(TokenSets, CostNothingWhereATokenNeedsNoExpert) {
+  TokenSets sets{.num_experts = 4, .top_k = 2};
+  sets.experts = {ExpertId{3}, kUnassigned, ExpertId{0}, ExpertId{2}, kUnassigned, kUnassigned};
+  sets.source = {NodeId{0}, NodeId{0}, NodeId{1}};
+  const std::vector<RankId> home{RankId{0}, RankId{0}, RankId{1}, RankId{1}};
+  const HomeCosts costs = costs_of(home, sets, {.num_ranks = 2, .ranks_per_node = 1});
+  EXPECT_EQ(costs.assignments, 3);
+  EXPECT_EQ(costs.pairs, 2);
+  EXPECT_EQ(costs.busiest_rank, 2);
+  EXPECT_EQ(search_homes(home, sets, {.num_ranks = 2, .ranks_per_node = 1}, {}).size(), 4U);
+}
+
 TEST(TokenSets, ThinKeepsEvenlySpacedTokens) {
   TokenSets sets{.num_experts = 16, .top_k = 2};
   for (int t = 0; t < 7; ++t) {

@@ -13,6 +13,7 @@ void append_tokens(const BatchedTrace& batched, std::span<const int> sequences, 
     for (std::int64_t t = trace.cu_seqlens[s]; t < trace.cu_seqlens[s + 1]; ++t) {
       trace.route(t, layer, route);
       if (route.front() == kNoExpert) continue;
+      std::ranges::stable_partition(route, [](ExpertId e) { return e != kUnassigned; });
       sets.experts.insert(sets.experts.end(), route.begin(), route.end());
       sets.source.push_back(source);
     }
@@ -42,8 +43,7 @@ HomeCosts& HomeCosts::operator+=(const HomeCosts& other) {
 }
 
 HomeCosts costs_of(std::span<const RankId> home, const TokenSets& sets, Topology topology) {
-  HomeCosts costs{.tokens = static_cast<std::int64_t>(sets.size()),
-                  .assignments = static_cast<std::int64_t>(sets.experts.size())};
+  HomeCosts costs{.tokens = static_cast<std::int64_t>(sets.size()), .assignments = sets.num_assignments()};
   std::vector<std::int64_t> of_rank(topology.num_ranks);
   std::vector<std::int64_t> of_node(topology.num_nodes());
   std::vector<std::int64_t> pairs(topology.num_nodes());

@@ -5,6 +5,7 @@
 // Under dispatch by token, a rank sends a token once to each node that is home to any of its experts. A *pair* is a
 // (token, node) with a node other than the token's own, so pairs count the rows that cross between nodes.
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -18,11 +19,15 @@ namespace foremoe {
 struct TokenSets {
   int num_experts = 0;
   int top_k = 0;
-  std::vector<ExpertId> experts;  // [token][k], distinct
+  std::vector<ExpertId> experts;  // [token][k], distinct, then kUnassigned if the token has fewer
   std::vector<NodeId> source;     // [token], node of the rank that processes it
 
   std::size_t size() const { return source.size(); }
-  std::span<const ExpertId> token(std::size_t t) const { return std::span(experts).subspan(t * top_k, top_k); }
+  std::int64_t num_assignments() const { return std::ssize(experts) - std::ranges::count(experts, kUnassigned); }
+  std::span<const ExpertId> token(std::size_t t) const {
+    const std::span entries = std::span(experts).subspan(t * top_k, top_k);
+    return entries.first(static_cast<std::size_t>(std::ranges::find(entries, kUnassigned) - entries.begin()));
+  }
 };
 
 // Appends the tokens of these sequences that have a route in the layer. `sets` has the trace's experts and top_k.

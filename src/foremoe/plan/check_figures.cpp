@@ -80,7 +80,7 @@ std::int64_t link_rows(const Subject& subject, EventId t, LayerId l, int num_nod
       std::set<int> nodes;
       for (std::size_t k = 0; k < top_k; ++k) {
         const ExpertId e = routes[token + k];
-        if (e != kNoExpert) nodes.insert(nodes_of_rows[e.index()][seen[e.index()]++]);
+        if (e >= ExpertId{0}) nodes.insert(nodes_of_rows[e.index()][seen[e.index()]++]);
       }
       for (const int node : nodes) ++crossing[source / plan.ranks_per_node][node];
     }

@@ -177,7 +177,7 @@ void assigned_rows(const Subject& subject, EventId t, LayerId l, const RoutedLay
     std::vector<std::size_t> seen(subject.plan.num_experts());  // [expert], rows so far
     for (std::size_t row = 0; row < routes.size(); ++row) {
       const ExpertId e = routes[row];
-      const RankId expected_replica = e == kNoExpert ? kNoReplica : right[e.index()][seen[e.index()]++];
+      const RankId expected_replica = e < ExpertId{0} ? kNoReplica : right[e.index()][seen[e.index()]++];
       if (replica[row] == expected_replica) continue;
       findings.add({.kind = ViolationKind::kRoutes,
                     .event = t,
@@ -293,7 +293,7 @@ bool trace_matches_load(const Subject& subject) {
       for (int l = 0; l < trace.num_layers; ++l) {
         trace.route(token, LayerId{l}, route);
         for (const ExpertId e : route) {
-          if (e != kNoExpert) counted(batching.micro_step[s], l, batching.rank[s], e) += Tokens{1};
+          if (e >= ExpertId{0}) counted(batching.micro_step[s], l, batching.rank[s], e) += Tokens{1};
         }
       }
     }

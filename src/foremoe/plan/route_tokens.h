@@ -149,7 +149,8 @@ class SourceTokens {
   int top_k() const { return trace_.top_k; }
   std::span<const int> sequences(MicroStepId m, RankId source) const;  // ascending
 
-  // Sets `routes` to the routes of one layer, [token][k] in row order, with kNoExpert in missing rows.
+  // Sets `routes` to the routes of one layer, [token][k] in row order, with kNoExpert in missing rows and kUnassigned
+  // where a row needs no expert.
   void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const;
 
  private:

@@ -63,16 +63,28 @@ void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load) {
   }
 }
 
-Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks) {
+Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks,
+                                  std::span<const int> experts_of_layer) {
   if (num_ranks < 1 || num_experts % num_ranks != 0) {
     throw InputError({.file = {}, .field = "ranks", .index = {}},
                      fmt::format("{} ranks must divide {} experts", num_ranks, num_experts));
   }
   Array<RankId, 2> home({static_cast<std::size_t>(num_layers), static_cast<std::size_t>(num_experts)});
   for (int l = 0; l < num_layers; ++l) {
-    for (int e = 0; e < num_experts; ++e) home(l, e) = RankId{e / (num_experts / num_ranks)};
+    const int experts = experts_of_layer.empty() ? num_experts : experts_of_layer[static_cast<std::size_t>(l)];
+    if (experts % num_ranks != 0) {
+      throw InputError({.file = {}, .field = "ranks", .index = {}},
+                       fmt::format("{} ranks must divide the {} experts of layer {}", num_ranks, experts, l));
+    }
+    for (int e = 0; e < experts; ++e) home(l, e) = RankId{e / (experts / num_ranks)};
+    const int absent = num_experts - experts;
+    for (int i = 0; i < absent; ++i) home(l, experts + i) = RankId{i / (absent / num_ranks)};
   }
   return home;
+}
+
+Array<RankId, 2> contiguous_homes(const LoadTable& load) {
+  return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks(), load.experts_of_layer);
 }
 
 PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
@@ -118,7 +130,7 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
 }
 
 PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options) {
-  const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  const Array<RankId, 2> home = contiguous_homes(load);
   ThreadPool pool;
   return plan_step({.load = load, .home = home, .options = options}, pool);
 }

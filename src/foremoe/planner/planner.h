@@ -12,6 +12,7 @@
 // Layers are independent and run in parallel; the result does not depend on the number of threads.
 
 #include <functional>
+#include <span>
 #include <string>
 
 #include "foremoe/core/parallel.h"
@@ -46,9 +47,12 @@ struct PlannedStep {
   PlanTimes times;
 };
 
-// Homes [layer][expert] in contiguous blocks: the home of expert e is rank e / (E/R). Throws InputError unless
-// num_ranks divides num_experts.
-Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks);
+// Homes [layer][expert] in contiguous blocks: the home of expert e is rank e / (E/R). In a layer of only E_l experts it
+// is e / (E_l/R), and experts that do not exist there fill the remaining homes in the same way, without tokens. Throws
+// InputError unless num_ranks divides num_experts and the experts of every layer.
+Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks,
+                                  std::span<const int> experts_of_layer = {});
+Array<RankId, 2> contiguous_homes(const LoadTable& load);
 
 // Throws InputError, field `homes` with index, unless each rank is home to E/R experts in every layer of the load.
 void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load);

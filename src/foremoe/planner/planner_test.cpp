@@ -215,6 +215,35 @@ TEST_P(EachResidency, PlansAnyNumberOfNodes) {
   }
 }
 
+TEST_P(EachResidency, PlansLayersOfFewerExperts) {
+  LoadTable load = bursty_load({.micro_steps = 3, .layers = 3, .ranks = 4, .experts = 16}, 5);
+  load.experts_of_layer = {16, 8, 4};
+  for (int m = 0; m < 3; ++m) {
+    for (int l = 0; l < 3; ++l) {
+      for (int r = 0; r < 4; ++r) {
+        for (int e = load.experts_in(LayerId{l}); e < 16; ++e) load.load(m, l, r, e) = Tokens{0};
+      }
+    }
+  }
+  const Array<RankId, 2> home = contiguous_homes(load);
+  for (int l = 0; l < 3; ++l) {
+    const int experts = load.experts_in(LayerId{l});
+    std::vector<int> homes_of_rank(4, 0);
+    for (int e = 0; e < 16; ++e) {
+      if (e < experts) EXPECT_EQ(home(l, e), RankId{e * 4 / experts});
+      ++homes_of_rank[home(l, e).index()];
+    }
+    EXPECT_THAT(homes_of_rank, testing::Each(4)) << "the experts that do not exist fill the homes";
+  }
+  plan_checked(load, options(1), {.home = &home});
+}
+
+TEST(ContiguousHomes, NeedRanksThatDivideTheExpertsOfEveryLayer) {
+  const std::vector<int> experts{16, 6};
+  EXPECT_THAT([&] { contiguous_homes(2, 16, 4, experts); },
+              testing::ThrowsMessage<InputError>(testing::HasSubstr("4 ranks must divide the 6 experts of layer 1")));
+}
+
 TEST_P(EachResidency, KeepsArbitraryHomes) {
   const LoadTable load = bursty_load({.layers = 2, .ranks = 4, .experts = 12}, 5);
   Array<RankId, 2> home({2, 12});

@@ -11,12 +11,17 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/file_kind.h"
+#include "foremoe/rollout/load_statistics.h"
 
 namespace foremoe {
 
 namespace {
 
-LoadTable empty_table(const Batching& batching, int num_layers, int num_experts, int top_k, const std::string& name) {
+// Shape: RoutingTrace or RolloutCollector::Shape.
+template <class Shape>
+LoadTable empty_table(const Batching& batching, const Shape& shape, const std::string& name) {
+  const int num_layers = shape.num_layers;
+  const int num_experts = shape.num_experts;
   const std::int64_t cells_per_micro_step = std::int64_t{num_layers} * num_experts * batching.num_ranks;
   if (num_experts > kMaxExperts || batching.num_ranks > kMaxRanks || cells_per_micro_step > kMaxLoadCells ||
       cells_per_micro_step * batching.num_micro_steps > kMaxLoadCells) {
@@ -27,9 +32,18 @@ LoadTable empty_table(const Batching& batching, int num_layers, int num_experts,
   const auto extent = [](int n) { return static_cast<std::size_t>(n); };
   return {.load = Array<Tokens, 4>(
               {extent(batching.num_micro_steps), extent(num_layers), extent(batching.num_ranks), extent(num_experts)}),
-          .top_k = top_k,
+          .top_k = shape.top_k,
           .ranks_per_node = batching.ranks_per_node,
-          .name = name};
+          .name = name,
+          .experts_of_layer = shape.experts_of_layer,
+          .top_k_of_layer = shape.top_k_of_layer,
+          .tokens = Array<Tokens, 2>({extent(batching.num_micro_steps), extent(batching.num_ranks)})};
+}
+
+// Sets missing_rows. uncounted: of all sequences.
+void count_missing_rows(std::int64_t uncounted, LoadTable& table) {
+  for (const Tokens tokens : table.tokens.flat()) table.missing_rows += tokens.value * table.num_layers();
+  table.missing_rows -= (num_assignments(table) + uncounted) / table.top_k;
 }
 
 }  // namespace
@@ -37,14 +51,20 @@ LoadTable empty_table(const Batching& batching, int num_layers, int num_experts,
 RolloutCollector::RolloutCollector(const Shape& shape, std::string name) : shape_(shape), name_(std::move(name)) {}
 
 void RolloutCollector::add(int sequence, RouteType type, std::span<const std::byte> routes) {
-  const RouteShape shape{
-      .type = type, .num_layers = shape_.num_layers, .top_k = shape_.top_k, .num_experts = shape_.num_experts};
+  const RouteShape shape{.type = type,
+                         .num_layers = shape_.num_layers,
+                         .top_k = shape_.top_k,
+                         .num_experts = shape_.num_experts,
+                         .weightless_experts = shape_.weightless_experts,
+                         .experts_of_layer = shape_.experts_of_layer,
+                         .top_k_of_layer = shape_.top_k_of_layer};
   const auto fail = [&](std::string index, const std::string& what) {
     throw InputError({.file = name_, .field = fmt::format("sequence {}", sequence), .index = std::move(index)}, what);
   };
   if (sequence < 0) fail("", "sequences are numbered from 0");
-  if (const std::int64_t ids = sentinel_of(type); ids > 0 && shape_.num_experts > ids) {
-    fail("", fmt::format("its type cannot represent {} experts and rows without a route", shape_.num_experts));
+  if (const std::int64_t ids = sentinel_of(type); ids > 0 && shape_.num_experts + shape_.weightless_experts > ids) {
+    fail("", fmt::format("its type cannot represent {} experts and rows without a route",
+                         shape_.num_experts + shape_.weightless_experts));
   }
   if (routes.size() % shape.token_bytes() != 0) {
     fail("", fmt::format("has {} bytes; expected a multiple of the {} bytes of a token", routes.size(),
@@ -53,11 +73,12 @@ void RolloutCollector::add(int sequence, RouteType type, std::span<const std::by
   const auto num_tokens = static_cast<std::int64_t>(routes.size() / shape.token_bytes());
   const auto experts = static_cast<std::size_t>(shape_.num_experts);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(shape_.num_layers) * experts);
-  if (!RouteCounter(shape).count(routes.data(), num_tokens, counts.data(), experts)) {
+  RouteCounter counter(shape);
+  if (!counter.count(routes.data(), num_tokens, counts.data(), experts)) {
     const RouteFault fault = find_fault(shape, routes.data(), num_tokens).value();
     fail(fmt::format("[{}, {}, {}]", fault.token, fault.layer, fault.entry), fault.what);
   }
-  Sequence finished{.num_tokens = num_tokens, .counts = narrowest(counts)};
+  Sequence finished{.num_tokens = num_tokens, .uncounted = counter.uncounted(), .counts = narrowest(counts)};
   const std::scoped_lock lock(mutex_);
   if (!sequences_.emplace(sequence, std::move(finished)).second) fail("", "finished twice");
 }
@@ -113,7 +134,8 @@ std::vector<std::int64_t> RolloutCollector::sequence_lengths() const {
 LoadTable RolloutCollector::to_load_table(const Batching& batching) const {
   const std::scoped_lock lock(mutex_);
   require_sequences(batching.rank.size());
-  LoadTable table = empty_table(batching, shape_.num_layers, shape_.num_experts, shape_.top_k, name_);
+  LoadTable table = empty_table(batching, shape_, name_);
+  std::int64_t uncounted = 0;
   for (const auto& [number, sequence] : sequences_) {
     const auto s = static_cast<std::size_t>(number);
     std::visit(
@@ -124,13 +146,16 @@ LoadTable RolloutCollector::to_load_table(const Batching& batching) const {
           }
         },
         sequence.counts);
+    table.tokens(batching.micro_step[s], batching.rank[s]) += Tokens{sequence.num_tokens};
+    uncounted += sequence.uncounted;
   }
+  count_missing_rows(uncounted, table);
   return table;
 }
 
 LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPool& pool) {
   assert(batching.rank.size() == static_cast<std::size_t>(trace.num_sequences()));
-  LoadTable table = empty_table(batching, trace.num_layers, trace.num_experts, trace.top_k, trace.name);
+  LoadTable table = empty_table(batching, trace, trace.name);
   const RouteShape shape = shape_of(trace);
   const auto num_ranks = static_cast<std::size_t>(batching.num_ranks);
 
@@ -139,6 +164,7 @@ LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPoo
   for (int s = 0; s < trace.num_sequences(); ++s) {
     const auto i = static_cast<std::size_t>(s);
     sequences_of[batching.micro_step[i].index() * num_ranks + batching.rank[i].index()].push_back(s);
+    table.tokens(batching.micro_step[i], batching.rank[i]) += Tokens{trace.sequence_length(s)};
   }
   std::vector<std::unique_ptr<RouteCounter>> counters(pool.num_threads());
   std::atomic<bool> malformed = false;
@@ -154,6 +180,9 @@ LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPoo
     }
   });
   if (malformed) check_routes(trace);  // throws for the first malformed row in file order
+  std::int64_t uncounted = 0;
+  for (const auto& counter : counters) uncounted += counter ? counter->uncounted() : 0;
+  count_missing_rows(uncounted, table);
   return table;
 }
 

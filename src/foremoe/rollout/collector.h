@@ -28,6 +28,9 @@ class RolloutCollector {
     int num_layers = 1;
     int top_k = 1;
     int num_experts = 1;
+    int weightless_experts = 0;
+    std::vector<int> experts_of_layer = {};
+    std::vector<int> top_k_of_layer = {};
   };
   // `name` is for messages and display.
   explicit RolloutCollector(const Shape& shape, std::string name = {});
@@ -50,7 +53,8 @@ class RolloutCollector {
                               std::vector<std::uint64_t>>;
   struct Sequence {
     std::int64_t num_tokens = 0;
-    Counts counts;  // [layer][expert]
+    std::int64_t uncounted = 0;  // entries, as RouteCounter has them
+    Counts counts;               // [layer][expert]
   };
   static Counts narrowest(std::span<const std::int64_t> counts);
   void require_sequences(std::size_t n) const;
@@ -61,8 +65,8 @@ class RolloutCollector {
   std::map<int, Sequence> sequences_;  // guarded by mutex_; entries never change after insertion
 };
 
-// Counts a whole trace in one sweep, in parallel over (micro-step, rank). Throws InputError for the first malformed row
-// of the trace, independent of the number of threads.
+// Counts a whole trace in one sweep, in parallel over (micro-step, rank). Sets `tokens` and `missing_rows` too. Throws
+// InputError for the first malformed row of the trace, independent of the number of threads.
 LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPool& pool);
 
 }  // namespace foremoe

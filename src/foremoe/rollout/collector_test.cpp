@@ -68,6 +68,47 @@ TEST(Collect, CountsEveryChosenExpertAtItsMicroStepLayerAndRank) {
   EXPECT_EQ(table.ranks_per_node, 3);
 }
 
+TEST(Collect, CountsTokensAndRowsWithoutARoute) {
+  auto [trace, bytes] = make_random_trace({.lengths = kLengths, .num_layers = 5, .top_k = 8, .num_experts = 40});
+  trace.weightless_experts = 10;
+  (*bytes)[0] = std::byte{45};       // token 0, layer 0: one weightless id,
+  (*bytes)[8 * 5] = std::byte{255};  // token 1: one expert fewer
+  const Batching batching = some_batching(trace);
+  Array<Tokens, 2> tokens({static_cast<std::size_t>(batching.num_micro_steps), 3});
+  for (std::size_t s = 0; s < kLengths.size(); ++s) {
+    tokens(batching.micro_step[s], batching.rank[s]) += Tokens{kLengths[s]};
+  }
+  ThreadPool pool(2);
+  const LoadTable table = collect(trace, batching, pool);
+  EXPECT_EQ(table.tokens, tokens);
+  EXPECT_EQ(table.missing_rows, 7 * 5) << "the last token of each sequence with tokens";
+  EXPECT_TRUE(has_short_rows(table));
+  EXPECT_EQ(tokens_of_ranks(table), tokens);
+
+  RolloutCollector collector({.num_layers = 5, .top_k = 8, .num_experts = 40, .weightless_experts = 10});
+  for (int s = 0; s < trace.num_sequences(); ++s) collector.add(s, trace.type, routes_of(trace, s));
+  const LoadTable same = collector.to_load_table(batching);
+  EXPECT_EQ(same.load, table.load);
+  EXPECT_EQ(same.tokens, table.tokens);
+  EXPECT_EQ(same.missing_rows, table.missing_rows);
+
+  const LoadTable folded = fold_ranks(table, 1);
+  EXPECT_EQ(folded.tokens.flat()[0], tokens.flat()[0] + tokens.flat()[1] + tokens.flat()[2]);
+  EXPECT_EQ(folded.missing_rows, 35);
+}
+
+TEST(Collect, CutsTokensAndRowsWithoutARouteWithTheLoad) {
+  const RoutingTrace trace = some_trace();
+  ThreadPool pool(1);
+  const LoadTable table = collect(trace, some_batching(trace), pool);
+  EXPECT_FALSE(has_short_rows(table));
+  EXPECT_EQ(table.missing_rows, 7 * 5);
+  const LoadTable cut = take_first(table, table.num_micro_steps(), 2);
+  EXPECT_EQ(cut.tokens, table.tokens);
+  EXPECT_EQ(cut.missing_rows, 7 * 2);
+  EXPECT_FALSE(has_short_rows(cut));
+}
+
 TEST(Collect, DoesNotDependOnTheNumberOfThreads) {
   const RoutingTrace trace = some_trace();
   const Batching batching = some_batching(trace);

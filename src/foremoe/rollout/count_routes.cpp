@@ -40,17 +40,28 @@ bool is_missing(const std::byte* row, std::size_t top_k) {
   return k == top_k;
 }
 
+std::size_t of_layer(std::span<const int> values, int layer, int otherwise) {
+  return static_cast<std::size_t>(values.empty() ? otherwise : values[static_cast<std::size_t>(layer)]);
+}
+
 }  // namespace
 
 RouteShape shape_of(const RoutingTrace& trace) {
-  return {.type = trace.type, .num_layers = trace.num_layers, .top_k = trace.top_k, .num_experts = trace.num_experts};
+  return {.type = trace.type,
+          .num_layers = trace.num_layers,
+          .top_k = trace.top_k,
+          .num_experts = trace.num_experts,
+          .weightless_experts = trace.weightless_experts,
+          .experts_of_layer = trace.experts_of_layer,
+          .top_k_of_layer = trace.top_k_of_layer};
 }
 
 RouteCounter::RouteCounter(const RouteShape& shape, RouteKernel kernel)
     : shape_(shape),
       histogram_(static_cast<std::size_t>(shape.num_layers) * static_cast<std::size_t>(shape.num_experts)),
-      seen_(static_cast<std::size_t>(shape.num_experts)) {
-  assert(sentinel_of(shape.type) < 0 || shape.num_experts <= sentinel_of(shape.type));
+      seen_(static_cast<std::size_t>(shape.num_experts + shape.weightless_experts)) {
+  assert(sentinel_of(shape.type) < 0 || std::ssize(seen_) <= sentinel_of(shape.type));
+  if (!shape.has_layers_alike()) return;
   if (kernel == RouteKernel::kAny) count_rows_ = count_rows_avx512(shape);
   if (kernel != RouteKernel::kPortable) clean_rows_ = clean_rows_avx2(shape);
 }
@@ -70,7 +81,12 @@ bool RouteCounter::count(const std::byte* routes, std::int64_t num_tokens, std::
 }
 
 bool RouteCounter::count_some(const std::byte* rows, std::size_t num_tokens) {
-  if (count_rows_ != nullptr) return count_rows_(shape_, rows, num_tokens, histogram_.data());
+  if (count_rows_ != nullptr) {
+    if (count_rows_(shape_, rows, num_tokens, histogram_.data())) return true;
+    if (!shape_.partial_rows) return false;
+    std::ranges::fill(histogram_, std::uint16_t{0});
+    count_rows_ = nullptr;  // a row has fewer experts, or is malformed
+  }
   return visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
     return clean_rows_ != nullptr ? count_checked<Id>(rows, num_tokens) : count_row_by_row<Id>(rows, num_tokens);
   });
@@ -111,24 +127,38 @@ template <class Id>
 bool RouteCounter::count_row_by_row(const std::byte* rows, std::size_t num_tokens) {
   const std::size_t row_bytes = shape_.row_bytes();
   const auto top_k = static_cast<std::size_t>(shape_.top_k);
+  const auto experts = static_cast<std::size_t>(shape_.num_experts);
   for (std::size_t t = 0; t < num_tokens; ++t) {
     std::uint16_t* counts = histogram_.data();
-    for (int l = 0; l < shape_.num_layers; ++l, rows += row_bytes, counts += seen_.size()) {
+    for (int l = 0; l < shape_.num_layers; ++l, rows += row_bytes, counts += experts) {
       if (is_missing<Id>(rows, top_k)) continue;
       ++row_;
+      const std::size_t present = of_layer(shape_.experts_of_layer, l, shape_.num_experts);
+      std::size_t absent = 0;
       for (std::size_t k = 0; k < top_k; ++k) {
         const std::size_t e = load_entry<std::make_unsigned_t<Id>>(rows, k);  // negative ids become too large
-        if (e >= seen_.size() || seen_[e] == row_) return false;
+        if (e < present) {
+          ++counts[e];
+        } else {
+          ++uncounted_;
+          if (load_entry<Id>(rows, k) == kSentinel<Id>) {
+            ++absent;
+            continue;
+          }
+          if (e < experts || e >= seen_.size()) return false;
+        }
+        if (seen_[e] == row_) return false;
         seen_[e] = row_;
-        ++counts[e];
       }
+      if (absent > 0 && !shape_.partial_rows) return false;
+      if (top_k - absent > of_layer(shape_.top_k_of_layer, l, shape_.top_k)) return false;
     }
   }
   return true;
 }
 
 void RouteCounter::flush(std::int64_t* counts, std::size_t layer_stride) {
-  const std::size_t experts = seen_.size();
+  const auto experts = static_cast<std::size_t>(shape_.num_experts);
   for (std::size_t l = 0; l < static_cast<std::size_t>(shape_.num_layers); ++l) {
     for (std::size_t e = 0; e < experts; ++e) counts[l * layer_stride + e] += histogram_[l * experts + e];
   }
@@ -142,12 +172,21 @@ std::optional<RouteFault> find_fault(const RouteShape& shape, const std::byte* r
     for (std::int64_t t = 0; t < num_tokens; ++t) {
       for (int l = 0; l < shape.num_layers; ++l, row += shape.row_bytes()) {
         if (is_missing<Id>(row, top_k)) continue;
+        const auto experts = static_cast<std::int64_t>(of_layer(shape.experts_of_layer, l, shape.num_experts));
+        const std::size_t most = of_layer(shape.top_k_of_layer, l, shape.top_k);
+        std::size_t ids = 0;
         for (std::size_t k = 0; k < top_k; ++k) {
           const auto id = static_cast<std::int64_t>(load_entry<Id>(row, k));
           RouteFault fault{.token = t, .layer = l, .entry = static_cast<int>(k), .what = {}};
-          if (id < 0 || id >= shape.num_experts) {
+          if (id == kSentinel<Id> && shape.partial_rows) continue;
+          const bool weightless = id >= shape.num_experts && id < shape.num_experts + shape.weightless_experts;
+          if (id < 0 || (id >= experts && !weightless)) {
             fault.what = id == kSentinel<Id> ? fmt::format("sentinel {} in a row that is not missing", id)
-                                             : fmt::format("expert {}, but there are {}", id, shape.num_experts);
+                                             : fmt::format("expert {}, but there are {}", id, experts);
+            return fault;
+          }
+          if (++ids > most) {
+            fault.what = fmt::format("a token of this layer chooses only {} experts", most);
             return fault;
           }
           for (std::size_t j = 0; j < k; ++j) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Counts how often each expert of each layer was chosen in recorded routes, and checks that every row is valid (all
-// sentinel, or distinct experts in range). One sweep over memory does both.
+// Counts how often each expert of each layer was chosen in recorded routes, and checks that every row is valid
+// (routing_trace.h). One sweep over memory does both.
 //
 // Only this sweep validates routes. Reading a trace checks everything else, so a file of many gigabytes is read only
 // once. To validate routes without counting, call check_routes.
@@ -11,7 +11,8 @@
 // (2·layers·experts bytes). The histogram is added to the caller's 64-bit counts every 65,535 tokens. Validation runs a
 // few hundred bytes ahead, on many rows at once if the processor has vector instructions. Entries are distinct if a row
 // differs everywhere from its own rotations, and in range if their maximum is in range. Rows that fail, including
-// missing rows, are checked one by one. With AVX-512 and the shape of most models (U8, top-8, up to 128 experts), rows
+// missing rows and rows with sentinels, are checked one by one, as are all rows of shapes with weightless ids or with
+// different layers. With AVX-512 and the shape of most models (U8, top-8, up to 128 experts), rows
 // become bit sets that are added for 64 experts at a time (count_rows_avx512.cpp).
 //
 // Cost: the scatter needs one addition to memory per id, about one cycle. Vectorised validation adds a tenth of that;
@@ -20,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,13 +33,20 @@ struct RouteShape {
   RouteType type = RouteType::kU8;
   int num_layers = 1;
   int top_k = 1;
-  int num_experts = 1;  // at most the sentinel if the type is unsigned
+  int num_experts = 1;  // with weightless ids at most the sentinel if the type is unsigned
+  int weightless_experts = 0;
+  std::span<const int> experts_of_layer = {};  // [layers]; empty: num_experts in all
+  std::span<const int> top_k_of_layer = {};    // [layers]; empty: top_k in all
+  bool partial_rows = true;                    // accept rows with fewer ids than top_k; whole rows only: false
 
+  bool has_layers_alike() const {
+    return weightless_experts == 0 && experts_of_layer.empty() && top_k_of_layer.empty();
+  }
   std::size_t row_bytes() const { return static_cast<std::size_t>(top_k) * size_of(type); }
   std::size_t token_bytes() const { return static_cast<std::size_t>(num_layers) * row_bytes(); }
 };
 
-RouteShape shape_of(const RoutingTrace& trace);
+RouteShape shape_of(const RoutingTrace& trace);  // refers to the trace's lists
 
 // Counting methods. All produce the same result.
 enum class RouteKernel : std::uint8_t {
@@ -55,6 +64,10 @@ class RouteCounter {
   // false if a row is malformed; the counts are then unspecified, and find_fault locates the row.
   bool count(const std::byte* routes, std::int64_t num_tokens, std::int64_t* counts, std::size_t layer_stride);
 
+  // Entries of rows with a route that no count contains, so far: weightless ids and sentinels. The number of these rows
+  // is (counted + uncounted) ÷ top_k.
+  std::int64_t uncounted() const { return uncounted_; }
+
  private:
   bool count_some(const std::byte* rows, std::size_t num_tokens);
   template <class Id>
@@ -67,8 +80,9 @@ class RouteCounter {
   bool (*count_rows_)(const RouteShape&, const std::byte*, std::size_t, std::uint16_t*) = nullptr;  // route_kernels.h
   bool (*clean_rows_)(const std::byte*, std::size_t, int) = nullptr;
   std::vector<std::uint16_t> histogram_;  // [layer][expert], since the last flush
-  std::vector<std::uint64_t> seen_;       // [expert], last row that contained it
+  std::vector<std::uint64_t> seen_;       // [id], last row that contained it
   std::uint64_t row_ = 0;                 // rows checked one by one so far
+  std::int64_t uncounted_ = 0;
 };
 
 struct RouteFault {

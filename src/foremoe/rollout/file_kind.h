@@ -1,10 +1,12 @@
 #pragma once
 
-// Kind of a file, from the `format` in its metadata, and limits on the sizes that it may claim.
+// Kind of a file, from the `format` in its metadata, limits on the sizes that it may claim, and numbers per layer.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "foremoe/core/safetensors.h"
 
@@ -21,12 +23,30 @@ enum class FileKind : std::uint8_t { kTrace, kLoad, kPlan, kHomes };
 
 inline constexpr std::string_view kTraceFormat = "foremoe.trace/1";
 inline constexpr std::string_view kLoadFormat = "foremoe.load/1";
+// Version 2: layers may differ, ids may be weightless, and tokens may have fewer than top_k experts.
+inline constexpr std::string_view kTraceFormat2 = "foremoe.trace/2";
+inline constexpr std::string_view kLoadFormat2 = "foremoe.load/2";
 inline constexpr std::string_view kPlanFormat = "foremoe.plan/1";
 inline constexpr std::string_view kHomesFormat = "foremoe.homes/1";
 
 // Throw InputError if the file has no known format, or a version that this build does not read.
 FileKind file_kind(const Safetensors& file);
 FileKind file_kind(const std::string& path);
-void expect_format(const Safetensors& file, std::string_view format);
+void expect_format(const Safetensors& file, std::string_view format, std::string_view newer = {});
+
+// Reads the optional metadata `key`, a JSON list [layers] of integers from `least` on. Empty if absent.
+std::vector<int> read_per_layer(const Safetensors& file, const char* key, std::size_t layers, int least);
+
+// Layers of a trace or load. The lists are [layers], or empty if all layers are equal.
+struct LayerShapes {
+  std::size_t layers = 0;
+  int experts = 0;
+  int top_k = 0;
+  std::span<const int> experts_of_layer = {};
+  std::span<const int> top_k_of_layer = {};
+};
+// Throws InputError with field and index unless each layer has 1 to `experts` experts, and tokens choose 1 to `top_k`
+// of them.
+void expect_layers(const LayerShapes& shapes, const std::string& file);
 
 }  // namespace foremoe

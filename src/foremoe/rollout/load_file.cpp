@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "foremoe/rollout/file_kind.h"
@@ -19,13 +21,19 @@ void write_as(const LoadTable& table, const std::string& path, const Metadata& m
   std::vector<T> values(table.load.size());
   std::ranges::transform(table.load.flat(), values.begin(), [](Tokens t) { return static_cast<T>(t.value); });
   const auto& shape = table.load.shape();
-  write_safetensors(path, {tensor_data("load", std::span<const T>(values), {shape.begin(), shape.end()})}, metadata);
+  std::vector<TensorData> tensors{tensor_data("load", std::span<const T>(values), {shape.begin(), shape.end()})};
+  static_assert(sizeof(Tokens) == sizeof(std::int64_t));
+  const auto* const tokens = reinterpret_cast<const std::int64_t*>(table.tokens.flat().data());
+  if (table.tokens.size() > 0) {
+    tensors.push_back(tensor_data("tokens", std::span(tokens, table.tokens.size()), {shape[0], shape[2]}));
+  }
+  write_safetensors(path, std::move(tensors), metadata);
 }
 
 }  // namespace
 
 LoadTable read_load(const Safetensors& file) {
-  expect_format(file, kLoadFormat);
+  expect_format(file, kLoadFormat, kLoadFormat2);
   const TensorView& load = file.tensor("load", {DType::kU16, DType::kU32, DType::kI32, DType::kI64}, 4);
   const std::array<std::size_t, 4> shape{load.shape[0], load.shape[1], load.shape[2], load.shape[3]};
   expect_load_shape(shape, file.name());
@@ -38,6 +46,15 @@ LoadTable read_load(const Safetensors& file) {
   table.name = file.text_or("name", std::filesystem::path(file.name()).stem().string());
   table.load = Array<Tokens, 4>(shape);
   load.copy_to(table.load.flat());
+  table.experts_of_layer = read_per_layer(file, "experts_of_layer", shape[1], 1);
+  table.top_k_of_layer = read_per_layer(file, "top_k_of_layer", shape[1], 1);
+  if (file.has("tokens")) {
+    table.tokens = Array<Tokens, 2>({shape[0], shape[2]});
+    file.tensor("tokens", {DType::kI64}, std::vector{shape[0], shape[2]}).copy_to(table.tokens.flat());
+  }
+  if (file.metadata().contains("missing_rows")) {
+    table.missing_rows = file.integer("missing_rows", 0, std::numeric_limits<std::int64_t>::max());
+  }
   expect_valid(table, file.name());
   return table;
 }
@@ -45,11 +62,18 @@ LoadTable read_load(const Safetensors& file) {
 LoadTable read_load(const std::string& path) { return read_load(Safetensors::open(path)); }
 
 void write_load(const LoadTable& table, const std::string& path, const Metadata& extra) {
-  Metadata metadata{{"format", std::string(kLoadFormat)},
+  const bool is_new = !table.experts_of_layer.empty() || !table.top_k_of_layer.empty() || has_short_rows(table);
+  Metadata metadata{{"format", std::string(is_new ? kLoadFormat2 : kLoadFormat)},
                     {"num_experts", fmt::to_string(table.num_experts())},
                     {"top_k", fmt::to_string(table.top_k)},
                     {"ranks_per_node", fmt::to_string(table.ranks_per_node)}};
   if (!table.name.empty()) metadata.emplace("name", table.name);
+  if (table.tokens.size() > 0) metadata.emplace("missing_rows", fmt::to_string(table.missing_rows));
+  const auto add_layers = [&](const char* name, const std::vector<int>& values) {
+    if (!values.empty()) metadata.emplace(name, nlohmann::json(values).dump());
+  };
+  add_layers("experts_of_layer", table.experts_of_layer);
+  add_layers("top_k_of_layer", table.top_k_of_layer);
   metadata.insert(extra.begin(), extra.end());
   const auto values = table.load.flat();
   const std::int64_t largest = values.empty() ? 0 : std::ranges::max(values).value;

@@ -1,9 +1,11 @@
 #pragma once
 
-// foremoe.load/1: the counts of a load table as a safetensors file (docs/users/formats.md).
+// foremoe.load/1 or 2: the counts of a load table as a safetensors file (docs/users/formats.md).
 //
 //   load  [micro_steps, layers, ranks, experts]  U16, U32, I32 or I64; tokens, never negative
-//   metadata: num_experts, top_k, ranks_per_node; optional name and other entries
+//   tokens  [micro_steps, ranks]  I64, optional
+//   metadata: num_experts, top_k, ranks_per_node; optional missing_rows, name and other entries;
+//     version 2: experts_of_layer, top_k_of_layer
 
 #include <string>
 
@@ -16,7 +18,8 @@ namespace foremoe {
 LoadTable read_load(const Safetensors& file);
 LoadTable read_load(const std::string& path);
 
-// Uses the narrowest of U16, U32 and I64 that fits the largest load. `extra` metadata (origin, parameters, …) cannot
+// Uses the narrowest of U16, U32 and I64 that fits the largest load, and version 2 only if layers differ or rows are
+// short (has_short_rows). `extra` metadata (origin, parameters, …) cannot
 // override entries of the format.
 void write_load(const LoadTable& table, const std::string& path, const Metadata& extra = {});
 

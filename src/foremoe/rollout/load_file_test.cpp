@@ -59,6 +59,32 @@ TEST_F(LoadFile, SurvivesTheRoundTripInTheNarrowestType) {
   }
 }
 
+TEST_F(LoadFile, KeepsLayersAndTokensAndTheVersionThatOldReadersKnow) {
+  LoadTable table{.load = Array<Tokens, 4>({1, 2, 2, 4}, Tokens{3}), .top_k = 2, .name = "x"};
+  table.tokens = Array<Tokens, 2>({1, 2}, Tokens{7});
+  table.missing_rows = 4;  // 2 ranks · 2 layers · 7 tokens − 48 assignments ÷ 2
+  write_load(table, path_);
+  EXPECT_EQ(Safetensors::open(path_).text("format"), "foremoe.load/1");
+  EXPECT_EQ(read_load(path_).tokens, table.tokens);
+  EXPECT_EQ(read_load(path_).missing_rows, 4);
+
+  table.missing_rows = 0;  // then some rows have fewer experts
+  write_load(table, path_);
+  EXPECT_EQ(Safetensors::open(path_).text("format"), "foremoe.load/2");
+
+  table.missing_rows = 4;
+  table.top_k_of_layer = {2, 2};
+  table.experts_of_layer = {4, 4};
+  write_load(table, path_);
+  EXPECT_EQ(Safetensors::open(path_).text("format"), "foremoe.load/2");
+  EXPECT_EQ(read_load(path_).top_k_of_layer, table.top_k_of_layer);
+  EXPECT_EQ(read_load(path_).experts_of_layer, table.experts_of_layer);
+
+  table.tokens(0, 1) = Tokens{-1};
+  write_load(table, path_);
+  EXPECT_THAT([&] { read_load(path_); }, testing::ThrowsMessage<InputError>(HasSubstr("tokens[0, 1]: -1, expected 0")));
+}
+
 TEST_F(LoadFile, IsDeterministic) {
   const LoadTable table{.load = Array<Tokens, 4>({1, 1, 2, 4}, Tokens{3}), .name = "x"};
   write_load(table, path_);
@@ -110,7 +136,12 @@ TEST(LoadReader, RefusesMetadataThatIsMissingOrOutOfRange) {
   EXPECT_THAT(with("ranks_per_node", "0"),
               HasSubstr("__metadata__.ranks_per_node: must be an integer from 1 to 65536 (is '0')"));
   EXPECT_THAT(with("num_experts", "99999999999999999999"), HasSubstr("__metadata__.num_experts"));
-  EXPECT_EQ(with("format", "foremoe.load/2"), "l: __metadata__.format: 'foremoe.load/2', expected foremoe.load/1");
+  EXPECT_EQ(with("format", "foremoe.load/3"),
+            "l: __metadata__.format: 'foremoe.load/3', expected foremoe.load/1 or foremoe.load/2");
+  EXPECT_EQ(with("experts_of_layer", "[5]"), "l: experts_of_layer[0]: 5, expected 1 to 4");
+  EXPECT_EQ(with("experts_of_layer", "[3]"), "l: load[0, 0, 0, 3]: 1 tokens, but this layer has only 3 experts");
+  EXPECT_EQ(with("top_k_of_layer", "[1, 2]"), "l: __metadata__.top_k_of_layer: expected a JSON list of 1 integers");
+  EXPECT_THAT(with("missing_rows", "-1"), HasSubstr("l: __metadata__.missing_rows: must be an integer"));
   EXPECT_EQ(with("ranks_per_node", "8"), "");  // a single, partly filled node
 }
 
@@ -127,6 +158,8 @@ TEST(FileKind, MatchesTheFormat) {
   };
   EXPECT_EQ(kind("foremoe.trace/1"), FileKind::kTrace);
   EXPECT_EQ(kind("foremoe.load/1"), FileKind::kLoad);
+  EXPECT_EQ(kind("foremoe.trace/2"), FileKind::kTrace);
+  EXPECT_EQ(kind("foremoe.load/2"), FileKind::kLoad);
   EXPECT_EQ(kind("foremoe.plan/1"), FileKind::kPlan);
   EXPECT_THROW(kind("foremoe.plan/2"), InputError);
   EXPECT_THROW(file_kind(Safetensors::parse(to_safetensors({}, {}), "f")), InputError);

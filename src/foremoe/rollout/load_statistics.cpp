@@ -101,9 +101,16 @@ std::int64_t num_assignments(const LoadTable& table) {
 }
 
 Tokens mean_tokens_per_rank(const LoadTable& table) {
-  const std::int64_t batches =
-      std::int64_t{1} * table.num_micro_steps() * table.num_layers() * table.num_ranks() * table.top_k;
-  return Tokens{batches == 0 ? 0 : num_assignments(table) / batches};
+  const std::int64_t batches = std::int64_t{1} * table.num_micro_steps() * table.num_ranks();
+  if (batches == 0 || table.num_layers() == 0) return Tokens{};
+  if (has_short_rows(table)) {
+    std::int64_t tokens = 0;
+    for (const Tokens of_rank : table.tokens.flat()) tokens += of_rank.value;
+    return Tokens{tokens / batches};
+  }
+  std::int64_t top_k = 0;  // of all layers
+  for (int l = 0; l < table.num_layers(); ++l) top_k += table.top_k_in(LayerId{l});
+  return Tokens{num_assignments(table) / (batches * top_k)};
 }
 
 LoadViolation load_violation(std::span<const std::int64_t> expert_loads) {

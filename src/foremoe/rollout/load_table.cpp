@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/sha256.h"
@@ -30,6 +31,30 @@ void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::strin
   if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("exceeds the limits");
 }
 
+static void expect_tokens(const LoadTable& table, const std::string& file) {
+  const std::array known{table.load.extent(0), table.load.extent(2)};
+  const auto& [micro_steps, ranks] = table.tokens.shape();
+  if (table.tokens.size() > 0 && table.tokens.shape() != known) {
+    throw InputError({.file = file, .field = "tokens"},
+                     fmt::format("shape [{}, {}], expected [{}, {}]", micro_steps, ranks, known[0], known[1]));
+  }
+  std::int64_t total = 0;
+  for (std::size_t i = 0; i < table.tokens.size(); ++i) {
+    const std::int64_t tokens = table.tokens.flat()[i].value;
+    const std::int64_t most = kMaxTokensPerLayer - total;
+    if (tokens < 0 || tokens > most) {
+      throw InputError({.file = file, .field = "tokens", .index = fmt::format("[{}, {}]", i / known[1], i % known[1])},
+                       fmt::format("{}, expected 0 to {}", tokens, most));
+    }
+    total += tokens;
+  }
+  if (table.missing_rows < 0 || (total > 0 && table.missing_rows / table.num_layers() > total)) {
+    throw InputError(
+        {.file = file, .field = "missing_rows"},
+        fmt::format("{}, but there are {} tokens and {} layers", table.missing_rows, total, table.num_layers()));
+  }
+}
+
 void expect_valid(const LoadTable& table, const std::string& file) {
   expect_load_shape(table.load.shape(), file);
   const auto expect = [&](const char* field, int value, std::int64_t most) {
@@ -38,6 +63,13 @@ void expect_valid(const LoadTable& table, const std::string& file) {
   };
   expect("top_k", table.top_k, table.num_experts());
   expect("ranks_per_node", table.ranks_per_node, kMaxRanks);
+  expect_layers({.layers = table.load.extent(1),
+                 .experts = table.num_experts(),
+                 .top_k = table.top_k,
+                 .experts_of_layer = table.experts_of_layer,
+                 .top_k_of_layer = table.top_k_of_layer},
+                file);
+  expect_tokens(table, file);
   for (std::size_t m = 0; m < table.load.extent(0); ++m) {
     for (std::size_t l = 0; l < table.load.extent(1); ++l) {
       const std::span<const Tokens> values = table.load[m][l].flat();
@@ -50,6 +82,10 @@ void expect_valid(const LoadTable& table, const std::string& file) {
       for (std::size_t i = 0; i < values.size(); ++i) {
         const std::int64_t tokens = values[i].value;
         if (tokens < 0) fail(i, fmt::format("{} tokens, expected 0 or more", tokens));
+        if (const int experts = table.experts_in(LayerId{l});
+            tokens > 0 && i % table.load.extent(3) >= std::size_t(experts)) {
+          fail(i, fmt::format("{} tokens, but this layer has only {} experts", tokens, experts));
+        }
         if (tokens > kMaxTokensPerLayer - total) {
           fail(i, fmt::format("takes the layer's load of this micro-step above {}", kMaxTokensPerLayer));
         }
@@ -71,7 +107,12 @@ LoadTable fold_ranks(const LoadTable& table, int num_ranks) {
   LoadTable folded{.load = Array<Tokens, 4>(shape),
                    .top_k = table.top_k,
                    .ranks_per_node = std::min(table.ranks_per_node, num_ranks),
-                   .name = table.name};
+                   .name = table.name,
+                   .experts_of_layer = table.experts_of_layer,
+                   .top_k_of_layer = table.top_k_of_layer,
+                   .missing_rows = table.missing_rows};
+  if (table.tokens.size() > 0) folded.tokens = Array<Tokens, 2>({shape[0], shape[2]});
+  for (std::size_t i = 0; i < table.tokens.size(); ++i) folded.tokens.flat()[i / sources] += table.tokens.flat()[i];
   for (std::size_t m = 0; m < shape[0]; ++m) {
     for (std::size_t l = 0; l < shape[1]; ++l) {
       for (std::size_t r = 0; r < table.load.extent(2); ++r) {
@@ -84,6 +125,50 @@ LoadTable fold_ranks(const LoadTable& table, int num_ranks) {
   return folded;
 }
 
+static std::vector<int> first_of(const std::vector<int>& of_layer, std::size_t layers) {
+  return {of_layer.begin(), of_layer.begin() + static_cast<std::ptrdiff_t>(std::min(layers, of_layer.size()))};
+}
+
+// (token, layer) pairs.
+static std::int64_t rows_of(const LoadTable& table) {
+  std::int64_t tokens = 0;
+  for (const Tokens of_rank : table.tokens.flat()) tokens += of_rank.value;
+  return tokens * table.num_layers();
+}
+
+// Rows with a route if each has the top-k of its layer.
+static std::int64_t full_rows(const LoadTable& table) {
+  std::int64_t rows = 0;
+  for (int l = 0; l < table.num_layers(); ++l) {
+    std::int64_t assignments = 0;
+    for (int m = 0; m < table.num_micro_steps(); ++m) {
+      for (const Tokens tokens : table.load[m][l].flat()) assignments += tokens.value;
+    }
+    rows += assignments / table.top_k_in(LayerId{l});
+  }
+  return rows;
+}
+
+bool has_short_rows(const LoadTable& table) {
+  return table.tokens.size() > 0 && full_rows(table) < rows_of(table) - table.missing_rows;
+}
+
+Array<Tokens, 2> tokens_of_ranks(const LoadTable& table) {
+  if (has_short_rows(table)) return table.tokens;
+  Array<Tokens, 2> tokens({table.load.extent(0), table.load.extent(2)});
+  for (int m = 0; m < table.num_micro_steps(); ++m) {
+    for (int l = 0; l < table.num_layers(); ++l) {
+      const std::int64_t top_k = table.top_k_in(LayerId{l});
+      for (int r = 0; r < table.num_ranks(); ++r) {
+        std::int64_t assignments = 0;
+        for (const Tokens of_expert : table.load.row(m, l, r)) assignments += of_expert.value;
+        tokens(m, r) = std::max(tokens(m, r), Tokens{(assignments + top_k - 1) / top_k});
+      }
+    }
+  }
+  return tokens;
+}
+
 LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers) {
   auto shape = table.load.shape();
   shape[0] = std::min(shape[0], static_cast<std::size_t>(std::max(num_micro_steps, 0)));
@@ -91,9 +176,21 @@ LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers
   LoadTable first{.load = Array<Tokens, 4>(shape),
                   .top_k = table.top_k,
                   .ranks_per_node = table.ranks_per_node,
-                  .name = table.name};
+                  .name = table.name,
+                  .experts_of_layer = first_of(table.experts_of_layer, shape[1]),
+                  .top_k_of_layer = first_of(table.top_k_of_layer, shape[1])};
   for (std::size_t m = 0; m < shape[0]; ++m) {
     std::ranges::copy(table.load[m].flat().first(shape[1] * shape[2] * shape[3]), first.load[m].data());
+  }
+  if (table.tokens.size() == 0) return first;
+  first.tokens = Array<Tokens, 2>({shape[0], shape[2]});
+  std::ranges::copy(table.tokens.flat().first(first.tokens.size()), first.tokens.flat().begin());
+  if (has_short_rows(table)) {
+    const double part =
+        static_cast<double>(rows_of(first)) / static_cast<double>(std::max(rows_of(table), std::int64_t{1}));
+    first.missing_rows = std::llround(part * static_cast<double>(table.missing_rows));
+  } else {
+    first.missing_rows = rows_of(first) - full_rows(first);
   }
   return first;
 }

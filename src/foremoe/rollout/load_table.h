@@ -26,20 +26,23 @@ struct LoadTable {
   std::vector<int> top_k_of_layer = {};    // [layers]; empty: top_k in all
   // [micro_step][rank], tokens with and without routes. Empty: unknown, and estimated as assignments ÷ top_k.
   Array<Tokens, 2> tokens = {};
-  std::int64_t missing_rows = 0;  // (token, layer) pairs of the micro-steps that have no route
+  std::int64_t missing_rows = 0;  // (token, layer) pairs of the micro-steps that have no route; 0 if unknown
 
   int num_micro_steps() const { return static_cast<int>(load.extent(0)); }
   int num_layers() const { return static_cast<int>(load.extent(1)); }
   int num_ranks() const { return static_cast<int>(load.extent(2)); }
   int num_experts() const { return static_cast<int>(load.extent(3)); }
   Topology topology() const { return {.num_ranks = num_ranks(), .ranks_per_node = ranks_per_node}; }
+  int experts_in(LayerId l) const { return experts_of_layer.empty() ? num_experts() : experts_of_layer[l.index()]; }
+  int top_k_in(LayerId l) const { return top_k_of_layer.empty() ? top_k : top_k_of_layer[l.index()]; }
 
   // Sums one (micro-step, layer) over source ranks: [expert], tokens.
   void expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> out) const;
 };
 
 // Both functions throw InputError with file, field and index if an axis is empty or exceeds the limits of file_kind.h.
-// expect_valid() also rejects negative or overflowing tokens, and top_k or ranks_per_node out of range.
+// expect_valid() also rejects negative or overflowing tokens, tokens of experts that a layer does not have, and other
+// fields out of range.
 void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::string& file);
 void expect_valid(const LoadTable& table, const std::string& file);
 
@@ -49,6 +52,14 @@ LoadTable fold_ranks(const LoadTable& table, int num_ranks);
 
 // Returns the first num_micro_steps micro-steps and num_layers layers.
 LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers);
+
+// Whether rows with a route have fewer experts than their layer's top-k, so that assignments ÷ top-k underestimates
+// tokens. False if `tokens` is unknown.
+bool has_short_rows(const LoadTable& table);
+
+// Tokens of each rank in each micro-step: `tokens` if it has short rows. Otherwise those of its fullest layer,
+// ⌈assignments ÷ top-k⌉, which excludes tokens without any route.
+Array<Tokens, 2> tokens_of_ranks(const LoadTable& table);
 
 // Hex SHA-256 of the load as little-endian I64 [micro_steps, layers, ranks, experts].
 std::string load_digest(const LoadTable& table);

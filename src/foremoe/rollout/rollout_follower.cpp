@@ -77,9 +77,13 @@ void RolloutFollower::count(const std::string& name, ThreadPool& pool) {
   if (collector_) {
     expect_same_shape(trace);
   } else {
-    collector_.emplace(
-        RolloutCollector::Shape{.num_layers = trace.num_layers, .top_k = trace.top_k, .num_experts = trace.num_experts},
-        folder_);
+    collector_.emplace(RolloutCollector::Shape{.num_layers = trace.num_layers,
+                                               .top_k = trace.top_k,
+                                               .num_experts = trace.num_experts,
+                                               .weightless_experts = trace.weightless_experts,
+                                               .experts_of_layer = trace.experts_of_layer,
+                                               .top_k_of_layer = trace.top_k_of_layer},
+                       folder_);
   }
   const auto first = static_cast<int>(num_counted());
   const std::size_t token = shape_of(trace).token_bytes();
@@ -107,9 +111,14 @@ void RolloutFollower::expect_same_shape(const RoutingTrace& trace) const {
   expect("layers", trace.num_layers, first.num_layers);
   expect("num_experts", trace.num_experts, first.num_experts);
   expect("top_k", trace.top_k, first.top_k);
-  if (trace.layer_ids != first.layer_ids) {
-    throw InputError({.file = trace.name, .field = "layer_ids"}, fmt::format("differ from those in {}", name));
-  }
+  expect("weightless_experts", trace.weightless_experts, first.weightless_experts);
+  const auto expect_layers = [&](const char* field, const std::vector<int>& here, const std::vector<int>& there) {
+    if (here == there) return;
+    throw InputError({.file = trace.name, .field = field}, fmt::format("differ from those in {}", name));
+  };
+  expect_layers("layer_ids", trace.layer_ids, first.layer_ids);
+  expect_layers("experts_of_layer", trace.experts_of_layer, first.experts_of_layer);
+  expect_layers("top_k_of_layer", trace.top_k_of_layer, first.top_k_of_layer);
 }
 
 RoutingTrace RolloutFollower::sequences() const {

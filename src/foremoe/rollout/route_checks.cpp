@@ -40,6 +40,7 @@ class Checks {
   Checks(const RoutingTrace& trace, const RouteExpectations& expected)
       : trace_(trace), expected_(expected), shape_(shape_of(trace)) {
     if (expected.experts > 0) shape_.num_experts = expected.experts;
+    if (expected.weightless_experts > 0) shape_.weightless_experts = expected.weightless_experts;
     rows_.resize(static_cast<std::size_t>(trace.num_tokens) * layers());
     for (int k = 0; k < shape_.top_k && shape_.top_k < shape_.num_experts; ++k)
       bits_ += std::log2(static_cast<double>(shape_.num_experts - k) / (k + 1));
@@ -98,7 +99,33 @@ class Checks {
     }
   }
 
+  // Finds the layers whose rows may have fewer ids than top_k: all rows have the same number, or some ids are
+  // weightless.
+  void find_partial_layers() {
+    std::int64_t partial = 0;
+    may_be_partial_.assign(layers(), true);
+    for (std::size_t l = 0; l < layers(); ++l) {
+      std::int64_t usual = 0;  // ids of the first row with a route
+      for (std::int64_t t = 0; t < trace_.num_tokens; ++t) {
+        std::int64_t ids = 0;
+        bool zeros = shape_.top_k > 1;  // a row of zeros is no route
+        visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
+          for (std::size_t k = 0; k < static_cast<std::size_t>(shape_.top_k); ++k) {
+            ids += load_entry<Id>(row(t, l), k) == kSentinel<Id> ? 0 : 1;
+            zeros = zeros && load_entry<Id>(row(t, l), k) == 0;
+          }
+        });
+        if (ids == 0 || zeros) continue;
+        if (usual == 0) usual = ids;
+        if (ids != usual && shape_.weightless_experts == 0) may_be_partial_[l] = false;
+        partial += ids < shape_.top_k ? 1 : 0;
+      }
+    }
+    if (partial > 0) remarks_.push_back(fmt::format("{} rows have fewer than {} experts", partial, shape_.top_k));
+  }
+
   void classify() {
+    find_partial_layers();
     empty_.assign(layers(), true);
     for (int s = 0; s < trace_.num_sequences(); ++s) {
       for (std::int64_t t = trace_.cu_seqlens[s]; t < trace_.cu_seqlens[s + 1]; ++t) {
@@ -136,25 +163,32 @@ class Checks {
       if (std::ranges::count(ids_, -1) == static_cast<std::ptrdiff_t>(k)) return Row::kMissing;
       if (is_padding(t)) return Row::kRoute;  // check_sequence() reports routes of padding
       const std::int64_t token = t - trace_.cu_seqlens[s];
-      if (partial) {
+      if (partial && !may_be_partial_[l]) {
         add({"top-k-differs", static_cast<int>(l), s, token, "a row has fewer experts than the others",
-             "record the same number of experts for every token and layer"});
+             "record the same number of experts for every token of a layer, or give --weightless-experts if the "
+             "others have no weights"});
         return Row::kFaulty;
       }
+      std::erase(ids_, -1);
+      const int experts = shape_.experts_of_layer.empty() ? shape_.num_experts : shape_.experts_of_layer[l];
       for (const std::int64_t id : ids_) {
-        if (id >= 0 && id < shape_.num_experts) continue;
+        if (id >= 0 && id < experts) continue;
+        if (id >= shape_.num_experts && id < shape_.num_experts + shape_.weightless_experts) continue;
         add({"expert-range", static_cast<int>(l), s, token,
              fmt::format("expert {}, but there are {}: physical slots were recorded, or another model's routes", id,
-                         shape_.num_experts),
-             "record logical expert ids before load balancing maps them to slots"});
+                         experts),
+             "record logical expert ids before load balancing maps them to slots, or give --weightless-experts for ids "
+             "without weights"});
         return Row::kFaulty;
       }
       const bool ascends = std::ranges::is_sorted(ids_);
       std::ranges::sort(ids_);
       if (const auto twice = std::ranges::adjacent_find(ids_); twice != ids_.end()) {
         add({"duplicate-experts", static_cast<int>(l), s, token,
-             fmt::format("expert {} appears twice in a row: the buffer was not filled, or was read while written",
-                         *twice),
+             fmt::format(
+                 "expert {} appears twice in a row: the buffer was not filled or was read while written, or the "
+                 "engine writes one id for experts without weights",
+                 *twice),
              "copy routes after the forward pass has ended, and mark rows without routes with -1"});
         return Row::kFaulty;
       }
@@ -394,10 +428,11 @@ class Checks {
   const RoutingTrace& trace_;
   const RouteExpectations& expected_;
   RouteShape shape_;
-  double bits_ = 0;          // information of a token's route
-  std::vector<Row> rows_;    // [tokens][layers]
-  std::vector<bool> empty_;  // [layers], without any route other than filler
-  bool ascending_ = true;    // in every row
+  double bits_ = 0;                   // information of a token's route
+  std::vector<Row> rows_;             // [tokens][layers]
+  std::vector<bool> empty_;           // [layers], without any route other than filler
+  bool ascending_ = true;             // in every row
+  std::vector<bool> may_be_partial_;  // [layers]
   std::vector<std::int64_t> ids_;
   std::vector<RouteFinding> found_;
   std::vector<std::string> remarks_;

@@ -29,6 +29,7 @@ struct RouteExpectations {
   std::vector<std::uint8_t> attention_mask;  // [tokens], 0 for padding; empty: no padding
   // Versions of the weights that sampled each sequence, [sequences]; none of a sequence: unknown. Empty: not checked.
   std::vector<std::vector<std::string>> weight_versions;
+  int weightless_experts = 0;  // ids from `experts` on without weights; 0: as recorded
 };
 
 struct RouteFinding {

@@ -70,6 +70,18 @@ TEST(RouteChecks, FindEachKindOfDamageAndNoOther) {
   }
 }
 
+TEST(RouteChecks, AcceptFewerExpertsInAllRowsOfALayerAndIdsWithoutWeights) {
+  const Damage fewer = [](Bytes& r) {
+    for (std::size_t t = 0; t < 110; ++t) {
+      if (std::to_integer<int>(r[t * kToken + kRow]) != 255) fill(r, t * kToken + kRow, 1, 255);
+    }
+  };
+  EXPECT_THAT(names(fewer), testing::IsEmpty());
+  const Damage weightless = [](Bytes& r) { fill(r, 5 * kToken, 1, 200); };
+  EXPECT_THAT(names(weightless, {.experts = 128, .weightless_experts = 80}), testing::IsEmpty());
+  EXPECT_THAT(names(weightless, {.experts = 128, .weightless_experts = 72}), testing::ElementsAre("expert-range"));
+}
+
 TEST(RouteChecks, NoteSequencesThatAreTooShortToCompare) {
   const auto [trace, bytes] =
       make_random_trace({.type = RouteType::kU8, .lengths = {16, 15, 40, 1}, .num_layers = 4, .num_experts = 128});

@@ -24,7 +24,6 @@ CapturedRoutes read_captured_routes(const std::vector<std::string>& paths, Impor
                                     const Decode& decode) {
   if (paths.size() == 1 && paths.front().ends_with(".safetensors")) return {read_trace(paths.front())};
   options.keep_invalid_rows = true;
-  options.num_experts = 0;
   options.model.clear();
   Imported imported = import_files(paths, options, decode);
   if (imported.load() != nullptr) throw InputError({.file = paths.front()}, "contains counts, not routes");
@@ -52,14 +51,19 @@ RouteReport check_route_files(const std::vector<std::string>& paths, const Route
                               const Decode& decode) {
   const ImportOptions& given = options.import;
   auto [trace, versions] = read_captured_routes(paths, given, decode);
-  RouteExpectations expected{
-      .experts = given.num_experts, .top_k = given.top_k, .weight_versions = std::move(versions)};
+  RouteExpectations expected{.experts = given.num_experts,
+                             .top_k = given.top_k,
+                             .weight_versions = std::move(versions),
+                             .weightless_experts = given.weightless_experts};
   if (given.num_layers != trace.num_layers && !given.drop_empty_layers) {
     expected.layers = given.num_layers;  // as recorded, dense layers included
   }
   if (!given.model.empty()) {
     const ModelShape model = model_named(given.model);
-    if (expected.experts == 0) expected.experts = model.experts;
+    if (expected.experts == 0) {
+      expected.experts = model.experts;
+      expected.weightless_experts = model.weightless_experts;
+    }
     if (expected.top_k == 0) expected.top_k = model.top_k;
     expected.layers = model.moe_layers;
     expected.dense_layers = given.drop_empty_layers ? 0 : model.dense_layers;

@@ -90,10 +90,20 @@ void expect_valid(const RoutingTrace& trace) {
                      trace.top_k));
   }
   const std::int64_t most = std::min(kMaxExperts, num_ids(trace.type));
+  const char* const why = most < kMaxExperts ? ": larger ids of this type mark rows without a route" : "";
   if (trace.num_experts < trace.top_k || trace.num_experts > most) {
-    const char* const why = most < kMaxExperts ? ": larger ids of this type mark rows without a route" : "";
     fail(trace, "num_experts", "", fmt::format("{}, expected {} to {}{}", trace.num_experts, trace.top_k, most, why));
   }
+  if (trace.weightless_experts < 0 || trace.weightless_experts > most - trace.num_experts) {
+    fail(trace, "weightless_experts", "",
+         fmt::format("{}, expected 0 to {}{}", trace.weightless_experts, most - trace.num_experts, why));
+  }
+  expect_layers({.layers = static_cast<std::size_t>(trace.num_layers),
+                 .experts = trace.num_experts,
+                 .top_k = trace.top_k,
+                 .experts_of_layer = trace.experts_of_layer,
+                 .top_k_of_layer = trace.top_k_of_layer},
+                trace.name);
   expect_sequences(trace);
   expect_per_sequence(trace, "prompt_lengths", trace.prompt_lengths,
                       [&](int s) { return trace.sequence_length(s) + 1; });
@@ -119,16 +129,19 @@ void RoutingTrace::route(std::int64_t token, LayerId layer, std::span<ExpertId> 
   const std::size_t row = static_cast<std::size_t>(token) * static_cast<std::size_t>(num_layers) + layer.index();
   visit_route_type(type, [&]<class Id>(std::type_identity<Id>) {
     const std::byte* const entries = routes + row * out.size() * sizeof(Id);
+    const std::int64_t experts = experts_in(layer);
     bool missing = true;
     for (std::size_t k = 0; k < out.size(); ++k) missing = missing && load_entry<Id>(entries, k) == kSentinel<Id>;
     for (std::size_t k = 0; k < out.size(); ++k) {
-      const auto id = static_cast<std::int64_t>(load_entry<Id>(entries, k));
-      if (!missing && (id < 0 || id >= num_experts)) {
+      const Id entry = load_entry<Id>(entries, k);
+      const auto id = static_cast<std::int64_t>(entry);
+      const bool needs_expert = entry != kSentinel<Id> && (id < num_experts || id >= num_experts + weightless_experts);
+      if (needs_expert && (id < 0 || id >= experts)) {
         throw InputError(
             {.file = name, .field = "routed_experts", .index = fmt::format("[{}, {}, {}]", token, layer.value, k)},
-            fmt::format("expert {}, but there are {}", id, num_experts));
+            fmt::format("expert {}, but there are {}", id, experts));
       }
-      out[k] = missing ? kNoExpert : ExpertId{id};
+      out[k] = missing ? kNoExpert : needs_expert ? ExpertId{id} : kUnassigned;
     }
   });
 }

@@ -5,6 +5,11 @@
 // A row (one token in one layer) is *missing* if the token was padding, the last of its sequence or prefix-cached. All
 // its top_k entries are then the sentinel: −1, or the largest value of an unsigned type. Missing rows do not count as
 // load; at runtime they go to homes, with the router's current choice of experts.
+//
+// The entries of any other row are distinct, except for sentinels. An entry is
+//   an expert of the layer: in [0, experts_in(layer)); at most top_k_in(layer) entries are ids
+//   a weightless id: in [num_experts, num_experts + weightless_experts); it needs no expert and counts nowhere
+//   the sentinel: the token has fewer experts. A row may have no expert at all; its token then stays on its rank.
 
 #include <cstddef>
 #include <cstdint>
@@ -57,15 +62,18 @@ struct RoutingTrace {
   int num_sequences() const { return static_cast<int>(cu_seqlens.size()) - 1; }
   bool has_batching() const { return !micro_step.empty(); }
   std::int64_t sequence_length(int s) const { return cu_seqlens[s + 1] - cu_seqlens[s]; }
+  int experts_in(LayerId l) const { return experts_of_layer.empty() ? num_experts : experts_of_layer[l.index()]; }
+  int top_k_in(LayerId l) const { return top_k_of_layer.empty() ? top_k : top_k_of_layer[l.index()]; }
 
-  // Converts one row: out[0 … top_k) are expert ids, or all kNoExpert if the row is missing. Throws InputError if an
-  // entry is out of range. Only check_routes and collect check that experts are distinct.
+  // Converts one row: out[0 … top_k) are expert ids, or kUnassigned where the row needs none; or all kNoExpert if the
+  // row is missing. Throws InputError if an entry is out of range. Only check_routes and collect check that entries are
+  // distinct, and their number.
   void route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const;
 };
 
-// Checks that sequences are contiguous and cover all tokens, that entries per sequence are in range, and that the shape
-// is known. Does not check routes: counting checks these. Throws InputError with the trace's name as file, field and
-// index.
+// Checks that sequences are contiguous and cover all tokens, that entries per sequence and per layer are in range, and
+// that the shape is known. Does not check routes: counting checks these. Throws InputError with the trace's name as
+// file, field and index.
 void expect_valid(const RoutingTrace& trace);
 
 // If a valid trace has batching, sets ranks and ranks_per_node where they are 0, and limits ranks_per_node to ranks.

@@ -21,8 +21,11 @@ std::size_t entries_per_token(const RowShape& shape) {
 }
 
 RouteShape int32_shape(const RowShape& shape) {
-  return {
-      .type = RouteType::kI32, .num_layers = shape.num_layers, .top_k = shape.top_k, .num_experts = shape.num_experts};
+  return {.type = RouteType::kI32,
+          .num_layers = shape.num_layers,
+          .top_k = shape.top_k,
+          .num_experts = shape.num_experts,
+          .partial_rows = false};  // executors take a row's first entry for all of them
 }
 
 [[noreturn]] void refuse(std::int64_t token, int layer, int entry, const std::string& what) {

@@ -16,7 +16,6 @@ namespace foremoe {
 namespace {
 
 constexpr std::size_t kMaxInt = std::numeric_limits<int>::max();
-constexpr std::size_t kMaxLayerIdText = 16;  // characters per layer id in JSON
 
 constexpr std::array<std::pair<DType, RouteType>, 4> kRouteTypes{{{DType::kU8, RouteType::kU8},
                                                                   {DType::kU16, RouteType::kU16},
@@ -58,28 +57,24 @@ void read_batching(const Safetensors& file, RoutingTrace& trace) {
   trace.ranks_per_node = told("ranks_per_node");
 }
 
-void read_layer_ids(const Safetensors& file, RoutingTrace& trace) {
+void read_layers(const Safetensors& file, RoutingTrace& trace) {
   const auto layers = static_cast<std::size_t>(trace.num_layers);
-  trace.layer_ids.resize(layers);
-  std::iota(trace.layer_ids.begin(), trace.layer_ids.end(), 0);
-  if (!file.metadata().contains("layer_ids")) return;
-  const std::string& text = file.text("layer_ids");
-  nlohmann::json list;
-  if (text.size() <= (layers + 1) * kMaxLayerIdText) list = nlohmann::json::parse(text, nullptr, false);
-  if (!list.is_array() || list.size() != layers) {
-    file.fail("__metadata__.layer_ids", "", fmt::format("expected a JSON list of {} integers", layers));
+  trace.layer_ids = read_per_layer(file, "layer_ids", layers, 0);
+  if (trace.layer_ids.empty()) {
+    trace.layer_ids.resize(layers);
+    std::iota(trace.layer_ids.begin(), trace.layer_ids.end(), 0);
   }
-  for (std::size_t l = 0; l < layers; ++l) {
-    const bool fits = list[l].is_number_unsigned() && list[l].get<std::uint64_t>() <= kMaxInt;
-    if (!fits) file.fail("__metadata__.layer_ids", fmt::format("[{}]", l), "is not a layer number");
-    trace.layer_ids[l] = list[l].get<std::int32_t>();
+  trace.experts_of_layer = read_per_layer(file, "experts_of_layer", layers, 1);
+  trace.top_k_of_layer = read_per_layer(file, "top_k_of_layer", layers, 1);
+  if (file.metadata().contains("weightless_experts")) {
+    trace.weightless_experts = static_cast<int>(file.integer("weightless_experts", 0, kMaxExperts));
   }
 }
 
 }  // namespace
 
 RoutingTrace read_trace(const Safetensors& file) {
-  expect_format(file, kTraceFormat);
+  expect_format(file, kTraceFormat, kTraceFormat2);
   RoutingTrace trace;
   trace.name = file.name();
   read_routes(file, trace);
@@ -87,9 +82,9 @@ RoutingTrace read_trace(const Safetensors& file) {
   trace.prompt_lengths = read_per_sequence(file, trace, "prompt_lengths");
   trace.group_ids = read_per_sequence(file, trace, "group_ids");
   read_batching(file, trace);
+  read_layers(file, trace);
   expect_valid(trace);
   infer_ranks(trace);
-  read_layer_ids(file, trace);
   trace.model = file.text_or("model", "");
   trace.origin = file.text_or("origin", "");
   const std::string whole = file.text_or("whole_batches", "false");
@@ -112,7 +107,8 @@ void write_trace(const RoutingTrace& trace, const std::string& path, const Metad
                                    .shape = {tokens, layers, top_k},
                                    .bytes = {trace.routes, tokens * layers * top_k * size_of(trace.type)}},
                                   tensor_data("cu_seqlens", std::span<const std::int64_t>(trace.cu_seqlens))};
-  Metadata metadata{{"format", std::string(kTraceFormat)},
+  const bool is_new = trace.weightless_experts > 0 || !trace.experts_of_layer.empty() || !trace.top_k_of_layer.empty();
+  Metadata metadata{{"format", std::string(is_new ? kTraceFormat2 : kTraceFormat)},
                     {"num_experts", fmt::to_string(trace.num_experts)},
                     {"top_k", fmt::to_string(trace.top_k)}};
   const auto add = [&](const char* name, const std::vector<std::int32_t>& values) {
@@ -126,7 +122,15 @@ void write_trace(const RoutingTrace& trace, const std::string& path, const Metad
     metadata.emplace("ranks", fmt::to_string(trace.ranks));
     metadata.emplace("ranks_per_node", fmt::to_string(trace.ranks_per_node));
   }
-  if (!trace.layer_ids.empty()) metadata.emplace("layer_ids", nlohmann::json(trace.layer_ids).dump());
+  const auto add_layers = [&](const char* name, const std::vector<int>& values) {
+    if (!values.empty()) metadata.emplace(name, nlohmann::json(values).dump());
+  };
+  add_layers("layer_ids", trace.layer_ids);
+  add_layers("experts_of_layer", trace.experts_of_layer);
+  add_layers("top_k_of_layer", trace.top_k_of_layer);
+  if (trace.weightless_experts > 0) {
+    metadata.emplace("weightless_experts", fmt::to_string(trace.weightless_experts));
+  }
   if (!trace.model.empty()) metadata.emplace("model", trace.model);
   if (!trace.origin.empty()) metadata.emplace("origin", trace.origin);
   if (trace.whole_batches) metadata.emplace("whole_batches", "true");

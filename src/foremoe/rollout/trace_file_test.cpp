@@ -171,10 +171,43 @@ TEST(TraceReader, RefusesMetadataThatContradictsTheTensors) {
   EXPECT_EQ(with("layer_ids", "[3, 7]"), "");
   EXPECT_THAT(with("layer_ids", "[3]"), HasSubstr("__metadata__.layer_ids: expected a JSON list of 2 integers"));
   EXPECT_THAT(with("layer_ids", "[3, "), HasSubstr("__metadata__.layer_ids: expected a JSON list of 2 integers"));
-  EXPECT_EQ(with("layer_ids", "[3, -7]"), "t: __metadata__.layer_ids[1]: is not a layer number");
+  EXPECT_EQ(with("layer_ids", "[3, -7]"), "t: __metadata__.layer_ids[1]: must be an integer from 0 to 2147483647");
   EXPECT_EQ(with("whole_batches", "1"), "t: __metadata__.whole_batches: '1', expected true or false");
   EXPECT_EQ(with("whole_batches", "false"), "");
-  EXPECT_THAT(with("format", "foremoe.load/1"), HasSubstr("expected foremoe.trace/1"));
+  EXPECT_THAT(with("format", "foremoe.load/1"), HasSubstr("expected foremoe.trace/1 or foremoe.trace/2"));
+  EXPECT_THAT(with("format", "foremoe.trace/3"), HasSubstr("expected foremoe.trace/1 or foremoe.trace/2"));
+}
+
+TEST(TraceReader, ReadsLayersThatDifferAndWeightlessIds) {
+  Parts parts;
+  parts.metadata = {{"format", "foremoe.trace/2"}, {"num_experts", "8"},          {"top_k", "2"},
+                    {"weightless_experts", "4"},   {"experts_of_layer", "[8,4]"}, {"top_k_of_layer", "[1,2]"}};
+  const RoutingTrace trace = read(parts);
+  EXPECT_EQ(trace.weightless_experts, 4);
+  EXPECT_THAT(trace.experts_of_layer, ElementsAre(8, 4));
+  EXPECT_THAT(trace.top_k_of_layer, ElementsAre(1, 2));
+
+  const std::string path = testing::TempDir() + "trace_file_layers.safetensors";
+  write_trace(trace, path);
+  EXPECT_EQ(Safetensors::open(path).text("format"), "foremoe.trace/2");
+  EXPECT_EQ(read_trace(path).experts_of_layer, trace.experts_of_layer);
+  EXPECT_EQ(read_trace(path).top_k_of_layer, trace.top_k_of_layer);
+  EXPECT_EQ(read_trace(path).weightless_experts, 4);
+  write_trace(read(Parts()), path);
+  EXPECT_EQ(Safetensors::open(path).text("format"), "foremoe.trace/1") << "older readers can read it";
+  std::filesystem::remove(path);
+
+  const auto with = [](const char* key, const char* value) {
+    return complaint([&](Parts& p) { p.metadata[key] = value; });
+  };
+  EXPECT_EQ(with("experts_of_layer", "[8, 9]"), "t: experts_of_layer[1]: 9, expected 1 to 8");
+  EXPECT_EQ(with("experts_of_layer", "[8, 1]"), "t: experts_of_layer[1]: 1, but a token chooses 2 of them");
+  EXPECT_EQ(with("experts_of_layer", "[8]"), "t: __metadata__.experts_of_layer: expected a JSON list of 2 integers");
+  EXPECT_EQ(with("experts_of_layer", "[8, 0]"),
+            "t: __metadata__.experts_of_layer[1]: must be an integer from 1 to 2147483647");
+  EXPECT_EQ(with("top_k_of_layer", "[3, 1]"), "t: top_k_of_layer[0]: 3, expected 1 to 2");
+  EXPECT_THAT(with("weightless_experts", "248"), HasSubstr("t: weightless_experts: 248, expected 0 to 247"));
+  EXPECT_THAT(with("weightless_experts", "-1"), HasSubstr("t: __metadata__.weightless_experts: must be an integer"));
 }
 
 TEST(TraceReader, RefusesEveryTruncation) {

@@ -28,30 +28,23 @@ class RecordedRoutes final : public ReplayRoutes {
 
 class DealtRoutes final : public ReplayRoutes {
  public:
-  explicit DealtRoutes(const LoadTable& load) : load_(load), num_tokens_({load.load.extent(0), load.load.extent(2)}) {
+  explicit DealtRoutes(const LoadTable& load) : load_(load), num_tokens_(tokens_of_ranks(load)) {
     for (int m = 0; m < load.num_micro_steps(); ++m) {
       for (int l = 0; l < load.num_layers(); ++l) {
         for (int s = 0; s < load.num_ranks(); ++s) {
-          std::int64_t total = 0;
-          std::int64_t largest = 0;
-          for (const Tokens tokens : load.load.row(m, l, s)) {
-            total += tokens.value;
-            largest = std::max(largest, tokens.value);
-          }
-          const std::int64_t needed = std::max((total + load.top_k - 1) / load.top_k, largest);
-          num_tokens_(m, s) = std::max(num_tokens_(m, s), needed);
+          num_tokens_(m, s) = std::max(num_tokens_(m, s), std::ranges::max(load.load.row(m, l, s)));
         }
       }
     }
   }
 
   int top_k() const override { return load_.top_k; }
-  std::int64_t num_tokens(MicroStepId m, RankId source) const override { return num_tokens_(m, source); }
+  std::int64_t num_tokens(MicroStepId m, RankId source) const override { return num_tokens_(m, source).value; }
 
   // The layer's i-th assignment goes to token i mod T, in place i div T. An expert's assignments are consecutive and at
   // most T, so their tokens differ. A layer has at most k·T assignments, so each token receives at most k.
   void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const override {
-    const std::int64_t tokens = num_tokens_(m, source);
+    const std::int64_t tokens = num_tokens_(m, source).value;
     const std::int64_t k = load_.top_k;
     routes.assign(static_cast<std::size_t>(tokens * k), kUnassigned);
     std::int64_t assignment = 0;
@@ -65,7 +58,7 @@ class DealtRoutes final : public ReplayRoutes {
 
  private:
   const LoadTable& load_;
-  Array<std::int64_t, 2> num_tokens_;  // [micro_step][source]
+  Array<Tokens, 2> num_tokens_;  // [micro_step][source]
 };
 
 }  // namespace

@@ -2,9 +2,9 @@
 
 // Routes that a step replays: the experts of each token of a source rank, per micro-step and layer. A trace provides
 // recorded routes. If only a load is given, routes are dealt (docs/users/formats.md). A source has T = max over layers
-// of max(⌈Σ load/k⌉, largest load) tokens in that micro-step. In each layer, the assignments, sorted by expert, are
-// dealt one at a time to tokens 0, 1, …, T−1, 0, …. No token receives the same expert twice, or more than k experts.
-// Missing assignments of tokens with fewer experts contribute nothing.
+// of max(⌈Σ load/k⌉, largest load) tokens in that micro-step, or those of the load if it has short rows. In each layer,
+// the assignments, sorted by expert, are dealt one at a time to tokens 0, 1, …, T−1, 0, …. No token receives the same
+// expert twice, or more than k experts. Missing assignments of tokens with fewer experts contribute nothing.
 
 #include <memory>
 #include <vector>
@@ -15,9 +15,6 @@
 #include "foremoe/rollout/routing_trace.h"
 
 namespace foremoe {
-
-// Missing assignment of a token in a dealt load; contributes nothing. (kNoExpert marks rows without a route.)
-inline constexpr ExpertId kUnassigned{-2};
 
 class ReplayRoutes {
  public:

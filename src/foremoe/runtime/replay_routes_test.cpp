@@ -88,6 +88,18 @@ TEST(ReplayRoutes, DealtRoutesUseTheFewestTokensThatFitTheLargestLayer) {
   EXPECT_EQ(replay->num_tokens(MicroStepId{0}, RankId{1}), 5);
 }
 
+TEST(ReplayRoutes, DealtRoutesHaveTheTokensOfALoadWithFewerExpertsPerToken) {
+  LoadTable load{.load = Array<Tokens, 4>({1, 2, 1, 3}), .top_k = 2, .top_k_of_layer = {2, 1}};
+  for (const int e : {0, 1, 2}) load.load(0, 0, 0, e) = Tokens{2};
+  load.load(0, 1, 0, 2) = Tokens{4};
+  EXPECT_EQ(dealt_routes(load)->num_tokens(MicroStepId{0}, RankId{0}), 4) << "of the layer with top-1";
+  load.tokens = Array<Tokens, 2>({1, 1}, Tokens{7});
+  load.missing_rows = 7;  // 14 rows, 7 of them with a route
+  EXPECT_EQ(dealt_routes(load)->num_tokens(MicroStepId{0}, RankId{0}), 4) << "the others have no route";
+  load.missing_rows = 2;
+  EXPECT_EQ(dealt_routes(load)->num_tokens(MicroStepId{0}, RankId{0}), 7) << "the others have fewer experts";
+}
+
 TEST(ReplayRoutes, DealtAssignmentsContinueAfterThePreviousExpert) {
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 1, 3}), .top_k = 2};
   for (const int e : {0, 1, 2}) load.load(0, 0, 0, e) = Tokens{std::vector{3, 3, 1}[e]};

@@ -42,6 +42,12 @@ void expect_fit(const SimulationInput& input) {
     refuse("top_k",
            fmt::format("a token of the load chooses {} experts, a token of the model {}", load.top_k, model.top_k));
   }
+  for (int l = 0; l < plan.num_layers() && l < std::ssize(model.top_k_of_layer); ++l) {
+    const int of_model = model.top_k_of_layer[static_cast<std::size_t>(l)];
+    if (load.top_k_of_layer.empty() || load.top_k_in(LayerId{l}) == of_model) continue;
+    refuse("top_k", fmt::format("a token of the load chooses {} experts in layer {}, a token of the model {}",
+                                load.top_k_in(LayerId{l}), l, of_model));
+  }
   if (plan.num_layers() > model.moe_layers) {
     refuse("layers",
            fmt::format("the plan has {}, but the model has only {} MoE layers", plan.num_layers(), model.moe_layers));
@@ -107,6 +113,10 @@ class Profiler {
     const auto ranks = static_cast<std::size_t>(plan.num_ranks());
     result_.layers.resize(micro_steps * layers);
     result_.tokens = Array<Tokens, 2>({micro_steps, ranks});
+    const Array<Tokens, 2> of_load = tokens_of_ranks(input_.load);
+    for (std::size_t m = 0; m < micro_steps; ++m) {
+      std::ranges::copy(of_load.row(m % of_load.extent(0)), result_.tokens.row(m).begin());
+    }
     result_.most_rows = Array<Tokens, 2>({micro_steps, ranks});
     result_.total_rows = Array<Tokens, 2>({micro_steps, ranks});
     scratch_.resize(pool_.num_threads());
@@ -154,7 +164,7 @@ class Profiler {
     if (input_.cost.options().dispatch == Dispatch::kRow) {
       layer.sorting = input_.cost.sort(Tokens{std::ranges::max(scratch.rows.assignments)});
     }
-    count_tokens(m, quotas, scratch, layer);
+    count_computed(m, quotas, layer);
     time_experts(Pass::kForward, l, quotas, scratch, layer.forward);
     if (phase_ == Phase::kPolicyUpdate) time_experts(Pass::kBackward, l, quotas, scratch, layer.backward);
   }
@@ -168,7 +178,7 @@ class Profiler {
     count_token_rows(problem,
                      tokens_ ? token_dispatch(routed, {*tokens_, m, l, problem.topology, problem.rows})
                              : expected_token_dispatch(routed, {.load = problem.load,
-                                                                .top_k = input_.load.top_k,
+                                                                .top_k = input_.load.top_k_in(l),
                                                                 .groups = input_.cost.model().groups,
                                                                 .topology = problem.topology}),
                      scratch.rows);
@@ -217,12 +227,8 @@ class Profiler {
     for (std::size_t i = 0; i < from.size(); ++i) to[i] += from[i];
   }
 
-  // A rank's tokens are those of its fullest layer; in other layers, some tokens have no route.
-  void count_tokens(MicroStepId m, const LayerQuotas& quotas, const Scratch& scratch, LayerProfile& layer) {
-    const std::int64_t top_k = input_.load.top_k;
+  void count_computed(MicroStepId m, const LayerQuotas& quotas, LayerProfile& layer) {
     for (std::size_t r = 0; r < layer.rows.size(); ++r) {
-      Tokens& tokens = result_.tokens(m, r);
-      tokens = std::max(tokens, Tokens{(scratch.rows.assignments[r] + top_k - 1) / top_k});
       Tokens computed;
       for (const Tokens quota : quotas.slot_tokens.row(r)) computed += quota;
       result_.most_rows(m, r) = std::max(result_.most_rows(m, r), computed);

@@ -36,7 +36,7 @@ inline LoadTable load_of(const RoutingTrace& trace, const Batching& batching) {
       for (int l = 0; l < trace.num_layers; ++l) {
         trace.route(token, LayerId{l}, route);
         for (const ExpertId e : route) {
-          if (e != kNoExpert) table.load(batching.micro_step[s], l, batching.rank[s], e) += Tokens{1};
+          if (e >= ExpertId{0}) table.load(batching.micro_step[s], l, batching.rank[s], e) += Tokens{1};
         }
       }
     }

@@ -11,6 +11,7 @@ nlohmann::ordered_json to_json(const ImportReport& report) {
           {"rows_recorded_missing", report.rows_recorded_missing},
           {"rows_repeating", report.rows_repeating},
           {"rows_skipped", report.rows_skipped},
+          {"rows_partial", report.rows_partial},
           {"last_tokens_without_route", report.last_tokens_without_route},
           {"rows_missing", report.rows_recorded_missing + report.rows_repeating + report.rows_skipped},
           {"notes", report.notes}};

@@ -33,7 +33,12 @@ std::vector<Option> options_of(ImportOptions& o) {
                    .help = "Name of the model, for the trace's metadata. A known model also sets --experts",
                    .main = true},
                   o.model),
-      count("experts", o.num_experts, kMaxExperts, "Experts of a layer", "the largest id + 1"),
+      count("experts", o.num_experts, kMaxExperts, "Experts of a layer, with weights", "the largest id + 1"),
+      integer_option({.name = "weightless_experts",
+                      .value = "N",
+                      .help = "Ids from --experts on without weights, such as LongCat's zero-computation experts",
+                      .main = true},
+                     o.weightless_experts, {0, kMaxExperts}),
       count("layers", o.num_layers, 65535, "Layers of headerless arrays; other formats are checked against it",
             "as recorded"),
       count("top_k", o.top_k, 65535, "Experts per token, for headerless arrays and counts", "as recorded"),
@@ -45,6 +50,10 @@ std::vector<Option> options_of(ImportOptions& o) {
                    .help = "Megatron trace: drop calls that repeat an earlier call of their layer (activation "
                            "recomputation)"},
                   o.drop_recomputed),
+      flag_option(
+          {.name = "drop_repeating_rows",
+           .help = "Accept that more than 1 % of the rows repeat an id, and are imported as rows without a route"},
+          o.drop_repeating_rows),
       flag_option({.name = "drop_empty_layers", .help = "Omit layers without any route (dense layers)"},
                   o.drop_empty_layers),
       word_option<CountsAt>(

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <limits>
 #include <memory>
 
@@ -37,6 +38,10 @@ void check_options(const ImportOptions& options) {
   };
   constexpr int kMost = std::numeric_limits<int>::max();
   expect("experts", options.num_experts, kMaxImportedExperts);
+  expect("weightless_experts", options.weightless_experts, kMaxImportedExperts - options.num_experts);
+  if (options.weightless_experts > 0 && options.num_experts == 0) {
+    throw InputError({.field = "weightless_experts"}, "needs `experts`, the number of experts with weights");
+  }
   expect("layers", options.num_layers, kMost);
   expect("top_k", options.top_k, kMost);
   expect("ranks_per_node", options.ranks_per_node, kMost);
@@ -118,14 +123,31 @@ bool needs_decoder(const std::string& path, const ImportOptions& options) {
   return is_decoded(detect_format({path, file.bytes()}, options));
 }
 
+// LongCat's routers choose among experts with and without weights, which ids alone do not distinguish.
+static void expect_weightless_known(const ImportOptions& options) {
+  std::string name = options.model;
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (name.find("longcat") == std::string::npos || options.weightless_experts > 0) return;
+  throw InputError({.field = "weightless_experts"},
+                   fmt::format("is needed for {}, some of whose ids have no weights: give `experts`, the number of "
+                               "those with weights, and `weightless_experts` (512 and 256 for LongCat-Flash)",
+                               options.model));
+}
+
 // Completes the options with the shape of a known model.
 static ImportOptions complete(ImportOptions options, bool counts, std::vector<std::string>& notes) {
   const auto shape = find_model_shape(options.model);
-  if (!shape) return options;
+  if (!shape) {
+    expect_weightless_known(options);
+    return options;
+  }
   if (options.num_experts == 0) {
     options.num_experts = shape->experts;
+    options.weightless_experts = shape->weightless_experts;
     notes.push_back(fmt::format("num_experts = {} is taken from {}", shape->experts, shape->name));
   }
+  options.experts_of_layer = shape->experts_of_layer;
+  options.top_k_of_layer = shape->top_k_of_layer;
   if (counts && options.top_k == 0) {
     options.top_k = shape->top_k;
     notes.push_back(fmt::format("top_k = {} is taken from {}", shape->top_k, shape->name));

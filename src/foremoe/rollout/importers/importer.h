@@ -79,14 +79,18 @@ enum class CountsAt : std::uint8_t {
 
 struct ImportOptions {
   std::optional<ImportFormat> format;  // none: detected per source
-  int num_experts = 0;                 // 0: largest id + 1
-  int num_layers = 0;                  // for headerless arrays; otherwise 0 or the recorded number
-  int top_k = 0;                       // for headerless arrays and counts (0: 1 for counts); otherwise 0 or as recorded
-  int ranks_per_node = 0;              // 0: min(8, ranks)
-  int pipeline_stages = 1;             // Megatron: ascending ranks are split evenly into this many pipeline stages
-  bool drop_recomputed = false;        // Megatron trace: drop calls that equal an earlier call of their layer
-  bool drop_empty_layers = false;      // drop layers without any route, such as dense layers
-  bool keep_invalid_rows = false;      // keep repeated ids and other shapes, for route_checks.h; not a user's option
+  int num_experts = 0;                 // with weights; 0: largest id + 1
+  int weightless_experts = 0;          // ids from num_experts on, which need no expert; needs num_experts
+  bool drop_repeating_rows = false;    // accept any number of rows with repeated ids, as missing
+  std::vector<int> experts_of_layer;   // of a known model, [its layers]; not a user's option
+  std::vector<int> top_k_of_layer;
+  int num_layers = 0;              // for headerless arrays; otherwise 0 or the recorded number
+  int top_k = 0;                   // for headerless arrays and counts (0: 1 for counts); otherwise 0 or as recorded
+  int ranks_per_node = 0;          // 0: min(8, ranks)
+  int pipeline_stages = 1;         // Megatron: ascending ranks are split evenly into this many pipeline stages
+  bool drop_recomputed = false;    // Megatron trace: drop calls that equal an earlier call of their layer
+  bool drop_empty_layers = false;  // drop layers without any route, such as dense layers
+  bool keep_invalid_rows = false;  // keep repeated ids and other shapes, for route_checks.h; not a user's option
   CountsAt counts_at = CountsAt::kAuto;
   std::string model;  // metadata; a known model sets num_experts, and top_k of counts, unless given
 };
@@ -99,6 +103,7 @@ struct ImportReport {
   std::int64_t rows = 0;                       // (token, layer) pairs read
   std::int64_t rows_recorded_missing = 0;      // missing rows: all −1 or an unsigned type's largest value
   std::int64_t rows_repeating = 0;             // rows with repeated ids, which are invalid; imported as missing
+  std::int64_t rows_partial = 0;               // rows with a route of fewer than top_k ids
   std::int64_t rows_skipped = 0;               // rows of unrecorded calls; imported as missing
   std::int64_t last_tokens_without_route = 0;  // sequences whose last token has no row, or only missing rows
   bool num_experts_inferred = false;           // num_experts is the largest id + 1

@@ -112,8 +112,54 @@ TEST(Importer, LayersWithoutAnyRouteAreNotedAndDroppedOnRequest) {
 TEST(Importer, AnIdOutOfRangeNamesFileAndIndex) {
   EXPECT_EQ(error_of(npy("|u1", "(2, 1, 2)", raw({1, 2, 3, 9}, 1)), {.num_experts = 8}),
             "in: routed_experts[1, 0, 1]: expert 9 is out of range; there are 8 experts");
-  EXPECT_THAT(error_of(npy("<i2", "(1, 1, 2)", raw({3, -1}, 2))), HasSubstr("in: routed_experts[0, 0, 1]: expert -1"));
+  EXPECT_THAT(error_of(npy("<i2", "(1, 1, 2)", raw({3, -2}, 2))), HasSubstr("in: routed_experts[0, 0, 1]: expert -2"));
   EXPECT_THAT(error_of(npy("<i4", "(1, 1, 2)", raw({3, 70000}, 4))), HasSubstr("at most 65535"));
+}
+
+TEST(Importer, RowsOfFewerExpertsAreReadAndNoted) {
+  const std::string rows = npy("<i2", "(2, 2, 3)", raw({3, -1, 1, 5, 2, 0, -1, 4, 2, -1, -1, -1}, 2));
+  const Imported in = import_text(rows, {.num_experts = 6});
+  EXPECT_THAT(routes_of(in), ElementsAre(3, -2, 1, 5, 2, 0, -2, 4, 2, -1, -1, -1)) << "-2: kUnassigned";
+  EXPECT_EQ(in.report.rows_partial, 2);
+  EXPECT_EQ(in.report.rows_recorded_missing, 1);
+  EXPECT_THAT(in.trace()->top_k_of_layer, ElementsAre(2, 3));
+  EXPECT_THAT(in.report.notes,
+              ::testing::Contains("2 rows have fewer than 3 experts, always the same number in a layer"));
+
+  const Imported uneven = import_text(npy("|u1", "(2, 1, 3)", raw({3, 255, 1, 255, 255, 2}, 1)), {.num_experts = 6});
+  EXPECT_THAT(routes_of(uneven), ElementsAre(3, -2, 1, -2, -2, 2));
+  EXPECT_THAT(uneven.trace()->top_k_of_layer, IsEmpty());
+  EXPECT_THAT(uneven.report.notes, ::testing::Contains("2 rows have fewer than 3 experts"));
+  EXPECT_THAT(routes_of(import_text(npy("|u1", "(1, 1, 2)", raw({3, 255}, 1)))), ElementsAre(3, 255))
+      << "255 is an expert unless the number of experts excludes it";
+}
+
+TEST(Importer, IdsWithoutWeightsAreKeptIfTheirNumberIsGiven) {
+  const std::string rows = npy("<i2", "(2, 1, 3)", raw({3, 254, 1, 5, 255, 250}, 2));
+  const Imported in = import_text(rows, {.num_experts = 200, .weightless_experts = 56});
+  EXPECT_THAT(routes_of(in), ElementsAre(3, -2, 1, 5, -2, -2)) << "they need no expert";
+  EXPECT_EQ(in.trace()->num_experts, 200);
+  EXPECT_EQ(in.trace()->weightless_experts, 56);
+  expect_valid(*in.trace());
+  EXPECT_EQ(error_of(rows, {.num_experts = 200, .weightless_experts = 55}),
+            "in: routed_experts[1, 0, 1]: expert 255 is out of range; there are 255 experts");
+  EXPECT_THAT(error_of(rows, {.weightless_experts = 55}), HasSubstr("weightless_experts: needs `experts`"));
+  EXPECT_THAT(error_of(rows, {.model = "meituan-longcat/LongCat-Flash-Chat"}),
+              HasSubstr("give `experts`, the number of those with weights, and `weightless_experts`"));
+}
+
+// Every third row repeats 0, as if the engine wrote 0 for experts without weights.
+TEST(Importer, ManyRowsWithRepeatedIdsAreRefusedUnlessAccepted) {
+  std::vector<std::int64_t> ids;
+  for (int t = 0; t < 30; ++t) {
+    for (const int id : {0, 1 + t % 5, t % 3 == 0 ? 0 : 7, 8}) ids.push_back(id);
+  }
+  const std::string rows = npy("|u1", "(30, 1, 4)", raw(ids, 1));
+  EXPECT_THAT(error_of(rows), HasSubstr("in: routed_experts[0, 0, 0]: 10 of 30 rows with a route repeat an id"));
+  EXPECT_EQ(import_text(rows, {.drop_repeating_rows = true}).report.rows_repeating, 10);
+  std::vector<std::int64_t> zeros = ids;  // layers without experts contain zeros only: no remapping
+  for (int t = 0; t < 30; t += 3) std::fill_n(zeros.begin() + 4 * t, 4, 0);
+  EXPECT_EQ(import_text(npy("|u1", "(30, 1, 4)", raw(zeros, 1))).report.rows_repeating, 10);
 }
 
 TEST(Importer, SequencesOfDifferentShapeAreRefused) {

@@ -28,7 +28,9 @@ void write_entry(std::byte* at, std::size_t width, std::int64_t value) {
 }  // namespace
 
 TraceAssembler::TraceAssembler(const ImportOptions& options)
-    : options_(options), width_(options.num_experts > 0xFF ? 2 : 1), seen_in_row_(kMaxImportedExperts, 0) {
+    : options_(options),
+      width_(options.num_experts + options.weightless_experts > 0xFF ? 2 : 1),
+      seen_in_row_(kMaxImportedExperts, 0) {
   assert(options.num_experts >= 0 && options.num_experts <= kMaxImportedExperts);
 }
 
@@ -52,7 +54,8 @@ void TraceAssembler::check_shape(const SequenceInfo& info) {
     if (info.num_layers < 1 || info.num_layers > kMaxImportedLayers) {
       fail(fmt::format("has {} layers; expected 1 to {}", info.num_layers, kMaxImportedLayers));
     }
-    const std::int64_t max_top_k = options_.num_experts > 0 ? options_.num_experts : kMaxImportedExperts;
+    const bool known = options_.num_experts > 0 && !options_.keep_invalid_rows;
+    const std::int64_t max_top_k = known ? options_.num_experts : kMaxImportedExperts;
     if (info.top_k < 1 || info.top_k > max_top_k) {
       fail(fmt::format("has {} experts per token; expected 1 to {}", info.top_k, max_top_k));
     }
@@ -66,6 +69,7 @@ void TraceAssembler::check_shape(const SequenceInfo& info) {
     num_layers_ = info.num_layers;
     top_k_ = info.top_k;
     routed_in_layer_.assign(static_cast<std::size_t>(num_layers_), 0);
+    ids_in_layer_.assign(static_cast<std::size_t>(num_layers_), {});
   } else if (info.num_layers != num_layers_ || info.top_k != top_k_) {
     fail(fmt::format("has {} layers and top-{}, but the first sequence ({}) has {} layers and top-{}", info.num_layers,
                      info.top_k, first_where_.file, num_layers_, top_k_));
@@ -79,27 +83,35 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
     ++report_.rows_recorded_missing;
     return put_missing();
   }
-  const std::int64_t num_experts = options_.num_experts > 0 ? options_.num_experts : kMaxImportedExperts;
+  const bool known = options_.num_experts > 0 && !options_.keep_invalid_rows;
+  const std::int64_t num_ids = known ? options_.num_experts + options_.weightless_experts : kMaxImportedExperts;
   bool repeating = false;
+  std::int64_t absent = 0;
   ++stamp_;
   for (std::size_t k = 0; k < ids.size(); ++k) {
+    if (is_absent(ids[k])) {
+      ++absent;
+      continue;
+    }
     if (ids[k] < 0 && options_.keep_invalid_rows) continue;
-    if (ids[k] < 0 || ids[k] >= num_experts) {
-      fail_row(k, options_.num_experts > 0
-                      ? fmt::format("expert {} is out of range; there are {} experts", ids[k], num_experts)
-                      : fmt::format("expert {} is out of range; at most {} experts are read", ids[k], num_experts));
+    if (ids[k] < 0 || ids[k] >= num_ids) {
+      fail_row(k, known ? fmt::format("expert {} is out of range; there are {} experts", ids[k], num_ids)
+                        : fmt::format("expert {} is out of range; at most {} experts are read", ids[k], num_ids));
     }
     auto& seen = seen_in_row_[static_cast<std::size_t>(ids[k])];
     repeating |= std::exchange(seen, stamp_) == stamp_;
   }
   if (repeating) {
     ++report_.rows_repeating;
+    if (std::ranges::count(ids, ids[0]) < std::ssize(ids) && rows_remapped_++ == 0) first_remapped_ = where_of_row();
     if (!options_.keep_invalid_rows) return put_missing();
   }
-  max_id_ = std::max(max_id_, *std::max_element(ids.begin(), ids.end()));
+  for (const std::int64_t id : ids) max_id_ = is_absent(id) ? max_id_ : std::max(max_id_, id);
   if (max_id_ >= sentinel_of_width(width_)) widen();
   for (const std::int64_t id : ids)
-    write_entry(&entries_[written_++ * width_], width_, id < 0 ? sentinel_of_width(width_) : id);
+    write_entry(&entries_[written_++ * width_], width_, id < 0 || is_absent(id) ? sentinel_of_width(width_) : id);
+  if (absent > 0) ++report_.rows_partial;
+  count_ids(top_k_ - absent);
   end_row(!repeating || std::ranges::any_of(ids, [](std::int64_t id) { return id != 0; }));  // zeros: no route
 }
 
@@ -123,7 +135,20 @@ bool TraceAssembler::is_missing(std::span<const std::int64_t> ids) const {
     return std::all_of(ids.begin(), ids.end(), [=](auto id) { return id == value; });
   };
   // At top-1, the largest value of an unsigned type may be an expert, if num_experts includes it.
-  return all(-1) || (sequence_.sentinel >= options_.num_experts && all(sequence_.sentinel));
+  return all(-1) ||
+         (sequence_.sentinel >= options_.num_experts + options_.weightless_experts && all(sequence_.sentinel));
+}
+
+// A single entry without an expert. The largest value of an unsigned type may be an expert if num_experts is unknown.
+bool TraceAssembler::is_absent(std::int64_t id) const {
+  return id == -1 || (id == sequence_.sentinel && options_.num_experts > 0 &&
+                      id >= options_.num_experts + options_.weightless_experts);
+}
+
+void TraceAssembler::count_ids(std::int64_t ids) {
+  auto& [least, most] = ids_in_layer_[static_cast<std::size_t>(row_ % num_layers_)];
+  least = least == 0 ? ids : std::min(least, ids);
+  most = std::max(most, ids);
 }
 
 void TraceAssembler::put_missing() {
@@ -150,16 +175,49 @@ void TraceAssembler::widen() {
   width_ = 2;
 }
 
-void TraceAssembler::fail_row(std::size_t k, const std::string& what) const {
+Where TraceAssembler::where_of_row(std::size_t k) const {
   Where where = where_;
   where.index +=
       fmt::format("{}[{}, {}, {}]", where.index.empty() ? "" : " ", row_ / num_layers_, row_ % num_layers_, k);
-  throw InputError(where, what);
+  return where;
+}
+
+void TraceAssembler::fail_row(std::size_t k, const std::string& what) const { throw InputError(where_of_row(k), what); }
+
+void TraceAssembler::expect_few_repetitions() const {
+  constexpr std::int64_t kFew = 8;
+  const std::int64_t routed = report_.rows - report_.rows_recorded_missing;
+  if (options_.keep_invalid_rows || options_.drop_repeating_rows) return;
+  if (rows_remapped_ <= std::max(kFew, routed / 100)) return;
+  throw InputError(first_remapped_,
+                   fmt::format("{} of {} rows with a route repeat an id, this is the first: the engine writes one id "
+                               "for experts without weights (LongCat), or its buffer was not filled; record the "
+                               "router's own ids, with --weightless-experts, or drop these rows with "
+                               "--drop-repeating-rows",
+                               rows_remapped_, routed));
+}
+
+// Sets the lists per layer: those of the model, or the numbers of ids if some rows have fewer than others.
+void TraceAssembler::describe_layers(RoutingTrace& trace) {
+  const auto known = [&](const std::vector<int>& of_layer) { return std::ssize(of_layer) == trace.num_layers; };
+  if (known(options_.experts_of_layer)) trace.experts_of_layer = options_.experts_of_layer;
+  if (known(options_.top_k_of_layer)) trace.top_k_of_layer = options_.top_k_of_layer;
+  if (report_.rows_partial == 0) return;
+  const bool constant = std::ranges::all_of(ids_in_layer_, [](const IdsOfRows& of) { return of.least == of.most; });
+  if (constant && trace.top_k_of_layer.empty()) {
+    for (std::size_t l = 0; l < ids_in_layer_.size(); ++l) {
+      if (options_.drop_empty_layers && routed_in_layer_[l] == 0) continue;
+      trace.top_k_of_layer.push_back(static_cast<int>(ids_in_layer_[l].most > 0 ? ids_in_layer_[l].most : top_k_));
+    }
+  }
+  report_.notes.push_back(fmt::format("{} rows have fewer than {} experts{}", report_.rows_partial, top_k_,
+                                      constant ? ", always the same number in a layer" : ""));
 }
 
 Imported TraceAssembler::finish() && {
   assert(row_ == sequence_.num_tokens * sequence_.num_layers && "the last sequence is complete");
   assert(num_sequences() > 0 && "a source without any is refused by its name");
+  expect_few_repetitions();
   const bool inferred = options_.num_experts == 0;
   if (inferred && max_id_ < 0 && !options_.keep_invalid_rows) {
     throw InputError(first_where_, "no row has a route: give the number of `experts`");
@@ -167,6 +225,7 @@ Imported TraceAssembler::finish() && {
 
   RoutingTrace trace;
   trace.num_experts = inferred ? static_cast<int>(std::max(max_id_ + 1, std::int64_t{1})) : options_.num_experts;
+  trace.weightless_experts = options_.weightless_experts;
   trace.type = width_ == 1 ? RouteType::kU8 : RouteType::kU16;
   trace.num_tokens = cu_seqlens_.back();
   trace.num_layers = static_cast<int>(num_layers_);
@@ -196,9 +255,11 @@ Imported TraceAssembler::finish() && {
     report_.notes.push_back(fmt::format("{} of {} layers have no route in any token (dense layers?){}", empty_layers,
                                         num_layers_, options_.drop_empty_layers ? "; they were dropped" : ""));
   }
+  describe_layers(trace);
   if (inferred) {
     report_.num_experts_inferred = true;
-    report_.notes.push_back(fmt::format("num_experts = {} is the largest id + 1", trace.num_experts));
+    report_.notes.push_back(
+        fmt::format("num_experts = {} is the largest id + 1, ids without weights included", trace.num_experts));
   }
   if (report_.last_tokens_without_route > 0) {
     report_.notes.push_back(

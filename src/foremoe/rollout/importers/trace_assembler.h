@@ -2,7 +2,9 @@
 
 // Builds a RoutingTrace from rows, sequence after sequence, in the narrowest unsigned type that fits the ids: starts
 // with U8 and widens once if necessary. Implements all rules for rows, so that importers agree: recorded gaps remain
-// missing, rows with repeated ids become missing, ids out of range are errors.
+// missing, rows with repeated ids become missing, ids out of range are errors. If more than 1 % of the rows repeat an
+// id other than in all entries, finish() throws unless drop_repeating_rows is set: an engine that writes 0 for ids
+// without weights would otherwise lose most routes.
 
 #include <cstddef>
 #include <cstdint>
@@ -57,10 +59,15 @@ class TraceAssembler {
  private:
   void check_shape(const SequenceInfo& info);
   bool is_missing(std::span<const std::int64_t> ids) const;
+  bool is_absent(std::int64_t id) const;
+  void count_ids(std::int64_t ids);
+  void expect_few_repetitions() const;
+  void describe_layers(RoutingTrace& trace);
   void put_missing();
   void end_row(bool routed);
   void widen();
   void drop_empty_layers(RoutingTrace& trace, std::vector<std::byte>& entries) const;
+  Where where_of_row(std::size_t k = 0) const;
   [[noreturn]] void fail_row(std::size_t k, const std::string& what) const;
 
   const ImportOptions& options_;
@@ -81,6 +88,13 @@ class TraceAssembler {
   std::vector<std::uint64_t> seen_in_row_;  // [expert], stamp of the last row that contained it
   std::uint64_t stamp_ = 0;
   std::vector<std::int64_t> routed_in_layer_;  // [layer], rows with a route
+  struct IdsOfRows {
+    std::int64_t least = 0;  // 0: no row
+    std::int64_t most = 0;
+  };
+  std::vector<IdsOfRows> ids_in_layer_;  // [layer], of rows with a route
+  std::int64_t rows_remapped_ = 0;       // repeating rows whose entries are not all equal
+  Where first_remapped_;
 
   std::vector<std::int64_t> cu_seqlens_{0};
   std::vector<std::int32_t> prompt_lengths_, micro_step_, rank_, layer_ids_;
