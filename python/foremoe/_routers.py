@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 import foremoe
 
 _ROWS = 3  # in a trial
+_TOKENS = "input_ids"  # argument of routers that look experts up by token id, such as DeepSeek-V4's first ones
 
 
 class GivenTopK(TorchFunctionMode):
@@ -40,27 +42,48 @@ class GivenTopK(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-@torch.no_grad()
-def expect_replayable(name: str, router: torch.nn.Module, *, num_experts: int, top_k: int, hidden_size: int) -> None:
-    """Raises InputError if the router of this block does not choose by one torch.topk() over its experts.
+class _Unhooked(torch.nn.Module):
+    """A router without its hooks, which may replay routes of other rows."""
 
-    Runs the router on the CPU with zeros as rows and parameters. If a router cannot be called in this way, checks its
-    first forward instead.
+    def __init__(self, router: torch.nn.Module) -> None:
+        super().__init__()
+        self.router = router
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.router.forward(*args, **kwargs)
+
+
+@torch.no_grad()
+def expect_replayable(name: str, router: torch.nn.Module, *, num_experts: int, top_k: int, hidden_size: int) -> bool:
+    """Returns whether the router of this block chooses by one torch.topk() over its experts.
+
+    False: the router looks experts up by token id, so that there is nothing to replay. Raises InputError if it chooses
+    in another way. Runs the router on the CPU with zeros as rows, parameters and further arguments: token ids, or one
+    number per expert.
     """
     state = {
-        of: torch.zeros(tensor.shape, dtype=tensor.dtype)
+        f"router.{of}": torch.zeros(tensor.shape, dtype=tensor.dtype)
         for of, tensor in itertools.chain(router.named_parameters(), router.named_buffers())
     }
     dtype = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), torch.float32)
+    _, *further = inspect.signature(router.forward).parameters.values()
+    needed = [of.name for of in further if of.default is of.empty and of.kind is of.POSITIONAL_OR_KEYWORD]
     hits = []
-    for shape in ((_ROWS, hidden_size), (1, _ROWS, hidden_size)):
-        mode = GivenTopK(torch.arange(top_k).expand(_ROWS, -1), num_experts)
-        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), mode:  # routers may draw noise
-            torch.func.functional_call(router, state, (torch.zeros(shape, dtype=dtype),))
-            hits.append(mode.hits)
-    if hits and 1 not in hits:
-        raise foremoe.InputError(
-            f"model: {name} has a router, {type(router).__name__}, whose choice cannot be replayed; expected one "
-            "torch.topk() over its experts",
-            field="model",
-        )
+    for names in (needed, [of.name for of in further]):
+        for shape in ((_ROWS, hidden_size), (1, _ROWS, hidden_size)):
+            mode = GivenTopK(torch.arange(top_k).expand(_ROWS, -1), num_experts)
+            others: dict[str, Tensor] = {of: torch.zeros(num_experts, dtype=dtype) for of in names}
+            if _TOKENS in names:
+                others[_TOKENS] = torch.zeros(shape[:-1], dtype=torch.long)
+            with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), mode:  # routers may draw noise
+                torch.func.functional_call(_Unhooked(router), state, (torch.zeros(shape, dtype=dtype),), others)
+                hits.append(mode.hits)
+    if 1 in hits:
+        return True
+    if 0 in hits and _TOKENS in needed:
+        return False
+    raise foremoe.InputError(
+        f"model: {name} has a router, {type(router).__name__}, whose choice cannot be replayed; expected one "
+        "torch.topk() over its experts",
+        field="model",
+    )

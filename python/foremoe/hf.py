@@ -60,6 +60,7 @@ class TransformersExperts:
     """Experts and router of one block; an ExpertLayer."""
 
     model: torch.nn.Module | None = None  # model that contains the experts
+    is_replayed = True  # False: the router looks experts up by token id
 
     def __init__(self, name: str, router: torch.nn.Module, experts: Any) -> None:
         self.name = name
@@ -117,7 +118,7 @@ class TransformersExperts:
             hook.remove()
         self._hooks.clear()
         self._ids, self.own_choice = ids, None
-        if ids is not None:
+        if ids is not None and self.is_replayed:
             self._hooks.append(self.router.register_forward_pre_hook(self._before_router))
             self._hooks.append(self.router.register_forward_hook(self._after_router, always_call=True))
 
@@ -270,7 +271,9 @@ def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
                 f"model: {name} norms what its experts return, which is not supported", field="model"
             )
         layer = _layer_of(model, name, router, experts)
-        expect_replayable(name, router, num_experts=layer.num_experts, top_k=layer.top_k, hidden_size=layer.hidden_size)
+        layer.is_replayed = expect_replayable(
+            name, router, num_experts=layer.num_experts, top_k=layer.top_k, hidden_size=layer.hidden_size
+        )
         layer.model = model
         layers.append(layer)
     expect_not_compiled(model, [weight for layer in layers for weight in layer.weights().values()])

@@ -21,7 +21,7 @@ from .communication import start_point_to_point
 from .host_path import HostPath
 from .layers import CopiedLayer
 from .ranks import Ranks
-from .sharded import local, version_of
+from .sharded import Written, local
 from .waits import Waits
 
 # Transfers of failed steps. torch cancels transfers without references, but other ranks wait for this rank's sends
@@ -53,7 +53,7 @@ class Guests:
         self._weights = [layer.weights() for layer in layers]
         # Recorded when the phase begins: if a rank freezes a weight later, other ranks still exchange its gradients.
         self._trained = [{name for name, w in weights.items() if w.requires_grad} for weights in self._weights]
-        self._versions = [{name: version_of(w) for name, w in weights.items()} for weights in self._weights]
+        self._was_written = [{name: Written(w) for name, w in weights.items()} for weights in self._weights]
         self._begun = -1  # the last turn whose copies have been started
         self._ahead: set[int] = set()  # later turns whose copies have all been started
         self._arriving: dict[int, list[Any]] = collections.defaultdict(list)  # by turn
@@ -159,7 +159,7 @@ class Guests:
         """Raises if weights changed since the phase began, because guests are copies of the earlier weights."""
         for i, layer in enumerate(self._layers):
             for name, weight in layer.weights().items():
-                if weight is not self._weights[i][name] or version_of(weight) != self._versions[i][name]:
+                if weight is not self._weights[i][name] or self._was_written[i][name]():
                     raise RuntimeError(f"the weights {name} of MoE layer {i} were changed inside a phase")
 
     def trained(self, layer: int) -> set[str]:

@@ -40,6 +40,35 @@ def version_of(weight: Tensor) -> int:
     return weight._version + (local(weight)._version if is_dtensor(weight) else 0)
 
 
+class Written:
+    """Tells whether a weight was written since this object was made.
+
+    FSDP2 replaces the local part of a parameter that its ranks share unevenly, with equal values, in the first forward
+    after weights were loaded. The version of another tensor says nothing, so values are compared then.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self._record()
+
+    @torch.no_grad()
+    def _record(self) -> None:
+        self._version = self._weight._version
+        self._local = local(self._weight)
+        self._local_version = self._local._version
+
+    @torch.no_grad()
+    def __call__(self) -> bool:
+        if self._weight._version != self._version or self._local._version != self._local_version:
+            return True
+        now = local(self._weight)
+        if now is not self._local:
+            if now.shape != self._local.shape or not torch.equal(now, self._local):
+                return True
+            self._record()
+        return False
+
+
 def num_parts(tensor: Tensor) -> int:
     """Returns the number of different parts into which a DTensor is sharded; 1 for any other tensor."""
     if not is_dtensor(tensor):

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from foremoe._engine.sharded import version_of
+from foremoe._engine.sharded import Written
 
 
 class Unchanged:
-    """Records the versions of weights, and makes step() of their optimizers raise until release().
+    """Records the state of weights, and makes step() of their optimizers raise until release().
 
     Versions do not show every step: foreach and fused optimizers write DTensors without a new version.
     """
@@ -27,14 +27,14 @@ class Unchanged:
         """experts: Returns the layers' present experts. others: By name. steps: Whether optimizers may step."""
         self._experts = experts
         weights = [*(("experts", weight) for weight in experts()), *others.items()]
-        self._weights = [(name, weight, version_of(weight)) for name, weight in weights]
+        self._weights = [(name, weight, Written(weight)) for name, weight in weights]
         self._trained = [weight.requires_grad for _, weight in weights]
         self._hook = None if steps else register_optimizer_step_pre_hook(self._expect_no_step)
 
     def expect(self) -> None:
         """Raises RuntimeError if a weight was written or frozen, or an expert's weight was replaced."""
-        for name, weight, version in self._weights:
-            if version_of(weight) != version:
+        for name, _, was_written in self._weights:
+            if was_written():
                 raise RuntimeError(f"the weights {name} were changed inside a phase, before drain()")
         for (name, weight, _), trained in zip(self._weights, self._trained, strict=True):
             if weight.requires_grad != trained:

@@ -57,6 +57,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
     },
 }
+# The first layer looks its experts up by token id.
+HASHED = {
+    "DeepseekV4": MOE | {
+        "n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 16,
+        "o_lora_rank": 16, "o_groups": 2, "qk_rope_head_dim": 16, "index_n_heads": 2, "index_head_dim": 16,
+        "index_topk": 8, "sliding_window": 16, "hc_mult": 2, "layer_types": ["sliding_attention"] * 2,
+        "mlp_layer_types": ["hash_moe", "moe"],
+    },
+}  # fmt: skip
 # Families whose routers do not choose experts by a single top-k.
 NOT_REPLAYABLE: dict[str, dict[str, Any]] = {
     "Phimoe": LOCAL,
@@ -67,7 +76,7 @@ NOT_REPLAYABLE: dict[str, dict[str, Any]] = {
 def make_model(family: str) -> Any:
     torch.manual_seed(0)
     config_of = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
-    config = config_of(**BASE | (FAMILIES | NOT_REPLAYABLE)[family])
+    config = config_of(**BASE | (FAMILIES | HASHED | NOT_REPLAYABLE)[family])
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -220,10 +229,36 @@ def test_models_without_experts_and_unknown_routers_are_rejected() -> None:
         model(torch.randint(3, 97, (1, 10)), use_cache=False)
 
 
+@pytest.mark.parametrize("forward", [
+    lambda hidden: (hidden, hidden[:, :TOP_K], torch.zeros(hidden.shape[0], TOP_K).long()),
+    lambda hidden, unknown: (hidden, unknown["key"], torch.topk(hidden[:, :EXPERTS], TOP_K)),
+])  # fmt: skip
+def test_expert_layers_rejects_a_router_that_it_cannot_test(forward: Any) -> None:
+    model = make_model("Qwen3Moe")
+    model.model.layers[1].mlp.gate.forward = forward
+    with pytest.raises(foremoe.InputError, match=r"model.layers.1.mlp has a router, Qwen3MoeTopKRouter, whose choice"):
+        expert_layers(model)
+
+
 @pytest.mark.parametrize("family", NOT_REPLAYABLE)
 def test_expert_layers_rejects_routers_that_cannot_be_replayed(family: str) -> None:
     with pytest.raises(foremoe.InputError, match=f"has a router, {family}.*Router, whose choice cannot be replayed"):
         expert_layers(make_model(family))
+
+
+def test_a_hash_router_keeps_its_table_and_other_layers_replay() -> None:
+    model = make_model("DeepseekV4")
+    model.model.layers[0].mlp.gate.tid2eid.copy_(torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(97)]))
+    ids = torch.randint(3, 97, (2, 6))
+    layers = expert_layers(model)
+    assert [layer.is_replayed for layer in layers] == [False, True]
+    _, own = recorded(model, ids)
+    other = (own + 1) % EXPERTS
+    for i, layer in enumerate(layers):
+        layer.replay(other[:, :, i].reshape(-1, TOP_K))
+    _, found = recorded(model, ids)
+    assert torch.equal(found[:, :, 0], own[:, :, 0])
+    assert torch.equal(found[:, :, 1].sort(-1).values, other[:, :, 1].sort(-1).values)
 
 
 def test_testing_a_router_has_no_side_effects() -> None:

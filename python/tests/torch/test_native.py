@@ -35,11 +35,11 @@ from foremoe.hf import expert_layers, record
 from foremoe.torch import ExpertParallel
 
 
-def load(dtype: Any, **config: Any) -> Any:
+def load(dtype: Any, folder: str = "", **config: Any) -> Any:
     """Loads a sharded model. In float64 experts run eagerly, since torch's grouped_mm has no float64 kernel."""
     config = {"fsdp_size": RANKS, "ep_size": RANKS, "ep_implementation": "foremoe"} | config
     return transformers.AutoModelForCausalLM.from_pretrained(
-        folder_of(dtype),
+        folder or folder_of(dtype),
         dtype=dtype,
         distributed_config=DistributedConfig(**config),
         attn_implementation="eager",
@@ -53,12 +53,16 @@ F32, F64 = torch.float32, torch.float64
 @functools.cache
 def folder_of(dtype: Any) -> str:
     """Returns a folder with the checkpoint of the whole model."""
+    return saved(make_model(dtype))
+
+
+def saved(model: Any) -> str:
     rank = dist.get_rank()
     transformers.utils.logging.disable_progress_bar()
     folders = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folders)
     if rank == 0:
-        make_model(dtype).save_pretrained(folders[0])
+        model.save_pretrained(folders[0])
     dist.barrier()
     return str(folders[0])
 
@@ -90,6 +94,51 @@ def test_losses_and_gradients_match_one_eager_process(rank: int, options: dict[s
     assert worst_difference({name: p.grad.full_tensor() for name, p in model.named_parameters()}, expected)[0] <= bound
     assert sum(gather(phase.figures()["copies"])) > 0
     ep.detach()
+
+
+@torch.no_grad()
+def write_a_part(model: Any) -> None:
+    model.lm_head.weight.to_local().mul_(0.9)
+
+
+@torch.no_grad()
+def write_through_the_whole(model: Any) -> None:
+    model.model.embed_tokens.weight.mul_(0.9)
+
+
+@pytest.mark.parametrize(("words", "write"), [  # parts of 16, 16, 16, 14; 2, 2, 1, 0; and 2, 2, 2, 1
+    (62, None), (5, None), (62, write_a_part), (7, write_through_the_whole),
+])  # fmt: skip
+def test_weights_in_uneven_parts_train_unless_they_are_written(rank: int, words: int, write: Any) -> None:
+    """In the first forward, FSDP2 replaces uneven parts by equal ones."""
+    whole = make_model(F64)
+    whole.resize_token_embeddings(words, mean_resizing=False)
+    whole.set_experts_implementation("eager")
+    batches = [[batch % words for batch in draw_batches(r, 2, 3)] for r in range(RANKS)]
+    (sum(whole(batch, labels=batch).loss for of in batches for batch in of) / RANKS).backward()
+    routes = []
+    for batch in batches[rank]:
+        with record(whole) as recorder, torch.no_grad():
+            whole(batch)
+        routes.append(recorder.routes(batch, torch.ones_like(batch)))
+    model = load(F64, saved(whole))
+    ep = attach(model)
+
+    def train() -> None:
+        with ep.plan(routes) as phase:
+            for m, batch in enumerate(batches[rank]):
+                with phase.micro_step(m):
+                    model(batch, labels=batch).loss.backward()
+                if write is not None and m == 0:
+                    write(model)
+            phase.drain()
+
+    if write is not None:
+        assert "were changed inside a phase" in refusal(train)
+        return
+    train()
+    expected = {name: p.grad for name, p in whole.named_parameters()}
+    assert worst_difference({name: p.grad.full_tensor() for name, p in model.named_parameters()}, expected)[0] <= 1e-12
 
 
 def test_clipped_adamw_steps_give_the_same_weights_in_every_saved_form(rank: int) -> None:

@@ -194,6 +194,10 @@ Evaluation with_best_residency(const Case& c) {
 
 Case case_of(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
              const EvaluationContext& context) {
+  expect_valid(workload.load, workload.load.name);
+  if (options.planning_threads < 1 || options.planners < 0) {
+    throw InputError({.field = "planning_threads"}, "must be at least 1, and `planners` at least 0");
+  }
   Case c{.policy = policy, .workload = workload, .options = options, .context = context};
   if (!options.simulate) c.context.cost = nullptr;
   return c;

@@ -103,8 +103,10 @@ std::vector<Option> options_of(HomesOptions& o) {
 
 ChosenHomes choose_homes(std::span<const BatchedTrace> traces, const Holdout& holdout, const HomesOptions& options,
                          ThreadPool& pool) {
+  if (traces.empty()) throw InputError({.field = "traces"}, "there is none");
   const BatchedTrace& first = traces.front();
   const auto expect_valid = [&](const BatchedTrace& other) {
+    foremoe::expect_valid(other.batching, other.trace);
     expect_same_shape(first, other);
     check_routes(other.trace);
   };

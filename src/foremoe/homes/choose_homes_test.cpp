@@ -82,6 +82,10 @@ TEST(ChooseHomes, DoesNotDependOnTheNumberOfThreads) {
 }
 
 TEST(ChooseHomes, RefusesTracesThatDoNotFit) {
+  EXPECT_EQ(refused({}, {}, "there is none").field, "traces");
+  BatchedTrace far = random_trace(1);
+  far.batching.rank[0] = RankId{99};
+  EXPECT_EQ(refused({far}, {}, "sequence 0 is in micro-step").field, "batching");
   const BatchedTrace good = random_trace(1);
   BatchedTrace other = random_trace(2);
   other.trace.name = "other";

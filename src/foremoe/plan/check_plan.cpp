@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 
+#include "foremoe/core/error.h"
 #include "foremoe/core/long_text.h"
 #include "foremoe/plan/check_rules.h"
 #include "foremoe/plan/homes_file.h"
@@ -214,6 +215,12 @@ void check::Findings::add(Violation violation) {
 
 CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckOptions& given) {
   using enum ViolationKind;
+  expect_valid(load, load.name);
+  if (given.align < 1) throw InputError({.field = "align"}, "must be at least 1");
+  const Array<RankId, 2>::Shape pairs{load.load.extent(1), load.load.extent(3)};
+  if (given.initial_home.data() != nullptr && given.initial_home.shape() != pairs) {
+    throw InputError({.field = "initial_home"}, "is not [layers, experts] of the load");
+  }
   CheckReport report;
   CheckOptions options = given;
   check::Subject subject{plan, load, options};

@@ -78,7 +78,8 @@ struct CheckReport {
   bool ok() const { return num_violations() == 0; }
 };
 
-// Throws Cancelled. Does not throw for an invalid plan: every defect is a violation.
+// Throws Cancelled, and InputError for an invalid load and for options that do not fit it. Does not throw for an
+// invalid plan: every defect is a violation.
 CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckOptions& options = {});
 
 }  // namespace foremoe

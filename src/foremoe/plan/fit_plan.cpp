@@ -22,6 +22,7 @@ void expect_fit(const StepPlan& plan, const LoadTable& load) {
   expect("layers", plan.num_layers(), load.num_layers());
   expect("ranks", plan.num_ranks(), load.num_ranks());
   expect("experts", plan.num_experts(), load.num_experts());
+  expect_valid(plan, load);
   if (plan.residency == Residency::kFree) {
     throw InputError({.field = "plan"}, "has residency free: its experts have no homes that could serve other routes");
   }

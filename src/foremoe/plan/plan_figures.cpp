@@ -1,9 +1,9 @@
 #include "foremoe/plan/plan_figures.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 
+#include "foremoe/core/error.h"
 #include "foremoe/plan/route_tokens.h"
 #include "foremoe/rollout/load_statistics.h"
 
@@ -169,7 +169,11 @@ Spread spread_of(std::vector<double> samples, double empty) {
 }
 
 PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options) {
-  assert(options.align >= 1);
+  expect_valid(plan, load);
+  if (options.align < 1) throw InputError({.field = "align"}, "must be at least 1");
+  if (options.initial_home.data() != nullptr && options.initial_home.shape() != plan.home.shape()) {
+    throw InputError({.field = "initial_home"}, "is not [layers, experts] of the plan");
+  }
   PlanFigures figures{.policy = plan.policy,
                       .residency = plan.residency,
                       .events = plan.num_events(),

@@ -67,7 +67,8 @@ struct FiguresOptions {
   const ThreadPool* pool = nullptr;              // plan_figures() throws Cancelled after this pool is cancelled
 };
 
-// Requires a plan that check_plan accepts for this load. Uses the plan's nodes.
+// Requires a plan that check_plan accepts for this load. Uses the plan's nodes. Throws the errors of
+// expect_valid(plan, load), and InputError for options that do not fit.
 PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options = {});
 
 }  // namespace foremoe

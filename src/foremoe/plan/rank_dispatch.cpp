@@ -91,6 +91,9 @@ void lay_out_received(std::span<const Shipment> shipments, std::size_t num_ranks
 }  // namespace
 
 void rank_dispatch(const RoutingProblem& problem, RankId rank, RankDispatchWorkspace& ws, RankDispatch& rows) {
+  if (rank.value < 0 || rank.index() >= problem.load.extent(0)) {
+    throw InputError({.field = "rank"}, fmt::format("{} is not in 0 … {}", rank.value, problem.topology.num_ranks - 1));
+  }
   route_tokens_of(problem, rank, ws.route, ws.routed);
   rank_dispatch({.of_rank = ws.routed,
                  .num_ranks = problem.load.extent(0),
@@ -116,6 +119,9 @@ void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, int t
   if (routes.size() > std::numeric_limits<std::int32_t>::max()) {
     throw InputError({.field = "routes"}, fmt::format("{} entries, more than can be executed", routes.size()));
   }
+  if (top_k < 1 || routes.size() % static_cast<std::size_t>(top_k) != 0) {
+    throw InputError({.field = "top_k"}, fmt::format("{} does not divide {} routes", top_k, routes.size()));
+  }
   const bool counted = rows.choice == Rows::kToken
                            ? choose_rows({rows.blocks, routes, top_k, rows.rank, rows.topology}, ws.choice, slots)
                            : assign_shipments(rows.blocks, routes, ws.route, slots);
@@ -129,7 +135,9 @@ void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, int t
 
 void row_order(const RankDispatch& rows, std::span<const std::int32_t> slots, RankDispatchWorkspace& ws,
                std::span<std::int32_t> order) {
-  assert(static_cast<std::int64_t>(order.size()) == rows.sent);
+  if (static_cast<std::int64_t>(order.size()) != rows.sent) {
+    throw InputError({.field = "order"}, fmt::format("has {} entries, expected {}", order.size(), rows.sent));
+  }
   const auto num_slots = static_cast<std::size_t>(rows.num_slots);
   ws.next.resize(rows.send.size() * num_slots);
   for (std::size_t b = 0; b < rows.blocks.size(); ++b) {
@@ -137,7 +145,11 @@ void row_order(const RankDispatch& rows, std::span<const std::int32_t> slots, Ra
   }
   for (std::size_t entry = 0; entry < slots.size(); ++entry) {
     if (slots[entry] < 0) continue;
-    const std::int64_t row = ws.next[static_cast<std::size_t>(slots[entry])]++;
+    const auto slot = static_cast<std::size_t>(slots[entry]);
+    const std::int64_t row = slot < ws.next.size() ? ws.next[slot]++ : rows.sent;
+    if (row >= rows.sent) {
+      throw InputError({.field = "slots", .index = fmt::format("[{}]", entry)}, "is not the result of row_slots()");
+    }
     order[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(entry);
   }
 }

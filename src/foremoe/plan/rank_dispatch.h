@@ -61,12 +61,12 @@ void rank_dispatch(const Shipments& shipments, RankId rank, RankDispatchWorkspac
 
 // Sets slots[i] to rank·num_slots + slot of the replica that serves routes[i], or to −1 if routes[i] is negative.
 // `routes` is [token·top_k + j], of this rank. An executor needs only `slots` to send its rows. Throws InputError,
-// field `routes`, if the load does not count these routes.
+// field `routes`, if the load does not count these routes, and for spans of other sizes.
 void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, int top_k, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> slots);
 
 // Sets order[i] to the index in `slots` of the entry that is sent as row i; its token is order[i] ÷ k. `slots` is the
-// result of row_slots(); `order` is [rows.sent].
+// result of row_slots(); `order` is [rows.sent]. Throws InputError if they are not.
 void row_order(const RankDispatch& rows, std::span<const std::int32_t> slots, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> order);
 

@@ -16,7 +16,17 @@ namespace {
 using Replica = RouteWorkspace::Replica;
 
 // Collects the replicas with quota, sorted by expert, then rank.
-void collect_replicas(const LayerQuotas& quotas, std::size_t num_experts, RouteWorkspace& ws) {
+void collect_replicas(const RoutingProblem& problem, RouteWorkspace& ws) {
+  const LayerQuotas& quotas = problem.quotas;
+  const std::size_t num_experts = problem.load.extent(1);
+  if (quotas.slot_expert.extent(0) != problem.load.extent(0) ||
+      quotas.slot_tokens.shape() != quotas.slot_expert.shape() ||
+      problem.topology.num_ranks != static_cast<int>(problem.load.extent(0)) || problem.topology.ranks_per_node < 1) {
+    throw InputError({.field = "load"}, "its ranks, those of the slots and those of the topology differ");
+  }
+  if (std::ranges::any_of(problem.load.flat(), [](Tokens t) { return t < Tokens{0}; })) {
+    throw InputError({.field = "load"}, "has negative tokens");
+  }
   const std::span<const ExpertId> expert_of_slot = quotas.slot_expert.flat();
   const std::span<const Tokens> tokens_of_slot = quotas.slot_tokens.flat();
   const std::size_t slots_per_rank = quotas.slot_expert.extent(1);
@@ -24,7 +34,13 @@ void collect_replicas(const LayerQuotas& quotas, std::size_t num_experts, RouteW
 
   ws.first_replica.assign(num_experts + 1, 0);
   for (std::size_t s = 0; s < expert_of_slot.size(); ++s) {
-    if (serves(s)) ++ws.first_replica[expert_of_slot[s].index() + 1];
+    if (!serves(s)) continue;
+    if (expert_of_slot[s].index() >= num_experts) {
+      throw InputError(
+          {.field = "slot_expert", .index = fmt::format("[{}, {}]", s / slots_per_rank, s % slots_per_rank)},
+          fmt::format("expert {} is not in 0 … {}", expert_of_slot[s].value, num_experts - 1));
+    }
+    ++ws.first_replica[expert_of_slot[s].index() + 1];
   }
   for (std::size_t e = 0; e < num_experts; ++e) ws.first_replica[e + 1] += ws.first_replica[e];
 
@@ -199,8 +215,7 @@ LayerQuotas layer_quotas(const StepPlan& plan, EventId event, LayerId layer) {
 void route_tokens(const RoutingProblem& problem, RouteWorkspace& ws, RoutedLayer& routed) {
   const std::size_t num_ranks = problem.load.extent(0);
   const std::size_t num_experts = problem.load.extent(1);
-  assert(problem.quotas.slot_expert.extent(0) == num_ranks);
-  collect_replicas(problem.quotas, num_experts, ws);
+  collect_replicas(problem, ws);
 
   ws.by_expert.clear();
   ws.rows_left.resize(num_ranks);
@@ -222,7 +237,7 @@ void route_tokens(const RoutingProblem& problem, RouteWorkspace& ws, RoutedLayer
 void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace& ws, RoutedRank& routed) {
   const std::size_t num_ranks = problem.load.extent(0);
   const std::size_t num_experts = problem.load.extent(1);
-  collect_replicas(problem.quotas, num_experts, ws);
+  collect_replicas(problem, ws);
   ws.total.assign(num_experts, 0);
   for (std::size_t s = 0; s < num_ranks; ++s) {
     for (std::size_t e = 0; e < num_experts; ++e) ws.total[e] += problem.load(s, e).value;
@@ -260,7 +275,10 @@ RoutedLayer route_tokens(const RoutingProblem& problem) {
 
 bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& ws,
                       std::span<std::int32_t> of_row) {
-  assert(of_row.size() == routes.size());
+  if (of_row.size() != routes.size()) {
+    throw InputError({.field = "routes"},
+                     fmt::format("{} entries, but the output has {}", routes.size(), of_row.size()));
+  }
   // Per expert: the shipment for its next row, and the remaining capacity of this shipment in rows.
   const std::size_t num_experts = sent.empty() ? 0 : sent.back().expert.index() + 1;
   ws.cursor.assign(num_experts, sent.size());
@@ -290,12 +308,14 @@ bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> 
   return rows == 0;
 }
 
+static void expect_counted(bool counted, RankId source) {
+  if (!counted) throw InputError({.field = "routes"}, fmt::format("the load counts others of rank {}", source.value));
+}
+
 void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& ws, std::span<RankId> replica) {
-  assert(replica.size() == rows.routes.size());
   const std::span<const Shipment> sent = routed.of_source(rows.source);
-  ws.shipment.resize(rows.routes.size());
-  [[maybe_unused]] const bool counted = assign_shipments(sent, rows.routes, ws, ws.shipment);
-  assert(counted);
+  ws.shipment.resize(replica.size());
+  expect_counted(assign_shipments(sent, rows.routes, ws, ws.shipment), rows.source);
   std::ranges::transform(ws.shipment, replica.begin(), [&](std::int32_t i) {
     return i < 0 ? kNoReplica : sent[static_cast<std::size_t>(i)].replica;
   });
@@ -303,8 +323,8 @@ void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspa
 
 SourceTokens::SourceTokens(const RoutingTrace& trace, const Batching& batching)
     : trace_(trace), num_ranks_(batching.num_ranks) {
+  expect_valid(batching, trace);
   const std::size_t num_sequences = batching.rank.size();
-  assert(num_sequences == static_cast<std::size_t>(trace.num_sequences()));
   const auto source_of = [&](std::size_t s) {
     return batching.micro_step[s].index() * num_ranks_ + batching.rank[s].index();
   };
@@ -320,11 +340,18 @@ SourceTokens::SourceTokens(const RoutingTrace& trace, const Batching& batching)
 
 std::span<const int> SourceTokens::sequences(MicroStepId m, RankId source) const {
   const std::size_t i = m.index() * num_ranks_ + source.index();
+  if (m.value < 0 || source.value < 0 || source.value >= num_ranks_ || i + 1 >= first_.size()) {
+    throw InputError({.field = "micro_step"},
+                     fmt::format("there is no micro-step {} of rank {}", m.value, source.value));
+  }
   return std::span(sequences_).subspan(first_[i], first_[i + 1] - first_[i]);
 }
 
 void SourceTokens::gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const {
   const std::size_t top_k = static_cast<std::size_t>(trace_.top_k);
+  if (l.index() >= static_cast<std::size_t>(trace_.num_layers)) {
+    throw InputError({.file = trace_.name, .field = "layer"}, fmt::format("there is no layer {}", l.value));
+  }
   routes.clear();
   for (const int s : sequences(m, source)) {
     for (std::int64_t token = trace_.cu_seqlens[s]; token < trace_.cu_seqlens[s + 1]; ++token) {
@@ -369,9 +396,8 @@ TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProbl
     if (problem.rows == Rows::kToken) {
       const std::span<const Shipment> sent = routed.of_source(RankId{s});
       shipment.resize(routes.size());
-      [[maybe_unused]] const bool counted =
-          choose_rows({sent, routes, problem.tokens.top_k(), RankId{s}, topology}, workspace, shipment);
-      assert(counted);
+      expect_counted(choose_rows({sent, routes, problem.tokens.top_k(), RankId{s}, topology}, workspace, shipment),
+                     RankId{s});
       std::ranges::transform(shipment, replica.begin(), [&](std::int32_t i) {
         return i < 0 ? kNoReplica : sent[static_cast<std::size_t>(i)].replica;
       });

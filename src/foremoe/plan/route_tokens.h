@@ -111,7 +111,8 @@ struct RoutingProblem {
   Rows rows = Rows::kOrder;
 };
 
-// Throws InputError, field `slot_tokens`, if an expert's quotas do not sum to its load.
+// Throws InputError: field `slot_tokens` if an expert's quotas do not sum to its load, and for ids out of range and
+// different numbers of ranks.
 void route_tokens(const RoutingProblem& problem, RouteWorkspace& workspace, RoutedLayer& routed);
 RoutedLayer route_tokens(const RoutingProblem& problem);
 
@@ -134,7 +135,7 @@ struct SourceRows {
 };
 
 // Sets replica[row] to the rank that serves rows.routes[row], or to kNoReplica if the route is negative (no route, or
-// no assignment). The routes must be those that the routed load counts.
+// no assignment). Throws InputError, field `routes`, unless the routed load counts these routes.
 void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& workspace,
                  std::span<RankId> replica);
 
@@ -142,7 +143,7 @@ void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspa
 // last token. Counts, routing and dispatch use this order.
 class SourceTokens {
  public:
-  // Keeps a reference to the trace. `batching` must be a batching of its sequences.
+  // Keeps a reference to the trace. Throws the errors of expect_valid(batching, trace).
   SourceTokens(const RoutingTrace& trace, const Batching& batching);
 
   int num_ranks() const { return num_ranks_; }

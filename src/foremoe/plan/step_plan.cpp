@@ -1,12 +1,16 @@
 #include "foremoe/plan/step_plan.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
-#include <cassert>
 #include <numeric>
 #include <utility>
 
+#include "foremoe/core/error.h"
 #include "foremoe/plan/homes_file.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/load_table.h"
 
 namespace foremoe {
@@ -22,7 +26,7 @@ std::optional<Residency> residency_from_string(std::string_view text) {
 }
 
 ExecutionOrder make_execution_order(int num_micro_steps, int in_flight) {
-  assert(num_micro_steps >= 0 && in_flight >= 1);
+  if (num_micro_steps < 0 || in_flight < 1) throw InputError({.field = "in_flight"}, "must be at least 1");
   ExecutionOrder order{.num_micro_steps = num_micro_steps, .in_flight = in_flight};
   order.forward.resize(num_micro_steps);
   order.backward.resize(num_micro_steps);
@@ -53,6 +57,91 @@ int StepPlan::num_micro_steps() const {
 
 int StepPlan::effective_in_flight() const { return std::min(in_flight, num_micro_steps()); }
 
+void expect_homes(ArrayView<const RankId, 2> home, int num_ranks) {
+  const int homes_per_rank = static_cast<int>(home.extent(1)) / num_ranks;
+  std::vector<int> homes_on(static_cast<std::size_t>(num_ranks));
+  for (std::size_t l = 0; l < home.extent(0); ++l) {
+    std::ranges::fill(homes_on, 0);
+    for (std::size_t e = 0; e < home.extent(1); ++e) {
+      const int rank = home(l, e).value;
+      const auto refuse = [&](const std::string& what) {
+        throw InputError({.field = "homes", .index = fmt::format("[{}, {}]", l, e)}, what);
+      };
+      if (rank < 0 || rank >= num_ranks) refuse(fmt::format("rank {} is not in 0 … {}", rank, num_ranks - 1));
+      if (++homes_on[static_cast<std::size_t>(rank)] > homes_per_rank) {
+        refuse(fmt::format("rank {} has more than {} homes in this layer", rank, homes_per_rank));
+      }
+    }
+  }
+}
+
+void expect_valid(const StepPlan& plan) {
+  const auto& [events, layers, ranks, slots] = plan.slot_expert.shape();
+  const auto expect = [&](bool good, const char* field, const char* what) {
+    if (good) return;
+    throw InputError({.field = field}, fmt::format("does not fit a plan of [{}] events, layers, ranks and slots: {}",
+                                                   fmt::join(plan.slot_expert.shape(), ", "), what));
+  };
+  const std::size_t experts = plan.home.extent(1);
+  expect(ranks >= 1 && ranks <= kMaxRanks && events <= kMaxLoadCells, "slot_expert", "it has no rank, or too many");
+  expect(plan.in_flight >= 1, "in_flight", "expected 1 or more");
+  expect(plan.ranks_per_node >= 1, "ranks_per_node", "expected 1 or more");
+  expect(plan.home.extent(0) == layers && experts >= 1 && experts <= kMaxExperts && experts % ranks == 0, "home",
+         "expected [layers, experts], a multiple of the ranks");
+  expect(plan.guest_slots >= 0 && slots == experts / ranks + static_cast<std::size_t>(plan.guest_slots), "guest_slots",
+         "expected homes and guest slots to be all slots");
+  expect(plan.slot_tokens.shape() == plan.slot_expert.shape(), "slot_tokens", "it has another shape");
+  const ExecutionOrder order =
+      make_execution_order(static_cast<int>(plan.in_flight == 1 ? events : events / 2), plan.in_flight);
+  expect(order.micro_step.size() == events && plan.event_micro_step == order.micro_step, "event_micro_step",
+         "it is not the execution order of in_flight");
+  expect(plan.event_pass == order.pass, "event_pass", "it is not the execution order of in_flight");
+  const std::array pairs{static_cast<std::size_t>(order.num_micro_steps), layers};
+  expect(plan.max_load.empty() || plan.max_load.shape() == pairs, "max_load", "expected [micro_steps, layers]");
+  expect(plan.lower_bound.empty() || plan.lower_bound.shape() == pairs, "lower_bound",
+         "expected [micro_steps, layers]");
+  expect_homes(plan.home, plan.num_ranks());
+
+  const std::span<const ExpertId> held = plan.slot_expert.flat();
+  const std::span<const Tokens> quotas = plan.slot_tokens.flat();
+  for (std::size_t i = 0; i < held.size(); ++i) {
+    const std::size_t slot = i % slots;
+    const auto refuse = [&](const char* field, const std::string& what) {
+      const std::size_t row = i / slots;
+      throw InputError(
+          {.field = field,
+           .index = fmt::format("[{}, {}, {}, {}]", row / ranks / layers, row / ranks % layers, row % ranks, slot)},
+          what);
+    };
+    if (quotas[i].value < 0 || quotas[i].value > kMaxTokensPerLayer) {
+      refuse("slot_tokens", fmt::format("{} tokens, expected 0 to {}", quotas[i].value, kMaxTokensPerLayer));
+    }
+    const ExpertId e = held[i];
+    if (e == kNoExpert) continue;
+    if (e.value < 0 || e.index() >= experts) {
+      refuse("slot_expert", fmt::format("expert {} is not in 0 … {}", e.value, experts - 1));
+    }
+    const std::size_t rank = i / slots % ranks;
+    const bool is_home = plan.home(i / slots / ranks % layers, e).index() == rank;
+    if (plan.can_train() && is_home != (slot < experts / ranks)) {
+      refuse("slot_expert",
+             fmt::format("expert {} of rank {} {} home", e.value, rank, is_home ? "is at" : "has another"));
+    }
+  }
+}
+
+void expect_valid(const StepPlan& plan, const LoadTable& load) {
+  expect_valid(plan);
+  expect_valid(load, load.name);
+  const std::array<std::size_t, 4> expected{static_cast<std::size_t>(plan.num_micro_steps()),
+                                            plan.slot_expert.extent(1), plan.slot_expert.extent(2),
+                                            plan.home.extent(1)};
+  if (load.load.shape() == expected) return;
+  throw InputError({.file = load.name, .field = "load"},
+                   fmt::format("has shape [{}], but the plan is for [{}]", fmt::join(load.load.shape(), ", "),
+                               fmt::join(expected, ", ")));
+}
+
 StepPlan empty_plan(StepPlan header, const LoadTable& load) {
   const auto& [micro_steps, layers, ranks, experts] = load.load.shape();
   const std::size_t slots = experts / ranks + static_cast<std::size_t>(header.guest_slots);
@@ -79,7 +168,12 @@ static Array<Tokens, 2> first_of(const Array<Tokens, 2>& figures, std::size_t mi
 }
 
 StepPlan take_first(const StepPlan& plan, const LoadTable& part) {
-  assert(part.num_layers() <= plan.num_layers() && part.num_micro_steps() <= plan.num_micro_steps());
+  expect_valid(plan);
+  if (part.num_layers() > plan.num_layers() || part.num_micro_steps() > plan.num_micro_steps()) {
+    throw InputError({.file = part.name, .field = "load"},
+                     fmt::format("has {} micro-steps and {} layers, the plan has {} and {}", part.num_micro_steps(),
+                                 part.num_layers(), plan.num_micro_steps(), plan.num_layers()));
+  }
   const auto layers = static_cast<std::size_t>(part.num_layers());
   const auto micro_steps = static_cast<std::size_t>(part.num_micro_steps());
   std::vector<std::size_t> events;
@@ -112,6 +206,7 @@ StepPlan take_first(const StepPlan& plan, const LoadTable& part) {
 }
 
 Array<Tokens, 3> planned_loads(const StepPlan& plan) {
+  expect_valid(plan);
   Array<Tokens, 3> loads({static_cast<std::size_t>(plan.num_micro_steps()), static_cast<std::size_t>(plan.num_layers()),
                           static_cast<std::size_t>(plan.num_ranks())});
   for (int t = 0; t < plan.num_events(); ++t) {

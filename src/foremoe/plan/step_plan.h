@@ -82,6 +82,16 @@ struct StepPlan {
   bool can_train() const { return residency != Residency::kFree; }  // residency free: forward-only phases
 };
 
+// Throws InputError, with the name of a member as field, unless the arrays have the shapes above, events are in
+// execution order, ids and quotas are in range, each rank is home to E/R experts, and slots of pinned homes hold homes.
+// check_plan checks the other rules. The second function also requires a valid load with the plan's shape, or throws
+// with field `load`.
+void expect_valid(const StepPlan& plan);
+void expect_valid(const StepPlan& plan, const LoadTable& load);
+
+// Throws InputError, field `homes` with index, unless each rank is home to E/R experts in every layer.
+void expect_homes(ArrayView<const RankId, 2> home, int num_ranks);
+
 // Returns a plan for `load` with empty slots. `header` supplies policy, residency, guest slots (≥ 0), micro-steps in
 // flight (≥ 1) and options. Each of the R ranks has E/R slots (rounded down) plus the guest slots, without experts or
 // tokens. Events follow the execution order. Largest loads, bounds and homes are 0; the caller must set them. Throws
@@ -91,11 +101,11 @@ StepPlan empty_plan(StepPlan header, const LoadTable& load);
 // Cuts `plan` to `part`, the first micro-steps and layers of its load (take_first() in load_table.h). The result has
 // the events of those micro-steps, in the plan's order. Copies slots, quotas [tokens], homes, largest loads and bounds;
 // loads and bounds that the plan does not record stay empty. Sets the digest of `part`. If check_plan accepts the plan,
-// it accepts the result. `part` must not exceed the plan. Throws nothing.
+// it accepts the result. Throws InputError, field `load`, if `part` exceeds the plan.
 StepPlan take_first(const StepPlan& plan, const LoadTable& part);
 
 // [micro_step][layer][rank], tokens: sum of the quotas of the rank's slots. A micro-step with two events counts once,
-// since both passes have the same quotas in a plan that check_plan accepts. Throws nothing.
+// since both passes have the same quotas in a plan that check_plan accepts. Throws the errors of expect_valid(plan).
 Array<Tokens, 3> planned_loads(const StepPlan& plan);
 
 // ρ of one micro-step and layer: largest ÷ mean of `rank_loads` [rank]. Returns nullopt without load. Throws nothing.

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <chrono>
 #include <memory>
 
@@ -16,6 +15,7 @@ namespace {
 
 void check(const PlanRequest& request) {
   const LoadTable& load = request.load;
+  expect_valid(load, load.name);
   expect_in_range(request.options);
   if (request.options.residency == Residency::kFree && request.options.in_flight > 1) {
     throw InputError({.file = {}, .field = "residency", .index = {}},
@@ -29,6 +29,7 @@ void check(const PlanRequest& request) {
   expect_homes(request.home, request.load);
   if (request.previous == nullptr) return;
   const StepPlan& p = *request.previous;
+  expect_valid(p);
   if (p.num_layers() != load.num_layers() || p.num_ranks() != load.num_ranks() ||
       p.num_experts() != load.num_experts()) {
     throw InputError(
@@ -47,20 +48,7 @@ void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load) {
                      fmt::format("has {} layers and {} experts, the load has {} and {}", home.extent(0), home.extent(1),
                                  load.num_layers(), load.num_experts()));
   }
-  const int homes_per_rank = load.num_experts() / load.num_ranks();
-  for (int l = 0; l < load.num_layers(); ++l) {
-    std::vector<int> homes_on(load.num_ranks(), 0);
-    for (int e = 0; e < load.num_experts(); ++e) {
-      const int rank = home(l, e).value;
-      const Where where{.file = {}, .field = "homes", .index = fmt::format("[{}, {}]", l, e)};
-      if (rank < 0 || rank >= load.num_ranks()) {
-        throw InputError(where, fmt::format("rank {} is not in 0 … {}", rank, load.num_ranks() - 1));
-      }
-      if (++homes_on[rank] > homes_per_rank) {
-        throw InputError(where, fmt::format("rank {} has more than {} homes in this layer", rank, homes_per_rank));
-      }
-    }
-  }
+  expect_homes(home, load.num_ranks());
 }
 
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks,
@@ -68,6 +56,10 @@ Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks
   if (num_ranks < 1 || num_experts % num_ranks != 0) {
     throw InputError({.file = {}, .field = "ranks", .index = {}},
                      fmt::format("{} ranks must divide {} experts", num_ranks, num_experts));
+  }
+  if (!experts_of_layer.empty() && experts_of_layer.size() != static_cast<std::size_t>(num_layers)) {
+    throw InputError({.field = "experts_of_layer"},
+                     fmt::format("{} entries, expected one for each of {} layers", experts_of_layer.size(), num_layers));
   }
   Array<RankId, 2> home({static_cast<std::size_t>(num_layers), static_cast<std::size_t>(num_experts)});
   for (int l = 0; l < num_layers; ++l) {
@@ -130,19 +122,14 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
 }
 
 PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options) {
+  expect_load_shape(load.load.shape(), load.name);
   const Array<RankId, 2> home = contiguous_homes(load);
   ThreadPool pool;
   return plan_step({.load = load, .home = home, .options = options}, pool);
 }
 
 StepPlan recompute_quotas(StepPlan plan, const LoadTable& load) {
-  const std::array<int, 4> of_plan{plan.num_micro_steps(), plan.num_layers(), plan.num_ranks(), plan.num_experts()};
-  const std::array<int, 4> of_load{load.num_micro_steps(), load.num_layers(), load.num_ranks(), load.num_experts()};
-  if (of_plan != of_load) {
-    throw InputError({.file = load.name, .field = "load", .index = {}},
-                     fmt::format("has [{}] micro-steps, layers, ranks and experts, the plan [{}]",
-                                 fmt::join(of_load, ", "), fmt::join(of_plan, ", ")));
-  }
+  expect_valid(plan, load);
   const PlanRequest request{
       .load = load,
       .home = plan.home,

@@ -54,7 +54,7 @@ Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks
                                   std::span<const int> experts_of_layer = {});
 Array<RankId, 2> contiguous_homes(const LoadTable& load);
 
-// Throws InputError, field `homes` with index, unless each rank is home to E/R experts in every layer of the load.
+// As expect_homes() in step_plan.h, and requires the load's layers and experts.
 void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load);
 
 // Throws InputError. The error's field is a field of PlanRequest or PlannerOptions ("homes", "guest_slots", …), or

@@ -171,6 +171,7 @@ void list_at_home(const LayerLoad& load, std::vector<std::vector<ExpertId>>& exp
 }
 
 PolicyResult plan_fetched(const FetchedPolicy& policy, const PolicyInput& input, ThreadPool& pool) {
+  expect_valid(input.load, input.load.name);
   if (input.load.num_experts() % input.load.num_ranks() != 0) {
     return Skipped{fmt::format("{} experts cannot be spread evenly over {} ranks: their number must be a multiple",
                                input.load.num_experts(), input.load.num_ranks())};

@@ -146,6 +146,7 @@ class FreeLayer {
 }  // namespace
 
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool) {
+  expect_valid(input.load, input.load.name);
   if (auto reason = skipped(policy, input)) return *std::move(reason);
   check_policy_input(input);
   std::vector<double> once(input.load.load.extent(1));  // [layer]

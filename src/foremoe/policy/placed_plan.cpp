@@ -15,18 +15,13 @@ namespace foremoe {
 
 void check_policy_input(const PolicyInput& input) {
   expect_in_range(input.options);
-  const LoadTable& load = input.load;
-  if (input.home.extent(0) == static_cast<std::size_t>(load.num_layers()) &&
-      input.home.extent(1) == static_cast<std::size_t>(load.num_experts())) {
-    return;
-  }
-  throw InputError({.file = {}, .field = "homes", .index = {}},
-                   fmt::format("has {} layers and {} experts, the load has {} and {}", input.home.extent(0),
-                               input.home.extent(1), load.num_layers(), load.num_experts()));
+  expect_homes(input.home, input.load);
 }
 
 const LoadTable* former_load(const PolicyInput& input) {
   const LoadTable* const former = input.previous_load;
+  expect_valid(input.load, input.load.name);
+  if (former != nullptr) expect_valid(*former, former->name);
   if (former != nullptr &&
       (former->num_layers() != input.load.num_layers() || former->num_experts() != input.load.num_experts())) {
     throw InputError({.file = former->name, .field = "load", .index = {}},
@@ -39,6 +34,7 @@ const LoadTable* former_load(const PolicyInput& input) {
 const StepPlan* former_plan(const PolicyInput& input, std::string_view policy) {
   const StepPlan* const former = input.previous;
   const LoadTable& load = input.load;
+  if (former != nullptr) expect_valid(*former);
   const bool fits = former != nullptr && former->policy == policy && former->guest_slots == input.options.guest_slots &&
                     former->num_events() > 0 && former->num_layers() == load.num_layers() &&
                     former->num_ranks() == load.num_ranks() && former->num_experts() == load.num_experts();

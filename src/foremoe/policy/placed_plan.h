@@ -19,10 +19,11 @@ namespace foremoe {
 
 // Checks and views of the input.
 
-// Throws InputError if an option is out of range or the homes do not have the load's shape.
+// Throws InputError if an option is out of range or homes do not fit the load. Call expect_valid(load) first.
 void check_policy_input(const PolicyInput& input);
 
-// Returns the previous step's load or nullptr. Throws InputError if its number of layers or experts differs.
+// Returns the previous step's load or nullptr. Throws InputError if one of both loads is invalid, or if they differ in
+// layers or experts.
 const LoadTable* former_load(const PolicyInput& input);
 
 // Returns the previous plan if `policy` made it for the same layers, ranks, experts and guest slots; else nullptr.

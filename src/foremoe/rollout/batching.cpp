@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cassert>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -128,7 +127,7 @@ void check(const BatchingOptions& options) {
 }  // namespace
 
 std::vector<int> karmarkar_karp(std::span<const std::int64_t> sizes, int num_parts) {
-  assert(num_parts >= 1);
+  if (num_parts < 1) throw InputError({.field = "num_parts"}, "must be at least 1");
   std::vector<int> part_of(sizes.size());
   if (sizes.empty() || num_parts == 1) return part_of;
   const auto k = static_cast<std::size_t>(num_parts);
@@ -162,15 +161,42 @@ std::vector<int> karmarkar_karp(std::span<const std::int64_t> sizes, int num_par
   return part_of;
 }
 
+void expect_valid(const Batching& batching, std::size_t sequences) {
+  const auto refuse = [](const std::string& what) { throw InputError({.field = "batching"}, what); };
+  const auto& [micro_steps, ranks, ranks_per_node, recorded, micro_step, rank] = batching;
+  if (micro_steps < 1 || ranks < 1 || ranks > kMaxRanks || ranks_per_node < 1) {
+    refuse(fmt::format("has {} micro-steps, {} ranks and {} per node", micro_steps, ranks, ranks_per_node));
+  }
+  if (micro_step.size() != sequences || rank.size() != sequences) {
+    refuse(fmt::format("has {} micro-steps and {} ranks of {} sequences", micro_step.size(), rank.size(), sequences));
+  }
+  for (std::size_t s = 0; s < sequences; ++s) {
+    if (micro_step[s].index() < static_cast<std::size_t>(micro_steps) &&
+        rank[s].index() < static_cast<std::size_t>(ranks)) {
+      continue;
+    }
+    refuse(fmt::format("sequence {} is in micro-step {} of {} on rank {} of {}", s, micro_step[s].value, micro_steps,
+                       rank[s].value, ranks));
+  }
+}
+
+void expect_valid(const Batching& batching, const RoutingTrace& trace) {
+  expect_valid(trace);
+  expect_valid(batching, static_cast<std::size_t>(trace.num_sequences()));
+}
+
 Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options) {
+  expect_valid(trace);
   check(options);
-  if (trace.has_batching() && (options.num_ranks == 0 || options.num_ranks == trace.ranks)) {
+  const int ranks = trace.ranks == 0 && trace.has_batching() ? 1 + std::ranges::max(trace.rank) : trace.ranks;
+  if (trace.has_batching() && (options.num_ranks == 0 || options.num_ranks == ranks)) {
     Batching batching{.num_micro_steps = 1 + *std::ranges::max_element(trace.micro_step),
-                      .num_ranks = trace.ranks,
+                      .num_ranks = ranks,
                       .ranks_per_node = options.ranks_per_node != 0 ? options.ranks_per_node : trace.ranks_per_node,
                       .recorded = true,
                       .micro_step = {},
                       .rank = {}};
+    if (batching.ranks_per_node == 0) batching.ranks_per_node = kDefaultRanksPerNode;
     batching.ranks_per_node = std::min(batching.ranks_per_node, batching.num_ranks);
     for (const std::int32_t m : trace.micro_step) batching.micro_step.emplace_back(m);
     for (const std::int32_t r : trace.rank) batching.rank.emplace_back(r);
@@ -187,6 +213,8 @@ void expect_fit(std::span<const std::int64_t> lengths, const BatchingOptions& op
     throw InputError({.file = name}, "no batching was recorded: give the number of `ranks`");
   }
   for (std::size_t s = 0; s < lengths.size(); ++s) {
+    if (lengths[s] < 0)
+      throw InputError({.file = name, .field = fmt::format("sequence {}", s)}, "has a negative length");
     if (lengths[s] > options.tokens_per_rank) {
       throw InputError(
           {.file = name, .field = "cu_seqlens", .index = fmt::format("[{}]", s)},
@@ -213,6 +241,7 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
 
 Array<double, 2> squared_lengths(const BatchedTrace& batched) {
   const auto& [trace, batching] = batched;
+  expect_valid(batching, trace);
   Array<double, 2> sums(
       {static_cast<std::size_t>(batching.num_micro_steps), static_cast<std::size_t>(batching.num_ranks)});
   for (std::size_t s = 0; s < batching.rank.size(); ++s) {

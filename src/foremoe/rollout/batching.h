@@ -28,6 +28,11 @@ struct BatchedTrace {
   Batching batching;
 };
 
+// Throws InputError unless the trace is valid and each of its sequences has a micro-step and a rank.
+void expect_valid(const Batching& batching, const RoutingTrace& trace);
+// Throws InputError, field `batching`, unless ids are in range. `sequences`: their expected number.
+void expect_valid(const Batching& batching, std::size_t sequences);
+
 // [micro_step][rank]: Σ length² over the sequences of the batch, tokens².
 Array<double, 2> squared_lengths(const BatchedTrace& batched);
 

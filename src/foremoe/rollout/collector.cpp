@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cassert>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -48,7 +47,14 @@ void count_missing_rows(std::int64_t uncounted, LoadTable& table) {
 
 }  // namespace
 
-RolloutCollector::RolloutCollector(const Shape& shape, std::string name) : shape_(shape), name_(std::move(name)) {}
+RolloutCollector::RolloutCollector(const Shape& shape, std::string name) : shape_(shape), name_(std::move(name)) {
+  if (shape.num_layers >= 1 && shape.top_k >= 1 && shape.top_k <= shape.num_experts &&
+      shape.num_experts <= kMaxExperts && std::int64_t{shape.num_layers} * shape.num_experts <= kMaxLoadCells) {
+    return;
+  }
+  throw InputError({.file = name_, .field = "shape"},
+                   fmt::format("{} layers, top-k {} and {} experts", shape.num_layers, shape.top_k, shape.num_experts));
+}
 
 void RolloutCollector::add(int sequence, RouteType type, std::span<const std::byte> routes) {
   const RouteShape shape{.type = type,
@@ -133,6 +139,7 @@ std::vector<std::int64_t> RolloutCollector::sequence_lengths() const {
 
 LoadTable RolloutCollector::to_load_table(const Batching& batching) const {
   const std::scoped_lock lock(mutex_);
+  expect_valid(batching, batching.rank.size());
   require_sequences(batching.rank.size());
   LoadTable table = empty_table(batching, shape_, name_);
   std::int64_t uncounted = 0;
@@ -154,7 +161,7 @@ LoadTable RolloutCollector::to_load_table(const Batching& batching) const {
 }
 
 LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPool& pool) {
-  assert(batching.rank.size() == static_cast<std::size_t>(trace.num_sequences()));
+  expect_valid(batching, trace);
   LoadTable table = empty_table(batching, trace, trace.name);
   const RouteShape shape = shape_of(trace);
   const auto num_ranks = static_cast<std::size_t>(batching.num_ranks);

@@ -32,7 +32,7 @@ class RolloutCollector {
     std::vector<int> experts_of_layer = {};
     std::vector<int> top_k_of_layer = {};
   };
-  // `name` is for messages and display.
+  // `name` is for messages and display. Throws InputError, field `shape`, if a number is not positive or too large.
   explicit RolloutCollector(const Shape& shape, std::string name = {});
 
   // Adds one finished sequence, routes [token][layer][top_k]. Throws InputError and stores nothing if the sequence
@@ -45,7 +45,7 @@ class RolloutCollector {
   // Lengths in tokens of sequences 0, 1, …, as needed for batching. Throws InputError if a sequence is missing.
   std::vector<std::int64_t> sequence_lengths() const;
 
-  // Throws InputError unless the batching covers exactly the finished sequences.
+  // Throws InputError unless the batching is valid and covers exactly the finished sequences.
   LoadTable to_load_table(const Batching& batching) const;
 
  private:
@@ -66,7 +66,8 @@ class RolloutCollector {
 };
 
 // Counts a whole trace in one sweep, in parallel over (micro-step, rank). Sets `tokens` and `missing_rows` too. Throws
-// InputError for the first malformed row of the trace, independent of the number of threads.
+// the errors of expect_valid(batching, trace), and InputError for the first malformed row, independent of the number of
+// threads.
 LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPool& pool);
 
 }  // namespace foremoe

@@ -1,9 +1,10 @@
 #include "foremoe/rollout/load_statistics.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 #include <numeric>
+
+#include "foremoe/core/error.h"
 
 namespace foremoe {
 
@@ -129,8 +130,15 @@ double imbalance_ratio(std::span<const std::int64_t> rank_loads) {
   return static_cast<double>(std::ranges::max(rank_loads)) / mean(rank_loads);
 }
 
+static void expect_homes_of(const LoadTable& table, ArrayView<const RankId, 2> home) {
+  const std::array shape{table.load.extent(1), table.load.extent(3)};
+  const auto is_rank = [&](RankId r) { return r.index() < table.load.extent(2); };
+  if (home.shape() == shape && std::ranges::all_of(home.flat(), is_rank)) return;
+  throw InputError({.field = "homes"}, "are not ranks of the load, [layers, experts]");
+}
+
 std::vector<LayerStatistics> layer_statistics(const LoadTable& table, ArrayView<const RankId, 2> home) {
-  assert(home.extent(0) == table.load.extent(1) && home.extent(1) == table.load.extent(3));
+  expect_homes_of(table, home);
   std::vector<LayerStatistics> result;
   for (int l = 0; l < table.num_layers(); ++l) result.push_back(statistics(table, LayerId{l}, home.row(l)));
   return result;
@@ -163,6 +171,7 @@ ExpertHeat expert_heat(const LoadTable& table) {
 }
 
 Array<double, 2> imbalance_ratios(const LoadTable& table, ArrayView<const RankId, 2> home) {
+  expect_homes_of(table, home);
   Array<double, 2> ratios({table.load.extent(0), table.load.extent(1)}, 1);
   std::vector<std::int64_t> loads(table.load.extent(3));
   for (int m = 0; m < table.num_micro_steps(); ++m) {

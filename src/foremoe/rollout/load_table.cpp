@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 
 #include "foremoe/core/error.h"
@@ -13,7 +12,7 @@
 namespace foremoe {
 
 void LoadTable::expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> out) const {
-  assert(out.size() == load.extent(3));
+  if (out.size() != load.extent(3)) throw InputError({.field = "out"}, fmt::format("has {} entries", out.size()));
   std::ranges::fill(out, 0);
   for (std::size_t r = 0; r < load.extent(2); ++r) {
     const std::span<const Tokens> row = load.row(m, l, r);

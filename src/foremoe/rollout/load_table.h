@@ -36,7 +36,7 @@ struct LoadTable {
   int experts_in(LayerId l) const { return experts_of_layer.empty() ? num_experts() : experts_of_layer[l.index()]; }
   int top_k_in(LayerId l) const { return top_k_of_layer.empty() ? top_k : top_k_of_layer[l.index()]; }
 
-  // Sums one (micro-step, layer) over source ranks: [expert], tokens.
+  // Sums one (micro-step, layer) over source ranks: [expert], tokens. Throws InputError if `out` has another size.
   void expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> out) const;
 };
 

@@ -319,6 +319,7 @@ std::vector<Option> options_of(PackingOptions& o) {
 }
 
 Packing pack(const RoutingTrace& trace, const PackingOptions& options, ThreadPool& pool) {
+  expect_valid(trace);
   const auto num_sequences = static_cast<std::size_t>(trace.num_sequences());
   std::vector<std::int64_t> lengths;  // [sequence], tokens
   for (std::size_t s = 0; s < num_sequences; ++s) lengths.push_back(trace.sequence_length(static_cast<int>(s)));

@@ -24,6 +24,8 @@ void expect_fit(const SimulationInput& input) {
   const StepPlan& plan = input.plan;
   const LoadTable& load = input.load;
   const ModelShape& model = input.cost.model();
+  expect_valid(load, load.name);
+  expect_valid(plan);
   const int micro_steps = plan.num_micro_steps();
   if (input.rows == Rows::kToken && input.tokens == nullptr) {
     refuse("rows", fmt::format("token needs the routes of a trace; {} is a load or a part of a trace", load.name));

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cassert>
 #include <tuple>
 #include <utility>
 
@@ -35,7 +33,8 @@ std::shared_ptr<TransferSchedule> schedule_of(const StepPlan& plan, const RankTu
   return std::make_shared<TransferSchedule>(make_transfer_schedule(plan, layout, options.schedule));
 }
 
-Array<ExpertId, 3> home_experts_of(const StepPlan& plan) {
+Array<ExpertId, 3> home_experts_of(const StepPlan& plan, const LoadTable& load) {
+  expect_valid(plan, load);
   Array<ExpertId, 3> experts({static_cast<std::size_t>(plan.num_layers()), static_cast<std::size_t>(plan.num_ranks()),
                               static_cast<std::size_t>(plan.num_slots() - plan.guest_slots)},
                              kNoExpert);
@@ -67,15 +66,8 @@ RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank,
       rank_(rank),
       rows_(rows),
       schedule_(std::move(schedule)),
-      home_expert_(home_experts_of(plan)) {
+      home_expert_(home_experts_of(plan, load)) {
   expect_index("rank", rank.value, plan.num_ranks());
-  const std::array<std::size_t, 4> expected{
-      static_cast<std::size_t>(plan.num_micro_steps()), static_cast<std::size_t>(plan.num_layers()),
-      static_cast<std::size_t>(plan.num_ranks()), static_cast<std::size_t>(plan.num_experts())};
-  if (load.load.shape() != expected) {
-    throw InputError({.field = "load"}, fmt::format("has shape [{}], but the plan is for [{}]",
-                                                    fmt::join(load.load.shape(), ", "), fmt::join(expected, ", ")));
-  }
   for (int t = 0; t < order().size(); ++t) {
     const MicroStepId m = order()[TurnId{t}].micro_step;
     needed_.push_back(needed_.empty() ? m : std::max(needed_.back(), m));
@@ -99,12 +91,17 @@ void RankTurns::index_starting() {
 }
 
 void RankTurns::lend(int planned) {
-  assert(lending_ != nullptr);
+  if (lending_ == nullptr) throw InputError({.field = "planned"}, "the plan lends no experts from peers");
   int end = lending_->lent_turns;
   while (end < order().size() && order()[TurnId{end}].micro_step.value < planned) ++end;
   if (end == lending_->lent_turns) return;
   lend_turns(plan_, TurnId{end}, *lending_);
   index_starting();
+}
+
+const Turn& RankTurns::turn_at(TurnId t) const {
+  expect_index("turn", t.value, order().size());
+  return order()[t];
 }
 
 MicroStepId RankTurns::needed_at(TurnId t) const {
@@ -122,6 +119,7 @@ TurnId RankTurns::turn(Pass pass, MicroStepId micro_step, LayerId layer) const {
 }
 
 std::span<const ScheduledCopy> RankTurns::arriving(TurnId t) const {
+  expect_index("turn", t.value, schedule_->num_turns());
   const std::span<const ScheduledCopy> of_all = schedule_->arriving(t);  // by rank
   const auto first = std::ranges::lower_bound(of_all, rank_, {}, &ScheduledCopy::rank);
   const auto last = std::ranges::upper_bound(of_all, rank_, {}, &ScheduledCopy::rank);
@@ -129,19 +127,20 @@ std::span<const ScheduledCopy> RankTurns::arriving(TurnId t) const {
 }
 
 std::span<const ScheduledCopy> RankTurns::starting(TurnId t) const {
+  expect_index("turn", t.value, schedule_->num_turns());
   const std::size_t first = first_starting_[t.index()];
   return std::span(starting_).subspan(first, first_starting_[t.index() + 1] - first);
 }
 
 void RankTurns::rows(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const {
-  const Turn& turn = order()[t];
+  const Turn& turn = turn_at(t);
   rank_dispatch(
       {load_.load[turn.micro_step][turn.layer], layer_quotas(plan_, turn.event, turn.layer), load_.topology(), rows_},
       rank_, workspace, rows);
 }
 
 void RankTurns::rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const {
-  const Turn& turn = order()[t];
+  const Turn& turn = turn_at(t);
   const ArrayView<const ExpertId, 2> experts = home_expert_[turn.layer];
   const ArrayView<const Tokens, 2> load = load_.load[turn.micro_step][turn.layer];
   Array<Tokens, 2>& tokens = workspace.home_tokens;  // [rank][home slot], each expert's whole load
@@ -152,17 +151,20 @@ void RankTurns::rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDi
     for (int source = 0; e != kNoExpert && source < load_.num_ranks(); ++source) tokens.flat()[i] += load(source, e);
   }
   rank_dispatch({load, {experts, tokens}, load_.topology()}, rank_, workspace, rows);
-  rows.num_slots = plan_.num_slots();
+  rows.num_slots = plan_.num_slots();  // guest slots have no rows
+  rows.slot_offsets.resize(plan_.slot_expert.extent(3) + 1, rows.slot_offsets.back());
+  rows.received.resize(plan_.slot_expert.extent(3) * experts.extent(0), 0);
 }
 
 SlotId RankTurns::slot_of_forward(TurnId t, SlotId slot) const {
-  const Turn& now = order()[t];
+  const Turn& now = turn_at(t);
   const Turn& before = order()[order().forward(now.micro_step, now.layer)];
+  expect_index("slot", slot.value, plan_.num_slots());
   if (before.event == now.event) return slot;
   const ExpertId expert = plan_.slot_expert(before.event, now.layer, rank_, slot);
   const std::span<const ExpertId> slots = plan_.slot_expert.row(now.event, now.layer, rank_);
   const auto found = std::ranges::find(slots, expert);
-  assert(expert != kNoExpert && found != slots.end());
+  if (expert == kNoExpert || found == slots.end()) throw InputError({.field = "slot"}, "has no rows");
   return SlotId{found - slots.begin()};
 }
 
@@ -196,7 +198,7 @@ std::vector<GradientReturn> RankTurns::returns(EventId event, LayerId layer, Who
 }
 
 std::vector<GradientReturn> RankTurns::returning(TurnId t, Whose whose) const {
-  const Turn& turn = order()[t];
+  const Turn& turn = turn_at(t);
   if (order().last(turn.event, turn.layer) != t) return {};
   const bool shared = plan_.residency == Residency::kShared;
   const EventId next{turn.event.value + 1};

@@ -48,8 +48,8 @@ struct RankTurnsOptions {
 
 class RankTurns {
  public:
-  // Keeps references to plan and load. The plan must pass check_plan. Throws InputError if the rank is out of range or
-  // the load has another shape. Also throws the errors of make_transfer_schedule.
+  // Keeps references to plan and load. The plan must pass check_plan. Throws InputError if the rank is out of range,
+  // and the errors of expect_valid(plan, load) and make_transfer_schedule. Members throw it for a turn out of range.
   RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options);
   // Like the constructor above, with a schedule of this plan that the ranks of one process share.
   RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank, std::shared_ptr<const TransferSchedule> schedule,
@@ -106,6 +106,7 @@ class RankTurns {
   RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options,
             const std::shared_ptr<TransferSchedule>& made);
   void index_starting();
+  const Turn& turn_at(TurnId t) const;
   template <class Goes>
   std::vector<GradientReturn> returns(EventId event, LayerId layer, Whose whose, Goes goes) const;
   bool holds_gradient(EventId event, LayerId layer, RankId rank, SlotId slot) const;

@@ -204,6 +204,12 @@ TEST(RankTurns, RowsAtHomesServeEveryExpertThere) {
       EXPECT_EQ(rows.slot_offsets[h + 1] - rows.slot_offsets[h],
                 test::expert_load(load, MicroStepId{1}, 1, 2 * r + h).value);
     }
+    ASSERT_EQ(rows.num_slots, plan.num_slots());
+    ASSERT_EQ(rows.slot_offsets.size(), static_cast<std::size_t>(plan.num_slots()) + 1);
+    ASSERT_EQ(rows.received.size(), static_cast<std::size_t>(plan.num_slots() * kShape.ranks));
+    for (int guest = 2; guest < plan.num_slots(); ++guest) {
+      EXPECT_EQ(rows.slot_offsets[guest + 1], rows.slot_offsets.back()) << "guest slots have no rows";
+    }
     turns.rows(t, workspace, rows);
     EXPECT_EQ(rows.slot_offsets.back(), static_cast<std::int64_t>(rows.to_slots.size()));
     EXPECT_EQ(rows.slot_offsets.size(), static_cast<std::size_t>(plan.num_slots()) + 1);

@@ -73,6 +73,7 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout
 
 TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, const ExpertLayout& layout,
                                         const ScheduleOptions& options) {
+  expect_valid(plan);
   refuse_bad_options(options);
   TransferSchedule schedule{.phase = options.phase, .depth = options.depth, .order = std::move(order)};
   schedule.buffers_per_rank = num_buffers(plan, options.depth);

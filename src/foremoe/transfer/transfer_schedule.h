@@ -102,8 +102,8 @@ struct ScheduleOptions {
   bool leaves_last_placement = false;
 };
 
-// The plan must pass check_plan. Throws InputError for a phase that the plan does not support. Expert sizes and
-// bandwidths determine the paths.
+// The plan must pass check_plan. Throws the errors of expect_valid(plan), and InputError for a phase that the plan does
+// not support. Expert sizes and bandwidths determine the paths.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 

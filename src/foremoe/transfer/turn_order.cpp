@@ -26,6 +26,7 @@ static void check_phase_supported(const StepPlan& plan, Phase phase) {
 }
 
 TurnOrder make_turn_order(const StepPlan& plan, Phase phase) {
+  expect_valid(plan);
   check_phase_supported(plan, phase);
   return turns_of(plan, phase);
 }

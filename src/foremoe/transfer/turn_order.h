@@ -39,8 +39,8 @@ struct TurnOrder {
   const Turn& operator[](TurnId t) const { return turns[t.index()]; }
 };
 
-// Turns of a phase for the plan's events. Throws InputError for recompute if the plan has backward events (such plans
-// are for policy_update alone), and for policy_update under residency `free`.
+// Turns of a phase for the plan's events. Throws InputError for an invalid plan, for recompute if the plan has backward
+// events (such plans are for policy_update alone), and for policy_update under residency `free`.
 TurnOrder make_turn_order(const StepPlan& plan, Phase phase);
 
 // Like make_turn_order(), for any plan. Only the simulation uses policy_update under `free`, to estimate its cost.

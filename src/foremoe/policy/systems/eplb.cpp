@@ -203,6 +203,7 @@ class Eplb : public Policy {
   std::string_view summary() const override { return summary_; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    expect_valid(input.load, input.load.name);
     const EplbShape shape = shape_of(input, options_);
     const bool is_even = input.load.num_experts() % input.load.num_ranks() == 0;
     if (is_even && input.options.guest_slots >= 0) {  // otherwise plan_freely reports the error

@@ -61,6 +61,7 @@ class FineMoe final : public Policy {
     if (options_.scheduler.solver != finemoe::Solver::kExact && !finemoe::ReplicaLoadLp::is_available()) {
       return Skipped{"built without CLP"};
     }
+    expect_valid(input.load, input.load.name);
     if (placing_ == Placing::kAdaptive) (void)former_load(input);  // throws if its model differs
     FreePolicy policy{.name = name_, .split = Split::kExact, .place = {}};
     policy.own_split = [&](LayerId layer) { return schedule(input, layer); };

@@ -142,6 +142,7 @@ class Llep final : public Policy {
  private:
   // Returns the most guests that a rank needs in any layer and micro-step without a slot limit.
   int most_guests(const PolicyInput& input, ThreadPool& pool) const {
+    expect_valid(input.load, input.load.name);
     check_policy_input(input);
     const LoadTable& table = input.load;
     std::vector<int> most(table.num_layers());  // [layer]

@@ -62,6 +62,7 @@ class Relibra final : public Policy {
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    expect_valid(input.load, input.load.name);
     FetchedPolicy policy{.name = name(), .of_layer = [](LayerId) {
                            return [replication = std::make_shared<LayerReplication>()](const LayerLoad& of,
                                                                                        std::vector<Share>& shares) {
