@@ -1,5 +1,6 @@
 """Tests the pipeline of the README, from a rollout to a verified plan."""
 
+import json
 import unittest
 
 import safetensors_file as st
@@ -72,7 +73,7 @@ class Pipeline(CommandTest):
         ways += [["--rehome", n] for n in (1, "free")]
         ways += [["--prefer", "links", "--ranks-per-node", 2], ["--tolerance", 0], ["--guest-slots", 0], ["--guest-slots", 14],
                  ["--max-copies-per-rank", 0], ["--max-copies-per-source", 1], ["--min-tokens-per-guest", 20],
-                 ["--ranks", 2], ["--ranks", 1], ["--layers", 1, "--micro-steps", 2]]  # fmt: skip
+                 ["--ranks", 2, "--fold"], ["--ranks", 1, "--fold"], ["--layers", 1, "--micro-steps", 2]]  # fmt: skip
         for way in ways:
             with self.subTest(way):
                 self.succeed("plan", step, *way, "--out", "plan.safetensors")
@@ -154,10 +155,29 @@ class Pipeline(CommandTest):
 
     def test_notes_folding_and_the_verifier_folds_equally(self):
         step = self.synthesise()
-        done = self.foremoe("plan", step, "--ranks", 2, "--out", "plan.safetensors")
+        done = self.foremoe("plan", step, "--ranks", 2, "--fold", "--out", "plan.safetensors")
         self.assertEqual(done.returncode, 0)
         self.assertIn("folded to 2", done.stderr)
+        self.assertTrue(self.json_of("inspect", "plan.safetensors")["options"]["fold"])
         self.succeed("verify", step, "plan.safetensors")
+
+    def test_plans_of_folded_loads_that_do_not_record_it_verify(self):
+        step = self.synthesise()
+        self.succeed("plan", step, "--ranks", 2, "--fold", "--out", "plan.safetensors")
+
+        def forgotten(metadata, tensors):
+            options = json.loads(metadata["options"])
+            del options["fold"]
+            metadata["options"] = json.dumps(options)
+
+        self.change("plan.safetensors", forgotten)
+        self.succeed("verify", step, "plan.safetensors")
+
+    def test_fewer_ranks_than_those_of_a_load_need_a_decision(self):
+        step = self.synthesise()
+        for command in ("plan", "compare", "inspect", "run"):
+            with self.subTest(command):
+                self.refuse(command, step, "--ranks", 2, saying=[step, "--ranks: 2", "4 ranks", "--ep 2", "--fold"])
 
     def test_the_verifier_uses_the_batching_of_the_plan(self):
         self.succeed("plan", BUNDLED, "--ranks", 4, "--tokens-per-rank", 3000, "--out", "plan.safetensors")

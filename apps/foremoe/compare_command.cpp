@@ -43,12 +43,12 @@ std::string residency_of(const Evaluation& e) {
   return std::string(to_string(e.plan.residency)) + (e.plan.can_train() ? "" : "*");
 }
 
-void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options) {
-  print_values("{}: {}\n{}\n\n", load.name, describe(load), describe(options));
+void print(const JobEvaluation& job, const PlanningSession& session, const EvaluateOptions& options) {
+  print_values("{}\n{}\n\n", session.describe_input(), describe(options));
   TextTable table({"policy", "residency", "ρ mean", "ρ p99", "ρ max", "copies", "per rank", "guests", "home moves",
                    "node link", "µs"});
   double bound = 0;  // 0: no plan with load
-  for (const Evaluation& e : evaluations) {
+  for (const Evaluation& e : job.policies) {
     if (!e.planned()) {
       table.add({e.policy, "skipped: " + e.skipped});
     } else if (!e.check.ok()) {
@@ -67,8 +67,9 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
     }
   }
   fmt::print("{}\n", table.to_string());
+  print_groups(job);
   if (bound > 0) fmt::print("{}", columns_text(fmt::format("; whole tokens permit {:.4f} here", bound)));
-  if (load.num_micro_steps() == 1) {
+  if (session.groups.front().load.num_micro_steps() == 1) {
     fmt::print(
         "The load has one micro-step, so it does not change over time: copies chosen once per step (static) "
         "suffice.\n");
@@ -85,29 +86,27 @@ int run(CompareArguments arguments, const Given& given) {
   expect_plot(arguments.plot, files_of(arguments));
   PlanningSession session(arguments, given, {.policies = arguments.policies, .simulates = plots});
   arguments.evaluate.simulate = plots;
-  std::vector<Evaluation> evaluations;
-  if (plots) {
-    evaluations = evaluate_all(session.policies, session.input, arguments.evaluate, session.context());
-  } else {
+  const JobEvaluation job = session.each_group([&](const Workload& group, const EvaluationContext& context) {
+    if (plots) return evaluate_all(session.policies, group, arguments.evaluate, context);
+    std::vector<Evaluation> evaluations;
     for (std::size_t i = 0; i < session.policies.size(); ++i) {
-      const EvaluationContext context = one_of(session.context(), i, session.policies.size());
-      evaluations.push_back(evaluate(*session.policies[i], session.input, arguments.evaluate, context));
+      const EvaluationContext one = one_of(context, i, session.policies.size());
+      evaluations.push_back(evaluate(*session.policies[i], group, arguments.evaluate, one));
     }
-  }
+    return evaluations;
+  });
   session.progress.end();
+  const std::vector<Evaluation>& evaluations = job.policies;
   expect_residency(evaluations.front(), session.residency);
   if (arguments.json) {
-    nlohmann::ordered_json array = nlohmann::ordered_json::array();
-    for (const Evaluation& e : evaluations) array.push_back(to_json(e, /*checked=*/true));
-    fmt::print("{}\n", array.dump(2));
+    fmt::print("{}\n", to_json(job, /*checked=*/true).dump(2));
   } else {
-    print(evaluations, session.input.load, arguments.evaluate);
+    print(job, session, arguments.evaluate);
   }
   const bool ok = std::ranges::all_of(evaluations, [](const Evaluation& e) { return e.check.ok(); });
   const int code = ok ? kOk : kFoundWrong;
   if (plots) {
-    draw_plot({arguments.plot, Panels::kStep, session.input.load, *session.cost, arguments.evaluate}, evaluations,
-              code);
+    draw_plot({arguments.plot, Panels::kStep, session.groups, *session.cost, arguments.evaluate}, evaluations, code);
   }
   return code;
 }

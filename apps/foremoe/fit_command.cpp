@@ -50,9 +50,10 @@ struct FitArguments : PlanningArguments {
   int most_guest_slots = 4;
 };
 
-std::string text_of(const FitPlace& place) {
-  return fmt::format("{}, rank {}, layer {}, micro-step {}",
-                     place.phase == Phase::kRecompute ? "recompute" : "policy update", place.rank.value,
+std::string text_of(const FitPlace& place, int ep) {
+  return fmt::format("{}, {}rank {}, layer {}, micro-step {}",
+                     place.phase == Phase::kRecompute ? "recompute" : "policy update",
+                     ep != 0 ? fmt::format("group {}, ", place.rank.value / ep) : "", place.rank.value,
                      place.layer.value, place.micro_step.value);
 }
 
@@ -78,13 +79,14 @@ void print_memory(const Fit& fit) {
   fmt::print("{}\n", table.to_string());
 }
 
-void print_places(const Fit& fit) {
+void print_places(const Fit& fit, int ep) {
   FactList facts;
   for (const auto& [name, f] : {std::pair{"now", &fit.now}, std::pair{"planned", &fit.planned}}) {
-    facts.add(fmt::format("{}: most rows", name), text_of(f->most_rows));
-    facts.add("  most memory", text_of(f->most_memory));
-    facts.add("  first too large",
-              f->exceeds ? fmt::format("{}: {} GB", text_of(*f->exceeds), gigabytes(f->exceeds->memory)) : "nowhere");
+    facts.add(fmt::format("{}: most rows", name), text_of(f->most_rows, ep));
+    facts.add("  most memory", text_of(f->most_memory, ep));
+    facts.add(
+        "  first too large",
+        f->exceeds ? fmt::format("{}: {} GB", text_of(*f->exceeds, ep), gigabytes(f->exceeds->memory)) : "nowhere");
   }
   fmt::print("{}\n", facts.to_string());
 }
@@ -140,13 +142,29 @@ void print_break_even(const Fit& fit) {
   fmt::print("{}", table.to_string());
 }
 
-void print(const Fit& fit, const PlanningSession& session, const FitArguments& arguments) {
-  const LoadTable& load = session.input.load;
-  print_values("{}: {}\n{}; {}\n", load.name, describe(load), describe(*session.cost), describe(arguments.evaluate));
+void print_groups(const JobFit& job) {
+  if (job.groups.empty()) return;
+  TextTable table({"group", "ranks", "rows now", "planned", "GB now", "planned", "too large now", "planned"});
+  const auto place = [&](const std::optional<FitPlace>& exceeds, std::size_t g) {
+    return exceeds ? fmt::format("rank {}", static_cast<int>(g) * job.ep + exceeds->rank.value) : "-";
+  };
+  for (std::size_t g = 0; g < job.groups.size(); ++g) {
+    const Fit& fit = job.groups[g];
+    table.add({fmt::format("{}", g), describe_ranks(g, job.ep), fmt::format("{}", fit.now.most_rows.rows.value),
+               fmt::format("{}", fit.planned.most_rows.rows.value), gigabytes(fit.now.most_memory.memory),
+               gigabytes(fit.planned.most_memory.memory), place(fit.now.exceeds, g), place(fit.planned.exceeds, g)});
+  }
+  fmt::print("{}\n", table.to_string());
+}
+
+void print(const JobFit& job, const PlanningSession& session, const FitArguments& arguments) {
+  const Fit& fit = job.whole;
+  print_values("{}\n{}; {}\n", session.describe_input(), describe(*session.cost), describe(arguments.evaluate));
   print_values("limit {} GB per rank ({}); {} tokens per rank and micro-step on average\n\n", gigabytes(fit.limit),
                arguments.evaluate.memory_budget() ? "budget" : "device", fit.mean_tokens.value);
   print_memory(fit);
-  print_places(fit);
+  print_places(fit, job.ep);
+  print_groups(job);
   print_ranks(fit);
   print_guest_slots(fit, arguments.policy);
   print_capacities(fit);
@@ -156,19 +174,21 @@ void print(const Fit& fit, const PlanningSession& session, const FitArguments& a
 int run(FitArguments arguments, const Given& given) {
   expect_plot(arguments.plot, files_of(arguments));
   PlanningSession session(arguments, given, {.policies = {arguments.policy}, .one_policy = true, .simulates = true});
-  const Fit found = fit(
-      {.policy = *session.policies.front(), .workload = session.input, .most_guest_slots = arguments.most_guest_slots},
-      arguments.evaluate, session.context());
+  const JobFit job = session.each_group([&](const Workload& group, const EvaluationContext& context) {
+    return fit({.policy = *session.policies.front(), .workload = group, .most_guest_slots = arguments.most_guest_slots},
+               arguments.evaluate, context);
+  });
   session.progress.end();
+  const Fit& found = job.whole;
   expect_residency(found.planned.evaluation, session.residency);
   const std::optional<Bytes> budget = arguments.evaluate.memory_budget();
   if (arguments.json) {
-    fmt::print("{}\n", to_json(found, budget).dump(2));
+    fmt::print("{}\n", to_json(job, budget).dump(2));
   } else {
-    print(found, session, arguments);
+    print(job, session, arguments);
   }
   const int code = budget && found.planned.exceeds ? kFoundWrong : kOk;
-  draw_fit({.path = arguments.plot, .load = session.input.load, .cost = *session.cost, .options = arguments.evaluate},
+  draw_fit({.path = arguments.plot, .groups = session.groups, .cost = *session.cost, .options = arguments.evaluate},
            found, code);
   return code;
 }

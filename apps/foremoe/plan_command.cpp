@@ -34,9 +34,11 @@ struct PlanArguments : PlanningArguments {
   std::string out;
 };
 
-void print(const Evaluation& e, const LoadTable& load, const std::string& out) {
+void print(const JobEvaluation& job, const PlanningSession& session, const std::string& out) {
+  const Evaluation& e = job.policies.front();
+  const LoadTable& load = session.groups.front().load;
   const PlanFigures& f = e.figures;
-  print_values("{}: {}\n", load.name, describe(load));
+  print_values("{}\n", session.describe_input());
   print_values("Planned by {}: residency {}, {} per rank and layer, {} in flight\n\n", f.policy, to_string(f.residency),
                counted(f.guest_slots, "guest slot"), counted(f.in_flight, "micro-step"));
   FactList facts;
@@ -65,8 +67,13 @@ void print(const Evaluation& e, const LoadTable& load, const std::string& out) {
   facts.add("planning", fmt::format("{:.3f} s on {}; {:.1f} µs of CPU per layer and micro-step, {:.3f} s once per step",
                                     e.times.wall_seconds, counted(e.threads, "thread"), e.us_per_layer_micro_step(),
                                     e.times.base_cpu_seconds));
-  if (!out.empty()) facts.add("written", out);
-  fmt::print("{}", facts.to_string());
+  if (!out.empty()) {
+    const std::size_t last = session.groups.size() - 1;
+    const std::string first = session.output_of(out, 0);
+    facts.add("written", last == 0 ? first : fmt::format("{} … {}", first, session.output_of(out, last)));
+  }
+  fmt::print("{}{}", facts.to_string(), job.groups.empty() ? "" : "\n");
+  print_groups(job);
 }
 
 int run(PlanArguments arguments, const Given& given) {
@@ -76,27 +83,35 @@ int run(PlanArguments arguments, const Given& given) {
   }
   PlanningSession session(arguments, given,
                           {.policies = {arguments.policy}, .one_policy = true, .output = arguments.out});
-  const LoadTable& load = session.input.load;
 
   options.check = false;  // foremoe verify checks plans
   options.simulate = options.choose_residency;
-  Evaluation e = evaluate(*session.policies.front(), session.input, options, session.context());
+  std::vector<std::string> remarks;
+  const JobEvaluation job = session.each_group([&](const Workload& group, const EvaluationContext& context) {
+    Evaluation e = evaluate(*session.policies.front(), group, options, context);
+    if (!e.planned()) {
+      throw InputError({.file = group.load.name},
+                       fmt::format("policy {} cannot plan it: {}", arguments.policy, e.skipped));
+    }
+    expect_residency(e, session.residency);
+    if (e.step) {
+      const NeededMemory needed{.who = fmt::format("residency {}", to_string(e.plan.residency)),
+                                .bytes = e.step->memory_bytes_per_rank};
+      std::ranges::move(memory_remarks({needed}, *session.cost, options.memory_budget()), std::back_inserter(remarks));
+      e.step.reset();
+    }
+    return std::vector{std::move(e)};
+  });
   session.progress.end();
-  if (!e.planned()) {
-    throw InputError({.file = load.name}, fmt::format("policy {} cannot plan it: {}", arguments.policy, e.skipped));
+  note_all(remarks);
+  for (std::size_t g = 0; !arguments.out.empty() && g < session.groups.size(); ++g) {
+    const Evaluation& planned = (job.groups.empty() ? job.policies : job.groups[g]).front();
+    write_plan(planned.plan, session.output_of(arguments.out, g));
   }
-  expect_residency(e, session.residency);
-  if (e.step) {
-    const NeededMemory needed{.who = fmt::format("residency {}", to_string(e.plan.residency)),
-                              .bytes = e.step->memory_bytes_per_rank};
-    note_all(memory_remarks({needed}, *session.cost, options.memory_budget()));
-    e.step.reset();
-  }
-  if (!arguments.out.empty()) write_plan(e.plan, arguments.out);
   if (arguments.json) {
-    fmt::print("{}\n", to_json(e, /*checked=*/false).dump(2));
+    fmt::print("{}\n", to_json(job, /*checked=*/false).front().dump(2));
   } else {
-    print(e, load, arguments.out);
+    print(job, session, arguments.out);
   }
   return kOk;
 }

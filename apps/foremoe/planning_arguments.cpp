@@ -16,6 +16,7 @@ std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) 
     option_named(planning, "residency") = only(options_of(a.evaluate.planner), {"residency"}).front();
   return joined({{input_option(a.input.path, "Trace or load file (made by import, collect or synth)")},
                  options_of(a.input),
+                 {ep_option(a.input)},
                  std::move(planning),
                  options_of(a.cost),
                  {values_option({.name = "policy_option",
@@ -56,17 +57,73 @@ PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given,
   }
   expect_output(request.output, files, request.output_option);
 
-  const NamedCost named = read_cost(a.cost);
+  NamedCost named = read_cost(a.cost);
   InputOptions asked = a.input;
   if (named.cluster && asked.ranks_per_node == 0) asked.ranks_per_node = named.cluster->ranks_per_node;
   progress(fmt::format("reading {}", asked.path));
-  input = read_workload(asked, pool);
+  groups = read_groups(asked, pool);
   progress.end();
-  cost = request.simulates ? find_cost_model(named, input.load) : find_cost_model_if_asked(named, input.load);
+  const Workload& first = groups.front();
+  for (std::size_t g = 0; asked.ep != 0 && !request.output.empty() && g < groups.size(); ++g) {
+    expect_output(group_path(request.output, g), files, request.output_option);
+  }
+  named.options.ep_groups = first.num_groups_of_job();
+  cost = request.simulates ? find_cost_model(named, first.load) : find_cost_model_if_asked(named, first.load);
+  if (request.simulates && groups.size() > 1 && !given("optimizer_shards")) {
+    note(
+        fmt::format("--optimizer-shards is 1: every group holds the whole optimizer state of its experts. A trainer "
+                    "with a distributed optimizer shares it among the {0} groups: --optimizer-shards {0}",
+                    groups.size()));
+  }
 
   const EvaluateOptions& options = a.evaluate;
-  note_all(input.remarks);
+  note_all(first.remarks);
   if (given("residency") && !options.choose_residency && policies.size() == 1) residency = options.planner.residency;
+}
+
+std::string PlanningSession::describe_input() const {
+  return fmt::format("{}: {}", groups.front().load.name, describe(groups));
+}
+
+std::string PlanningSession::output_of(const std::string& path, std::size_t group) const {
+  return path.empty() || groups.front().asked.ep == 0 ? path : group_path(path, group);
+}
+
+std::string describe_ranks(std::size_t group, int ep) {
+  const auto first = static_cast<int>(group) * ep;
+  return fmt::format("{}–{}", first, first + ep - 1);
+}
+
+void print_groups(const JobEvaluation& job) {
+  if (job.groups.empty()) return;
+  const bool timed = std::ranges::any_of(job.policies, [](const Evaluation& e) { return e.step.has_value(); });
+  std::vector<std::string> head{"group", "ranks"};
+  for (const Evaluation& e : job.policies) {
+    head.insert(head.end(), {e.policy + " ρ", timed ? "step s" : "most rows"});
+  }
+  TextTable table(head);
+  for (std::size_t g = 0; g < job.groups.size(); ++g) {
+    std::vector<std::string> cells{fmt::format("{}", g), describe_ranks(g, job.ep)};
+    for (const Evaluation& e : job.groups[g]) {
+      const bool known = e.planned() && e.check.ok() && (e.step || !timed);
+      cells.push_back(known ? fmt::format("{:.4f}", e.figures.rho.mean) : "-");
+      cells.push_back(!known  ? "-"
+                      : timed ? fmt::format("{:.4g}", e.step->step_seconds)
+                              : fmt::format("{}", e.figures.max_rank_tokens));
+    }
+    table.add(std::move(cells));
+  }
+  fmt::print(
+      "{}\nAbove, ρ covers all groups, rows and memory of a rank are the largest, and all else is the slowest "
+      "group's.\n",
+      table.to_string());
+  for (std::size_t p = 0; p < job.policies.size(); ++p) {
+    const SlowestGroup& slowest = job.slowest[p];
+    if (slowest.why.empty()) continue;
+    print_values("{}: the slowest is group {}, ranks {}: {}\n", job.policies[p].policy, slowest.group,
+                 describe_ranks(slowest.group, job.ep), slowest.why);
+  }
+  fmt::print("\n");
 }
 
 std::string describe(const EvaluateOptions& options) {

@@ -11,6 +11,7 @@
 #include "console.h"
 #include "foremoe/evaluate/cost_request.h"
 #include "foremoe/evaluate/evaluate.h"
+#include "foremoe/evaluate/groups.h"
 #include "progress.h"
 
 namespace foremoe::cli {
@@ -52,14 +53,33 @@ struct PlanningSession {
     return {.pool = pool, .cost = cost ? &*cost : nullptr, .progress = std::ref(progress)};
   }
 
+  // Evaluates the groups one after another. evaluate(group, context) returns its evaluation.
+  template <class Evaluate>
+  auto each_group(Evaluate&& evaluate) {
+    std::vector<decltype(evaluate(groups.front(), context()))> results;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      results.push_back(evaluate(groups[g], one_of(context(), g, groups.size())));
+    }
+    return over_groups(std::move(results), groups.front().asked.ep);
+  }
+
+  std::string describe_input() const;  // "step.load.safetensors: 14 micro-steps …"
+  std::string output_of(const std::string& path, std::size_t group) const;  // with --ep, a file per group
+
   ThreadPool pool;
   Progress progress{&pool.parts()};
   std::vector<std::shared_ptr<const Policy>> owned;
   std::vector<const Policy*> policies;  // with the options set by the arguments
-  Workload input;
+  std::vector<Workload> groups;         // one without --ep
   std::optional<CostModel> cost;
   std::optional<Residency> residency;  // residency that the plan must have; set if it was given and there is one policy
 };
+
+// "8–15": the ranks of a group.
+std::string describe_ranks(std::size_t group, int ep);
+
+// Prints each group's figures, and each policy's slowest group. Prints nothing if the job was not split.
+void print_groups(const JobEvaluation& job);
 
 // Returns the list of policies and their options, for commands with --policy-option.
 std::string list_of_policies_and_their_options();

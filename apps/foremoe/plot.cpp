@@ -42,8 +42,9 @@ Json parts_of_phases(const SimulatedStep& step) {
 
 // Lines below the title.
 std::vector<std::string> facts_of(const PlotRequest& plot) {
-  std::vector<std::string> facts{fmt::format("{}: {}", plot.load.name, describe(plot.load)), describe(plot.options)};
-  if (const std::string layers = describe_layers(plot.load, plot.cost); !layers.empty()) facts.back() += "; " + layers;
+  const LoadTable& load = plot.groups.front().load;
+  std::vector<std::string> facts{fmt::format("{}: {}", load.name, describe(plot.groups)), describe(plot.options)};
+  if (const std::string layers = describe_layers(load, plot.cost); !layers.empty()) facts.back() += "; " + layers;
   if (plot.panels == Panels::kPhases) facts.emplace_back("speedup: of the whole step over vanilla");
   return facts;
 }

@@ -30,7 +30,7 @@ enum class Panels : std::uint8_t {
 struct PlotRequest {
   std::string path;  // empty: none
   Panels panels = Panels::kStep;
-  const LoadTable& load;
+  const std::vector<Workload>& groups;
   const CostModel& cost;
   const EvaluateOptions& options;
 };

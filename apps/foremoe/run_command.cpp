@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kRunExamples =
     R"(  foremoe run step.trace.safetensors --guest-slots 1                          vanilla and foremoe; ranks are threads
-  foremoe run step.load.safetensors --ranks 4 --policy vanilla,eplb,static,foremoe --layers 2 --micro-steps 3
+  foremoe run step.load.safetensors --ranks 4 --fold --policy vanilla,eplb,static,foremoe --layers 2 --micro-steps 3
   foremoe run step.trace.safetensors --plan plan.safetensors --timeline run.json   execute a plan; write a timeline
   foremoe run step.load.safetensors --in-flight 4 --residency shared --json
   mpirun -np 8 foremoe run step.trace.safetensors --comm mpi                  one process per rank

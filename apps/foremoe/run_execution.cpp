@@ -47,7 +47,7 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
   StepPlan plan = read_plan(path);
   const int processes = options.wanted_ranks;
   options = input_as_planned(plan, options);
-  if (processes != 0) options.wanted_ranks = processes;
+  if (processes != 0 && options.ep == 0) options.wanted_ranks = processes;
   Workload step = read_load_or_trace(options, pool);
 
   if (plan.num_ranks() != step.load.num_ranks()) {
@@ -121,7 +121,7 @@ std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, in
   if (processes == 1 && step.load.num_ranks() != 1) {
     refuse("--comm mpi",
            fmt::format("{} is a load of {}, and mpirun has started 1 process; start one for each rank, or "
-                       "fold the load with --ranks 1",
+                       "fold the load with --ranks 1 --fold",
                        step.load.name, counted(step.load.num_ranks(), "rank")));
   }
   if (processes != 0 && step.load.num_ranks() != processes) {

@@ -103,11 +103,12 @@ std::string describe_attention(const Workload& input, const CostModel& cost) {
                      input.knows_lengths() ? ", as given, instead of their lengths in the trace" : "");
 }
 
-void print(const std::vector<Evaluation>& evaluations, const Workload& input, const EvaluateOptions& options,
-           const CostModel& cost) {
-  const LoadTable& load = input.load;
-  print_values("{}: {}\n{}; {}\n", load.name, describe(load), describe(cost), describe(options));
-  if (const std::string layers = describe_layers(load, cost); !layers.empty()) fmt::print("{}\n", layers);
+void print(const JobEvaluation& job, const PlanningSession& session, const EvaluateOptions& options) {
+  const std::vector<Evaluation>& evaluations = job.policies;
+  const Workload& input = session.groups.front();
+  const CostModel& cost = *session.cost;
+  print_values("{}\n{}; {}\n", session.describe_input(), describe(cost), describe(options));
+  if (const std::string layers = describe_layers(input.load, cost); !layers.empty()) fmt::print("{}\n", layers);
   fmt::print("{}{}", describe_dispatch(evaluations), describe_attention(input, cost));
   const bool chooses = options.choose_residency;
   const bool rollout = options.rollout_seconds > 0;
@@ -139,6 +140,7 @@ void print(const std::vector<Evaluation>& evaluations, const Workload& input, co
   if (const auto& gain = evaluations.front().homes_speedup) {
     fmt::print("homes: vanilla is {:.3f}× as fast as with contiguous homes; speedup does not include this\n\n", *gain);
   }
+  print_groups(job);
   print_placement(evaluations);
   const std::vector<std::string> said = remarks(evaluations, cost, options.memory_budget());
   for (const std::string& remark : said) print_values("{}\n", remark);
@@ -151,32 +153,32 @@ int run(const SimulateArguments& arguments, const Given& given) {
   PlanningSession session(
       arguments, given,
       {.policies = arguments.policies, .simulates = true, .output = arguments.timeline, .output_option = "timeline"});
-  Timeline timeline;
-  EvaluationContext context = session.context();
-  if (!arguments.timeline.empty()) context.timeline = &timeline;
-  const std::vector<Evaluation> evaluations =
-      evaluate_all(session.policies, session.input, arguments.evaluate, context);
+  std::vector<Timeline> timelines(session.groups.size());
+  const JobEvaluation job = session.each_group([&](const Workload& group, EvaluationContext context) {
+    if (!arguments.timeline.empty()) context.timeline = &timelines[&group - session.groups.data()];
+    return evaluate_all(session.policies, group, arguments.evaluate, context);
+  });
   session.progress.end();
+  const std::vector<Evaluation>& evaluations = job.policies;
   expect_residency(evaluations.front(), session.residency);
   if (!arguments.timeline.empty()) {
     if (std::ranges::none_of(evaluations, &Evaluation::planned)) {
       throw InputError({.field = "timeline"}, fmt::format("has nothing to show: {}: {}", evaluations.back().policy,
                                                           evaluations.back().skipped));
     }
-    write_file(arguments.timeline, timeline.to_json());
+    for (std::size_t g = 0; g < timelines.size(); ++g) {
+      write_file(session.output_of(arguments.timeline, g), timelines[g].to_json());
+    }
   }
   if (arguments.json) {
-    nlohmann::ordered_json array = nlohmann::ordered_json::array();
-    for (const Evaluation& e : evaluations) array.push_back(to_json(e, /*checked=*/false));
-    fmt::print("{}\n", array.dump(2));
+    fmt::print("{}\n", to_json(job, /*checked=*/false).dump(2));
     note_all(remarks(evaluations, *session.cost, arguments.evaluate.memory_budget()));
   } else {
-    print(evaluations, session.input, arguments.evaluate, *session.cost);
+    print(job, session, arguments.evaluate);
   }
   const bool ok = std::ranges::all_of(evaluations, [](const Evaluation& e) { return e.check.ok(); });
   const int code = ok ? kOk : kFoundWrong;
-  draw_plot({arguments.plot, Panels::kPhases, session.input.load, *session.cost, arguments.evaluate}, evaluations,
-            code);
+  draw_plot({arguments.plot, Panels::kPhases, session.groups, *session.cost, arguments.evaluate}, evaluations, code);
   return code;
 }
 

@@ -93,7 +93,7 @@ Command verify_command() {
           {{input_option(a->input.path, "Trace or load file for which the plan was made"),
             text_option({.name = "plan", .value = "PLAN", .help = "Plan file", .required = true, .positional = true},
                         a->plan)},
-           without(options_of(a->input), {"previous", "previous_load"}),
+           without(options_of(a->input), {"fold", "previous", "previous_load"}),
            {align_option(a->align),
             integer_option({.name = "max_listed",
                             .value = "N",

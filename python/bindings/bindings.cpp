@@ -235,6 +235,20 @@ std::shared_ptr<const Workload> input_of(const Load& load, const Former& former)
   return input;
 }
 
+std::vector<std::shared_ptr<const Workload>> groups_of(const Load& load, const Former& former, std::optional<int> ep) {
+  if (!ep) return {input_of(load, former)};
+  if (former.previous != nullptr) {
+    throw InputError({.field = "previous"}, "is a plan of one group; with ep, plan each load of Load.groups()");
+  }
+  const std::shared_ptr<const Workload> whole = input_of(load, {nb::none(), nullptr, former.previous_load});
+  std::vector<std::shared_ptr<const Workload>> groups;
+  for (Workload& group : split_groups(*whole, *ep)) {
+    const Load one{std::make_shared<const Workload>(std::move(group))};
+    groups.push_back(input_of(one, {former.homes, nullptr, nullptr}));
+  }
+  return groups;
+}
+
 Phase phase_named(const std::string& name) {
   if (name == to_string(Phase::kRecompute)) return Phase::kRecompute;
   if (name == to_string(Phase::kPolicyUpdate)) return Phase::kPolicyUpdate;

@@ -172,6 +172,9 @@ std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<co
 // Returns the load's input, or a copy with the values of `former` if any are given.
 std::shared_ptr<const Workload> input_of(const Load& load, const Former& former);
 
+// Returns the inputs of the load's groups of `ep` ranks; without `ep`, only input_of().
+std::vector<std::shared_ptr<const Workload>> groups_of(const Load& load, const Former& former, std::optional<int> ep);
+
 Phase phase_named(const std::string& name);  // throws InputError, field `phase`
 
 // Throws PolicySkipped.

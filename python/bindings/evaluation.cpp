@@ -80,9 +80,10 @@ void set_cluster(const nb::dict& keys, CostRequest& cost) {
   }
 }
 
-std::optional<CostModel> cost_of(const CostRequest& request, const LoadTable& load, bool simulates) {
-  const NamedCost named = read_cost(request);
-  return simulates ? find_cost_model(named, load) : find_cost_model_if_asked(named, load);
+std::optional<CostModel> cost_of(const CostRequest& request, const Workload& input, bool simulates) {
+  NamedCost named = read_cost(request);
+  named.options.ep_groups = input.num_groups_of_job();
+  return simulates ? find_cost_model(named, input.load) : find_cost_model_if_asked(named, input.load);
 }
 
 }  // namespace
@@ -137,7 +138,7 @@ void fill(Evaluated& e, const nb::dict& keywords, int threads,
   e.options.simulate = !e.phase;
   ThreadPool pool(threads_of(threads));
   run_interruptibly(pool, [&] {
-    e.cost = cost_of(cost_request, e.input->load, /*simulates=*/!cost_request.cluster.empty());
+    e.cost = cost_of(cost_request, *e.input, /*simulates=*/!cost_request.cluster.empty());
     e.evaluation = std::make_shared<const Evaluation>(evaluate({.pool = pool, .cost = e.cost ? &*e.cost : nullptr}));
     e.figures = to_json(*e.evaluation, /*checked=*/true);
     e.figures.erase("speedup_over_vanilla");
@@ -157,7 +158,7 @@ void fill(Evaluated& e, const nb::dict& keywords, int threads,
 namespace {
 
 nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, const nb::dict& keywords,
-                       const nb::dict& own, const Former& former, int threads, bool simulates) {
+                       const nb::dict& own, const Former& former, std::optional<int> ep, int threads, bool simulates) {
   EvaluateOptions options{.simulate = simulates};
   CostRequest cost_request;
   set_options(keywords, options, cost_request);
@@ -171,38 +172,45 @@ nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, 
   const std::vector<std::shared_ptr<const Policy>> owned = with_own_options(named, own);
   std::vector<const Policy*> policies;
   for (const auto& policy : owned) policies.push_back(policy.get());
-  const std::shared_ptr<const Workload> input = input_of(load, former);
-  nlohmann::ordered_json figures = nlohmann::ordered_json::array();
+  const std::vector<std::shared_ptr<const Workload>> groups = groups_of(load, former, ep);
+  nlohmann::ordered_json figures;
   ThreadPool pool(threads_of(threads));
   run_interruptibly(pool, [&] {
-    const std::optional<CostModel> cost = cost_of(cost_request, input->load, simulates);
+    const std::optional<CostModel> cost = cost_of(cost_request, *groups.front(), simulates);
     const EvaluationContext context{.pool = pool, .cost = cost ? &*cost : nullptr};
-    std::vector<Evaluation> evaluations;
-    if (simulates) {
-      evaluations = evaluate_all(policies, *input, options, context);
-    } else {
-      for (const Policy* policy : policies) evaluations.push_back(evaluate(*policy, *input, options, context));
+    std::vector<std::vector<Evaluation>> evaluations(groups.size());
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (simulates) {
+        evaluations[g] = evaluate_all(policies, *groups[g], options, context);
+      } else {
+        for (const Policy* policy : policies) {
+          evaluations[g].push_back(evaluate(*policy, *groups[g], options, context));
+        }
+      }
     }
-    for (const Evaluation& e : evaluations) figures.push_back(to_json(e, /*checked=*/!simulates));
+    figures = to_json(over_groups(std::move(evaluations), ep.value_or(0)), /*checked=*/!simulates);
   });
   return to_python(figures);
 }
 
 nb::any fit_of(const Load& load, const std::string& name, const nb::dict& keywords, int most_guest_slots,
-               const nb::dict& own, const Former& former, int threads) {
+               const nb::dict& own, const Former& former, std::optional<int> ep, int threads) {
   if (most_guest_slots < 0) throw InputError({.field = "most_guest_slots"}, "is negative");
   EvaluateOptions options;
   CostRequest cost_request;
   set_options(keywords, options, cost_request);
   const std::shared_ptr<const Policy> policy = with_own_options({&policy_named(name)}, own).front();
-  const std::shared_ptr<const Workload> input = input_of(load, former);
+  const std::vector<std::shared_ptr<const Workload>> groups = groups_of(load, former, ep);
   nlohmann::ordered_json json;
   ThreadPool pool(threads_of(threads));
   run_interruptibly(pool, [&] {
-    const std::optional<CostModel> cost = cost_of(cost_request, input->load, /*simulates=*/true);
-    const Fit found = fit({.policy = *policy, .workload = *input, .most_guest_slots = most_guest_slots}, options,
-                          {.pool = pool, .cost = &*cost});
-    json = to_json(found, options.memory_budget());
+    const std::optional<CostModel> cost = cost_of(cost_request, *groups.front(), /*simulates=*/true);
+    std::vector<Fit> fits;
+    for (const auto& group : groups) {
+      fits.push_back(fit({.policy = *policy, .workload = *group, .most_guest_slots = most_guest_slots}, options,
+                         {.pool = pool, .cost = &*cost}));
+    }
+    json = to_json(over_groups(std::move(fits), ep.value_or(0)), options.memory_budget());
   });
   return to_python(json);
 }
@@ -369,23 +377,25 @@ void bind_evaluation(nb::module_& m) {
         name,
         [simulates](const Load& load, const std::vector<std::string>& policies, const nb::dict& options,
                     const nb::dict& own, const nb::object& homes, const Plan* previous, const Load* previous_load,
-                    int threads) {
-          return evaluations_of(load, policies, options, own, {homes, previous, previous_load}, threads, simulates);
+                    std::optional<int> ep, int threads) {
+          return evaluations_of(load, policies, options, own, {homes, previous, previous_load}, ep, threads, simulates);
         },
         "load"_a, "policies"_a, "options"_a, "policy_options"_a = nb::dict(), "homes"_a.none() = nb::none(),
-        "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
+        "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "ep"_a.none() = nb::none(),
+        "threads"_a = 0);
   };
   evaluates("_compare", false);
   evaluates("_simulate", true);
   m.def(
       "_fit",
       [](const Load& load, const std::string& policy, const nb::dict& options, int most_guest_slots,
-         const nb::dict& own, const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
-        return fit_of(load, policy, options, most_guest_slots, own, {homes, previous, previous_load}, threads);
+         const nb::dict& own, const nb::object& homes, const Plan* previous, const Load* previous_load,
+         std::optional<int> ep, int threads) {
+        return fit_of(load, policy, options, most_guest_slots, own, {homes, previous, previous_load}, ep, threads);
       },
       "load"_a, "policy"_a, "options"_a, "most_guest_slots"_a, "policy_options"_a = nb::dict(),
       "homes"_a.none() = nb::none(), "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(),
-      "threads"_a = 0);
+      "ep"_a.none() = nb::none(), "threads"_a = 0);
 
   m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
   m.def("_expert_heat", &heat_of, "load"_a);

@@ -46,12 +46,19 @@ std::shared_ptr<Trace> pack_trace(const std::shared_ptr<Trace>& trace, const nb:
 }
 
 // Reads a file with all input options: batching, limits on layers and micro-steps, homes, and the previous step.
-Load read_input(const std::string& path, const nb::dict& keywords, int threads) {
+// Returns one load per group of `ep` ranks.
+std::vector<Load> read_input(const std::string& path, const nb::dict& keywords, int threads) {
   InputOptions options{.path = path};
-  set_options(options_of(options), keywords);
+  std::vector<Option> all = options_of(options);
+  all.push_back(ep_option(options));
+  set_options(std::move(all), keywords);
   const nb::gil_scoped_release release;
   ThreadPool pool(threads_of(threads));
-  return {std::make_shared<const Workload>(read_workload(options, pool))};
+  std::vector<Load> loads;
+  for (Workload& group : read_groups(options, pool)) {
+    loads.push_back({std::make_shared<const Workload>(std::move(group))});
+  }
+  return loads;
 }
 
 SynthesisRequest synthesis_of(const nb::dict& keywords) {

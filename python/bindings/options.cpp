@@ -33,6 +33,7 @@ nb::dict option_tables() {
                                                                         {"cost", options_of(cost)},
                                                                         {"shape", options_of(shape)},
                                                                         {"input", options_of(input)},
+                                                                        {"groups", {ep_option(input)}},
                                                                         {"import", options_of(import)},
                                                                         {"synthesis", options_of(synthesis)}};
   nb::dict result;

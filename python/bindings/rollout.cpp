@@ -299,7 +299,20 @@ Raises:
           "Choices that collecting made by default, as sentences.")
       .def(
           "fold", [](const Load& l, int ranks) { return load_of(fold_ranks(l.table(), ranks)); }, "ranks"_a,
-          "Returns the load on fewer ranks, a divisor of their number, by adding consecutive sources.")
+          "Returns the load on fewer ranks, a divisor of their number, by adding consecutive sources. This is another "
+          "experiment than groups().")
+      .def(
+          "groups",
+          [](const Load& l, int ep) {
+            std::vector<Load> groups;
+            for (Workload& group : split_groups(*l.input, ep)) {
+              groups.push_back({std::make_shared<const Workload>(std::move(group))});
+            }
+            return groups;
+          },
+          "ep"_a,
+          "Returns the loads of the job's expert-parallel groups of `ep` consecutive ranks, with their tokens. Homes "
+          "are contiguous. A group must lie within a node or begin at a node's boundary.")
       .def(
           "save",
           [](const Load& l, const std::filesystem::path& path) {

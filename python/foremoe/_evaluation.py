@@ -85,13 +85,16 @@ def evaluate_plan(
 
 
 def compare(
-    load: Load, policies: str | Sequence[str] = "all", **options: Unpack[CompareOptions]
+    load: Load, policies: str | Sequence[str] = "all", *, ep: int | None = None, **options: Unpack[CompareOptions]
 ) -> list[dict[str, Any]]:
     """Plans with several policies, checks each plan, and returns what `foremoe compare --json` prints.
 
     Args:
         load: Load to plan.
         policies: Keys of foremoe.policies(); "all" for every system, without the variants.
+        ep: Ranks of an expert-parallel group: the load's ranks form groups of `ep` neighbours, each planned on its own.
+            ρ then covers all groups, and `groups` has the figures of each. None: one group. `previous` belongs to one
+            group, so it must be None.
         **options: foremoe.options.CompareOptions.
 
     Raises:
@@ -99,13 +102,18 @@ def compare(
     """
     expect(Load, load=load)
     expect_options(CompareOptions, "compare", options)
-    asked, arguments = split(options)
+    asked, arguments = split({**options, "ep": ep})
     result: list[dict[str, Any]] = _core._compare(load, policy_names(policies), asked, **arguments)
     return result
 
 
 def simulate(
-    load: Load, policies: str | Sequence[str] = "all", *, cluster: str, **options: Unpack[SimulateOptions]
+    load: Load,
+    policies: str | Sequence[str] = "all",
+    *,
+    cluster: str,
+    ep: int | None = None,
+    **options: Unpack[SimulateOptions],
 ) -> list[dict[str, Any]]:
     """Predicts a step's time on a cluster with each policy, and returns what `foremoe simulate --json` prints.
 
@@ -114,6 +122,9 @@ def simulate(
         policies: Keys of foremoe.policies(); "all" for every system, without the variants.
         cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote. Nodes have
             the cluster's size.
+        ep: Ranks of an expert-parallel group: the load's ranks form groups of `ep` neighbours, each planned on its own.
+            The step is then the slowest group's, and `groups` has the figures of each. None: one group. `previous`
+            belongs to one group, so it must be None.
         **options: foremoe.options.SimulateOptions.
 
     Raises:
@@ -121,7 +132,7 @@ def simulate(
     """
     expect(Load, load=load)
     expect_options(SimulateOptions, "simulate", options)
-    asked, arguments = split(options)
+    asked, arguments = split({**options, "ep": ep})
     names = policy_names(policies)
     result: list[dict[str, Any]] = _core._simulate(load, names, {"cluster": cluster, **asked}, **arguments)
     return result
@@ -133,6 +144,7 @@ def fit(
     *,
     cluster: str,
     most_guest_slots: int = 4,
+    ep: int | None = None,
     **options: Unpack[SimulateOptions],
 ) -> dict[str, Any]:
     """Finds out before a step whether it fits into memory, and returns what `foremoe fit --json` prints.
@@ -154,6 +166,9 @@ def fit(
         policy: A key of foremoe.policies().
         cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote.
         most_guest_slots: If vanilla does not fit, up to this number of guest slots are tried.
+        ep: Ranks of an expert-parallel group: the load's ranks form groups of `ep` neighbours, each planned on its own.
+            Figures are then the largest of all groups, and `groups` has those of each. None: one group. `previous`
+            belongs to one group, so it must be None.
         **options: foremoe.options.SimulateOptions. The limit is memory_budget; without it, the memory of the device.
 
     Raises:
@@ -163,6 +178,6 @@ def fit(
     expect(str, policy=policy)
     expect(Integral, most_guest_slots=most_guest_slots)
     expect_options(SimulateOptions, "fit", options)
-    asked, arguments = split(options)
+    asked, arguments = split({**options, "ep": ep})
     found: dict[str, Any] = _core._fit(load, policy, {"cluster": cluster, **asked}, int(most_guest_slots), **arguments)
     return found

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Unpack
+from numbers import Integral
+from typing import Unpack, overload
 
 from . import _core
 from ._core import Load, Plan, RunningPlan
+from ._errors import InputError
 from ._files import expect
 from .options import PlanOptions, expect_options, split
+
+
+@overload
+def plan(
+    load: Load,
+    policy: str = "foremoe",
+    *,
+    ep: None = None,
+    layers: slice | range | None = None,
+    on_micro_step: Callable[[int], object] | None = None,
+    **options: Unpack[PlanOptions],
+) -> Plan: ...
+
+
+@overload
+def plan(load: Load, policy: str = "foremoe", *, ep: int, **options: Unpack[PlanOptions]) -> list[Plan]: ...
 
 
 def plan(
     load: Load,
     policy: str = "foremoe",
     *,
+    ep: int | None = None,
     layers: slice | range | None = None,
     on_micro_step: Callable[[int], object] | None = None,
     **options: Unpack[PlanOptions],
-) -> Plan:
+) -> Plan | list[Plan]:
     """Plans a step: the expert in every slot, and the tokens that the slot serves. Ctrl-C ends planning.
 
     Args:
         load: Load to plan.
         policy: A key of foremoe.policies().
+        ep: Ranks of an expert-parallel group: the load's ranks form groups of `ep` neighbours. Returns the plan of each
+            of load.groups(ep). None: one group. Needs `layers`, `on_micro_step`, `previous` and `previous_load` None.
         layers: Layers of the load to plan; Plan.join() joins the parts. None: all.
         on_micro_step: Called with 0, 1, … when the plan of that micro-step is final, from another thread. An exception
             that it raises ends planning.
@@ -37,7 +58,15 @@ def plan(
     expect(Load, load=load)
     expect(str, policy=policy)
     expect(Callable | None, on_micro_step=on_micro_step)
+    expect(Integral | None, ep=ep)
     expect_options(PlanOptions, "plan", options)
+    if ep is not None:
+        of_one: dict[str, object] = {"layers": layers, "on_micro_step": on_micro_step}
+        of_one |= {name: options.get(name) for name in ("previous", "previous_load")}
+        for name, value in of_one.items():
+            if value is not None:
+                raise InputError(f"{name}: belongs to one group; with ep, plan each load of load.groups()", field=name)
+        return [plan(group, policy, **options) for group in load.groups(ep)]
     asked, arguments = split(options)
     return _core._plan(load, policy, asked, layers=layers, on_micro_step=on_micro_step, **arguments)
 

@@ -165,6 +165,7 @@ _ARGUMENTS: dict[str, Any] = {
     "previous": Plan | None,
     "previous_load": Load | None,
     "threads": Integral,
+    "ep": Integral | None,
 }
 
 

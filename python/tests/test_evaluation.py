@@ -223,7 +223,7 @@ def test_former_plans_can_be_read_from_files(load, tmp_path):
     load.save(tmp_path / "load")
     plan = foremoe.plan(load, guest_slots=1)
     plan.save(tmp_path / "plan")
-    assert _core._read_input(str(tmp_path / "load"), {"layers": 1}, 1).num_layers == 1
-    whole = _core._read_input(str(tmp_path / "load"), {"previous": tmp_path / "plan"}, 1)
+    assert _core._read_input(str(tmp_path / "load"), {"layers": 1}, 1)[0].num_layers == 1
+    (whole,) = _core._read_input(str(tmp_path / "load"), {"previous": tmp_path / "plan"}, 1)
     warm = foremoe.plan(load, guest_slots=1, previous=plan)
     assert np.array_equal(foremoe.evaluate(whole, guest_slots=1).plan.slot_expert, warm.slot_expert)

@@ -203,7 +203,7 @@ def test_help_all_has_every_option_and_policy(capsys: pytest.CaptureFixture[str]
     assert main(["--help-all"]) == 0
     whole = capsys.readouterr().out
     assert "--cluster" in short and "--seed" not in short
-    for table in ("input", "planning", "cost", "simulation"):
+    for table in ("input", "groups", "planning", "cost", "simulation"):
         for option in _core._option_tables()[table]:
             assert f"--{option['name'].replace('_', '-')}" in whole
     for policy in foremoe.policies():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Unpack
 
 from .._core import Load
@@ -36,6 +37,7 @@ def write_report(
     guest_slots: int | Sequence[int] = (1, 2, 4),
     policies: str | Sequence[str] = "all",
     measured: bool = True,
+    ep: int | None = None,
     **options: Unpack[ReportOptions],
 ) -> Report:
     """Plans a load with several policies, models the step on a cluster, and writes a page with the gain of each.
@@ -48,6 +50,8 @@ def write_report(
             and a point without guests.
         policies: Keys of foremoe.policies(); "all" for every system, without the variants.
         measured: False omits the planning time, which is measured on this machine. Equal inputs then give equal pages.
+        ep: Ranks of an expert-parallel group: the load's ranks form groups of `ep` neighbours. The page shows the
+            slowest group, and a table of all. None: one group.
         **options: foremoe.options.ReportOptions.
 
     Returns:
@@ -58,13 +62,14 @@ def write_report(
         ImportError: without plotly.
     """
     expect(Load, load=load)
+    expect(Integral | None, ep=ep)
     expect_options(ReportOptions, "write_report", options)
     plotly_script()
     expect_output(os.fspath(path), [], "path")
     names = policies.split(",") if isinstance(policies, str) else policies
     slots = [guest_slots] if isinstance(guest_slots, int) else list(guest_slots)
     given = {"cluster": cluster, **options}
-    report = gather_report(load, Request(names, slots, given, measured=measured))
+    report = gather_report(load if ep is None else load.groups(ep), Request(names, slots, given, measured=measured))
     write_file(os.fspath(path), to_html(report).encode())
     return report
 

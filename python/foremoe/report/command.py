@@ -22,9 +22,13 @@ OWN = ("out", "policy", "guest_slots", "threads", "align", "without_measured")
 def main(arguments: Sequence[str]) -> int:
     """Write the page and return the exit code. The argument is a JSON object: options by name, as typed."""
     tables = _core._option_tables()
-    names = [*OWN, *(o["name"] for table in ("input", "planning", "cost", "simulation") for o in tables[table])]
+    names = [
+        *OWN,
+        *(o["name"] for table in ("input", "groups", "planning", "cost", "simulation") for o in tables[table]),
+    ]
+    reading = [o["name"] for table in ("input", "groups") for o in tables[table]]
     spelling = {name: f"--{name.replace('_', '-')}" for name in names}
-    return reporting(NAME, spelling, lambda: _run(json.loads(arguments[0]), [o["name"] for o in tables["input"]]))
+    return reporting(NAME, spelling, lambda: _run(json.loads(arguments[0]), reading))
 
 
 def _run(given: dict[str, Any], input_names: Sequence[str]) -> int:
@@ -43,11 +47,11 @@ def _run(given: dict[str, Any], input_names: Sequence[str]) -> int:
     reading.setdefault("ranks_per_node", _core._ranks_per_node(given["cluster"]))
     with activity() as progress:
         progress(f"reading {given['input']}")
-        load = _core._read_input(given["input"], reading, threads)
-    for remark in load.remarks:
+        loads = _core._read_input(given["input"], reading, threads)
+    for remark in loads[0].remarks:
         print(f"foremoe: {printable(remark)}", file=sys.stderr)
-    with activity(request.num_evaluations) as progress:
-        report = gather_report(load, request, progress=progress)
+    with activity(request.num_evaluations + 2 * (len(loads) - 1)) as progress:
+        report = gather_report(loads, request, progress=progress)
     write_file(given["out"], to_html(report).encode())
     print(printable(f"{given['out']}: {conclusion(report)}"))
     for wrong in report.wrong:

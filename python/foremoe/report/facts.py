@@ -115,6 +115,16 @@ class MemoryPoint:
 
 
 @dataclass(frozen=True)
+class GroupResult:
+    """Results of an expert-parallel group of consecutive ranks, with vanilla and with the policy of the page."""
+
+    first_rank: int
+    num_ranks: int
+    before: PolicyResult
+    after: PolicyResult
+
+
+@dataclass(frozen=True)
 class Span:
     """Activity of a rank from `begin` to `end`."""
 
@@ -155,6 +165,7 @@ class Report:
     windows: list[Window]
     ablation: dict[str, PolicyResult] = field(default_factory=dict)  # by stages
     memory: list[MemoryPoint] = field(default_factory=list)
+    groups: list[GroupResult] = field(default_factory=list)  # all, if the page shows one of several
     remarks: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # descriptions of wrong plans, which the page leaves out
 

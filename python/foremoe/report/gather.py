@@ -17,7 +17,18 @@ from .._balance import imbalance, planned_rows
 from .._core import Evaluation, Load
 from .._errors import InputError
 from .._evaluation import evaluate
-from .facts import ExpertHeat, LayerLoads, LinkBytes, MemoryPoint, PhaseTime, PolicyResult, Report, Skipped, speedup
+from .facts import (
+    ExpertHeat,
+    GroupResult,
+    LayerLoads,
+    LinkBytes,
+    MemoryPoint,
+    PhaseTime,
+    PolicyResult,
+    Report,
+    Skipped,
+    speedup,
+)
 from .numbers import counted
 from .window import choose_window, window_of
 
@@ -71,9 +82,28 @@ class Request:
         _core._check_evaluation({key: value for key, value in self.options.items() if key not in _ARGUMENTS})
 
 
-def gather_report(load: Load, request: Request, progress: Callable[[str], None] = lambda what: None) -> Report:
-    """Return the data of the page. Calls `progress` before each evaluation. Raises InputError if there is no plan."""
-    return _Gatherer(load, request, progress).report()
+def gather_report(
+    load: Load | Sequence[Load], request: Request, progress: Callable[[str], None] = lambda what: None
+) -> Report:
+    """Return the data of the page. Calls `progress` before each evaluation. Raises InputError if there is no plan.
+
+    Of the loads of several expert-parallel groups, the page shows the one with the longest step before planning, and a
+    table of all.
+    """
+    groups = [_Gatherer(one, request, progress) for one in ([load] if isinstance(load, Load) else load)]
+    shown = max(groups, key=lambda group: group.before.step_seconds)
+    report = shown.report()
+    if len(groups) == 1:
+        return report
+    for i, group in enumerate(groups):
+        result = report.after if group is shown else group.evaluated(report.after.policy)[1]
+        if group is not shown:
+            report.wrong += group.wrong
+        if isinstance(result, PolicyResult):
+            ranks = group.load.num_ranks
+            report.groups.append(GroupResult(i * ranks, ranks, group.before, result))
+    report.input += f", group {groups.index(shown)} of {len(groups)}: the slowest before planning"
+    return report
 
 
 class _Gatherer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .balance import balance_section, experts_section, load_section, quantiles, shares_section
-from .facts import PolicyResult, Report, Skipped
+from .facts import PolicyResult, Report, Skipped, speedup
 from .memory import memory_section
 from .numbers import bytes_text, count_text, counted, percent_text, ratio_text, seconds_text, times_text
 from .page import Section, Table, paragraph, table_html
@@ -25,6 +25,7 @@ def sections(report: Report) -> list[Section]:
     """Return the sections that have data, in the order of the page."""
     make: Sequence[Callable[[Report], Section | None]] = (
         policies_section,
+        groups_section,
         load_section,
         experts_section,
         balance_section,
@@ -68,6 +69,29 @@ def policies_section(report: Report) -> Section:
         table_html(table) + paragraph(about, "note") for table, about in ((balance, about_time), (price, about_price))
     )
     return Section("policies", "Policies side by side", body, wide=True)
+
+
+def groups_section(report: Report) -> Section | None:
+    """Return a table of all expert-parallel groups; the page shows the slowest before planning."""
+    if not report.groups:
+        return None
+    before, after = report.before.policy, report.after.policy
+    head = ["ranks", f"ρ, {before}", after, f"step, {before}", after, "speedup"]
+    table = Table(f"Expert-parallel groups with {before} and {after}", head)
+    for group in report.groups:
+        if group.before is report.before:
+            table.strong_row = len(table.rows)
+        ranks = f"{group.first_rank} to {group.first_rank + group.num_ranks - 1}"
+        rho = [ratio_text(p.mean_rho) for p in (group.before, group.after)]
+        steps = [seconds_text(p.step_seconds) for p in (group.before, group.after)]
+        table.rows.append([ranks, *rho, *steps, times_text(group.after.speedup)])
+    was, seconds = (max(getattr(g, name).step_seconds for g in report.groups) for name in ("before", "after"))
+    about = (
+        "The groups wait for each other at the end of the step, so the slowest determines it: "
+        f"{seconds_text(seconds)} instead of {seconds_text(was)}, {times_text(speedup(was, seconds))} as fast, "
+        "modelled. All else on this page is of the group in bold."
+    )
+    return Section("groups", "Expert-parallel groups", table_html(table) + paragraph(about, "note"), wide=True)
 
 
 def _balance_cells(p: PolicyResult) -> dict[str, str]:

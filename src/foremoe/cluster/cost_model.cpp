@@ -250,7 +250,7 @@ Bytes CostModel::rank_state(int num_experts_per_layer, int num_ranks) const {
     return (parameters * options_.optimizer_bytes_per_parameter + shards - 1) / shards;
   };
   return Bytes{(own + replicated) * in_place + optimizer_bytes(own, options_.optimizer_shards) +
-               optimizer_bytes(replicated, std::max(1, num_ranks))};
+               optimizer_bytes(replicated, std::max(1, num_ranks) * options_.ep_groups)};
 }
 
 CostModel::HiddenCopies CostModel::hidden_copies(Tokens tokens_per_rank) const {

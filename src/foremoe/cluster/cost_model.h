@@ -44,6 +44,7 @@ struct CostOptions {
   int bytes_per_gradient = 4;              // accumulated in float32
   int optimizer_bytes_per_parameter = 12;  // master weights and two moments, float32
   int optimizer_shards = 1;                // data-parallel ranks that shard one expert's optimizer state, ≥ 1
+  int ep_groups = 1;                       // of the job; they share the other parameters' optimizer state, ≥ 1
   bool shares_uplink = true;               // host copies and network traffic share the switch's uplink
   double other_seconds_per_layer = 0;      // unmodelled time per layer and pass; fitted to a measured step
   Dispatch dispatch = Dispatch::kToken;
@@ -98,7 +99,7 @@ class CostModel {
   Bytes activations_per_row() const;    // kept from forward to backward, per assignment and layer
   Bytes working_memory_per_row(Pass direction = Pass::kBackward) const;  // per assignment, while a layer runs
   // Weights, gradients and optimizer state of one rank over all layers, for its home experts and all other parameters.
-  // The optimizer state of the other parameters is sharded over num_ranks ranks.
+  // The optimizer state of the other parameters is sharded over the num_ranks ranks of all expert-parallel groups.
   Bytes rank_state(int num_experts_per_layer, int num_ranks) const;
 
   // Numbers of copies that one rank can receive over the host path and from peers during one layer's forward. The

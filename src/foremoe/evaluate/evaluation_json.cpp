@@ -98,6 +98,16 @@ void add_step(const Evaluation& e, Json& json) {
   json["phases"] = Json::array({to_json(step.recompute), to_json(step.policy_update)});
 }
 
+// Adds `ep` and `groups`, [{group, first_rank, …}]. to_json(g) returns the other keys of group g.
+void add_groups(const auto& job, const auto& to_json, Json& json) {
+  json["ep"] = job.ep;
+  json["groups"] = Json::array();
+  for (std::size_t g = 0; g < job.groups.size(); ++g) {
+    json["groups"].push_back({{"group", g}, {"first_rank", static_cast<int>(g) * job.ep}});
+    json["groups"].back().update(to_json(g));
+  }
+}
+
 }  // namespace
 
 Json to_json(const SimulatedPhase& phase) {
@@ -147,7 +157,19 @@ Json to_json(const Evaluation& e, bool checked) {
   return json;
 }
 
-Json to_json(const Fit& fit, std::optional<Bytes> budget) {
+Json to_json(const JobEvaluation& job, bool checked) {
+  Json array = Json::array();
+  for (std::size_t p = 0; p < job.policies.size(); ++p) {
+    array.push_back(to_json(job.policies[p], checked));
+    if (job.groups.empty()) continue;
+    array.back()["slowest_group"] = job.slowest[p].group;
+    add_groups(
+        job, [&](std::size_t g) { return to_json(job.groups[g][p], checked); }, array.back());
+  }
+  return array;
+}
+
+static Json to_json(const Fit& fit, std::optional<Bytes> budget) {
   Json tried = Json::array();
   for (const FitTrial& trial : fit.tried) {
     tried.push_back({{"guest_slots", trial.guest_slots}, {"bytes", trial.memory.value}});
@@ -170,6 +192,14 @@ Json to_json(const Fit& fit, std::optional<Bytes> budget) {
           {"fewest_guest_slots", fit.fewest_guest_slots ? Json(*fit.fewest_guest_slots) : Json()},
           {"tried", std::move(tried)},
           {"break_even", std::move(paths)}};
+}
+
+Json to_json(const JobFit& fit, std::optional<Bytes> budget) {
+  Json json = to_json(fit.whole, budget);
+  if (!fit.groups.empty())
+    add_groups(
+        fit, [&](std::size_t g) { return to_json(fit.groups[g], budget); }, json);
+  return json;
 }
 
 Json shape_json(const LoadTable& load) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -26,11 +27,12 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // per rank and mic
 
 [[noreturn]] void reject(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
-// Checks, before tokens are counted, that all ranks have the same number of home experts.
-void expect_even_homes(const std::string& path, int experts, int ranks) {
+// Checks, before tokens are counted, that all ranks of a group have the same number of home experts.
+void expect_even_homes(const InputOptions& options, int experts, int ranks) {
+  if (options.ep != 0) ranks = options.ep;
   if (ranks == 0 || experts % ranks == 0) return;
-  reject(path, fmt::format("{} cannot be divided evenly among {} (`ranks`)", counted(experts, "expert"),
-                           counted(ranks, "rank")));
+  reject(options.path, fmt::format("{} cannot be divided evenly among {} (`{}`)", counted(experts, "expert"),
+                                   counted(ranks, "rank"), options.ep != 0 ? "ep" : "ranks"));
 }
 
 Workload folded(LoadTable load, const InputOptions& options) {
@@ -39,9 +41,17 @@ Workload folded(LoadTable load, const InputOptions& options) {
   const int before = load.num_ranks();
   int ranks = options.ranks;
   if (ranks == 0) {
-    ranks = options.wanted_ranks != 0 && before % options.wanted_ranks == 0 ? options.wanted_ranks : before;
+    const bool folds = options.fold && options.wanted_ranks != 0 && before % options.wanted_ranks == 0;
+    ranks = folds ? options.wanted_ranks : before;
   }
-  expect_even_homes(options.path, load.num_experts(), ranks);
+  expect_even_homes(options, load.num_experts(), ranks);
+  if (ranks < before && before % ranks == 0 && !options.fold) {
+    throw InputError(
+        {.field = "ranks"},
+        fmt::format("{0}, but {3} has {1} ranks: --ep {0} evaluates the job's {2} expert-parallel groups of "
+                    "{0}; --fold adds the loads of {2} neighbours, which is another experiment",
+                    ranks, before, before / ranks, options.path));
+  }
   if (ranks != before) {
     load = fold_ranks(load, ranks);
     input.remarks.push_back(fmt::format("{}: a load of {}, folded to {} by adding the loads of {} neighbours",
@@ -54,7 +64,7 @@ Workload folded(LoadTable load, const InputOptions& options) {
 
 Workload collected(RoutingTrace trace, const InputOptions& options, ThreadPool& pool) {
   const int ranks = options.ranks != 0 ? options.ranks : options.wanted_ranks;
-  expect_even_homes(options.path, trace.num_experts, ranks != 0 ? ranks : trace.ranks);
+  expect_even_homes(options, trace.num_experts, ranks != 0 ? ranks : trace.ranks);
   Workload workload;
   workload.tokens = BatchedTrace{.trace = std::move(trace)};
   auto& [routes, batching] = *workload.tokens;
@@ -117,11 +127,14 @@ std::vector<Option> options_of(InputOptions& o) {
   return {
       integer_option({.name = "ranks",
                       .value = "R",
-                      .help = "Ranks of the expert-parallel group. A trace recorded for another number is batched "
-                              "again; a load can be folded to a divisor of its number of ranks",
+                      .help = "Ranks of the input. A trace recorded for another number is batched again",
                       .initial = "as recorded",
                       .main = true},
                      o.ranks, kRanks),
+      flag_option({.name = "fold",
+                   .help = "If a load has more ranks than --ranks, add the loads of neighbours. This is another "
+                           "experiment, with more tokens per rank"},
+                  o.fold),
       integer_option({.name = "ranks_per_node",
                       .value = "N",
                       .help = "Ranks that share a fast interconnect",
@@ -154,6 +167,16 @@ std::vector<Option> options_of(InputOptions& o) {
                    .group = "Planning"},
                   o.previous_load),
   };
+}
+
+Option ep_option(InputOptions& o) {
+  return integer_option({.name = "ep",
+                         .value = "N",
+                         .help = "Ranks of an expert-parallel group: the input's ranks form groups of N neighbours, "
+                                 "each planned on its own. The slowest group determines the step",
+                         .initial = "all ranks",
+                         .main = true},
+                        o.ep, {1, kMaxRanks});
 }
 
 Array<double, 2> Workload::squared_lengths() const {
@@ -236,35 +259,94 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
     input.cut = true;
   }
   input.asked = options;
-  return input;
+  return options.ep != 0 && options.group >= 0 ? take_group(input, options.ep, options.group) : std::move(input);
 }
 
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load) {
   return homes_of(homes, named_homes(homes), load);
 }
 
+Workload take_group(const Workload& whole, int ep, int group) {
+  const LoadTable& load = whole.load;
+  const auto fail = [&](const std::string& what) {
+    throw InputError({.field = "ep"},
+                     fmt::format("{}, but {} {}", ep, load.name.empty() ? "the load" : load.name, what));
+  };
+  const int ranks = load.num_ranks();
+  if (ep < 1 || ranks % ep != 0) fail(fmt::format("has {}, not a multiple", counted(ranks, "rank")));
+  if (load.num_experts() % ep != 0) fail(fmt::format("has {}, not a multiple", counted(load.num_experts(), "expert")));
+  if (whole.previous_load && whole.previous_load->num_ranks() != ranks) {
+    fail(fmt::format("has a `previous_load` of {} instead of {}", counted(whole.previous_load->num_ranks(), "rank"),
+                     ranks));
+  }
+  if (group >= ranks / ep) fail(fmt::format("has {}, no group {}", counted(ranks / ep, "group"), group));
+  const int first = group * ep;
+  const int per_node = load.ranks_per_node;
+  if (first % per_node != 0 && first / per_node != (first + ep - 1) / per_node) {
+    fail(fmt::format("has nodes of {} (`ranks_per_node`): the group of ranks {} to {} is in parts of two nodes",
+                     counted(per_node, "rank"), first, first + ep - 1));
+  }
+  Workload part = make_workload(take_ranks(load, first, ep));
+  if (whole.tokens) part.tokens = take_ranks(*whole.tokens, first, ep);
+  if (whole.previous_load) part.previous_load = take_ranks(*whole.previous_load, first, ep);
+  part.cut = whole.cut;
+  part.asked = whole.asked;
+  part.asked.ranks = ranks;
+  part.asked.ep = ep;
+  part.asked.group = group;
+  part.remarks = whole.remarks;
+  return part;
+}
+
+std::vector<Workload> split_groups(const Workload& whole, int ep) {
+  std::vector<Workload> groups{take_group(whole, ep, 0)};
+  for (int g = 1; g < whole.load.num_ranks() / ep; ++g) groups.push_back(take_group(whole, ep, g));
+  return groups;
+}
+
+std::string group_path(const std::string& path, std::size_t group) {
+  const std::filesystem::path whole(path);
+  std::filesystem::path name = whole.stem();
+  name += fmt::format("-group{}", group);
+  name += whole.extension();
+  return (whole.parent_path() / name).string();
+}
+
 Workload read_workload(const InputOptions& options, ThreadPool& pool) {
+  return std::move(read_groups(options, pool).front());
+}
+
+std::vector<Workload> read_groups(const InputOptions& options, ThreadPool& pool) {
   Workload input = read_load_or_trace(options, pool);
   if (!input.tokens && options.tokens_per_rank != InputOptions{}.tokens_per_rank) {
     throw InputError({.field = "tokens_per_rank"},
                      fmt::format("applies only to traces, but {} is a load", options.path));
   }
-  const LoadTable& load = input.load;
-  std::optional<Homes> homes = named_homes(options.homes);
-  if (!options.previous.empty()) input.previous = read_plan(options.previous);
-  input.homes = homes_of(options.homes, std::move(homes), load);
-  if (input.previous) expect_shape(options.previous, *input.previous, load);
   if (!options.previous_load.empty()) {
     InputOptions former = options;
     former.path = options.previous_load;
-    former.ranks = load.num_ranks();
+    former.ranks = input.load.num_ranks();
     former.micro_steps = 0;
     Workload read = read_load_or_trace(former, pool);
     std::ranges::move(read.remarks, std::back_inserter(input.remarks));
-    expect_shape(former.path, read.load, load);
+    expect_shape(former.path, read.load, input.load);
     input.previous_load = std::move(read.load);
   }
-  return input;
+  const std::optional<Homes> homes = named_homes(options.homes);
+  std::vector<Workload> groups;
+  if (options.ep != 0) {
+    groups = split_groups(input, options.ep);
+  } else {
+    groups.push_back(std::move(input));
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    groups[g].homes = homes_of(options.homes, homes, groups[g].load);
+    if (options.previous.empty()) continue;
+    const std::string path = options.ep != 0 ? group_path(options.previous, g) : options.previous;
+    groups[g].previous = read_plan(path);
+    expect_shape(path, *groups[g].previous, groups[g].load);
+  }
+  return groups;
 }
 
 std::string recorded_digest(ArrayView<const RankId, 2> home, const LoadTable& load) {
@@ -276,6 +358,8 @@ void record_input_options(const Workload& workload, StepPlan& plan) {
   auto options = nlohmann::ordered_json::parse(plan.options);
   if (asked.homes != kContiguous) options["homes"] = asked.homes;
   if (asked.tokens_per_rank != InputOptions{}.tokens_per_rank) options["tokens-per-rank"] = asked.tokens_per_rank;
+  if (asked.fold) options["fold"] = true;
+  if (asked.ep != 0) options.update({{"ranks", asked.ranks}, {"ep", asked.ep}, {"group", asked.group}});
   if (asked.layers != 0) options["layers"] = asked.layers;
   if (asked.micro_steps != 0) options["micro-steps"] = asked.micro_steps;
   plan.options = options.dump();
@@ -288,7 +372,12 @@ InputOptions input_as_planned(const StepPlan& plan, InputOptions options) {
     const auto at = recorded.find(key);
     if (value == initial && at != recorded.end() && at->is_number_unsigned() && *at <= most) at->get_to(value);
   };
-  options.wanted_ranks = plan.num_ranks();
+  take("ep", 0, options.ep);
+  take("group", -1, options.group);
+  int ranks_of_job = 0;
+  take("ranks", 0, ranks_of_job);
+  options.wanted_ranks = options.ep != 0 ? std::min<int>(ranks_of_job, kMaxRanks) : plan.num_ranks();
+  options.fold = true;  // the plan's digest tells whether the load was folded; older plans do not record it
   if (options.ranks_per_node == 0) options.ranks_per_node = plan.ranks_per_node;
   take("tokens-per-rank", BatchingOptions{}.tokens_per_rank, options.tokens_per_rank);
   take("layers", 0, options.wanted_layers);
@@ -300,6 +389,12 @@ std::string describe(const LoadTable& load) {
   return fmt::format("{} × {}, {} on {} ({})", counted(load.num_micro_steps(), "micro-step"),
                      counted(load.num_layers(), "layer"), counted(load.num_experts(), "expert"),
                      counted(load.num_ranks(), "rank"), counted(load.topology().num_nodes(), "node"));
+}
+
+std::string describe(const std::vector<Workload>& groups) {
+  const std::string one = describe(groups.front().load);
+  const int ep = groups.front().asked.ep;
+  return ep == 0 ? one : fmt::format("{}, each {}", counted(groups.size(), "expert-parallel group"), one);
 }
 
 std::string counted(std::int64_t n, std::string_view noun) {

@@ -24,7 +24,10 @@ struct InputOptions {
   std::string path = {};   // a trace or a load file
   int ranks = 0;           // 0: as in the file
   int wanted_ranks = 0;    // used if `ranks` is 0 and the file permits it
+  bool fold = false;       // `ranks` or `wanted_ranks` may fold a load to fewer ranks
   int ranks_per_node = 0;  // 0: as in the file
+  int ep = 0;              // ranks of an expert-parallel group; 0: all
+  int group = -1;          // use only this group; -1: all
   std::int64_t tokens_per_rank = BatchingOptions{}.tokens_per_rank;
   int layers = 0;                  // use the first N layers; 0: all
   int micro_steps = 0;             // use the first N micro-steps; 0: all
@@ -35,8 +38,9 @@ struct InputOptions {
   std::string previous_load = {};  // trace or load of the previous step; empty: none
 };
 
-// Options for all fields except `path`. A command offers only the options that it uses.
+// Options for all fields except `path`, `ep` and `group`. A command offers only the options that it uses.
 std::vector<Option> options_of(InputOptions& options);
+Option ep_option(InputOptions& options);
 
 struct Workload {
   LoadTable load;
@@ -50,6 +54,8 @@ struct Workload {
 
   // Returns the tokens that this load counts, or null if they are unknown or if the load was cut.
   const BatchedTrace* tokens_of_load() const { return tokens && !cut ? &*tokens : nullptr; }
+
+  int num_groups_of_job() const { return asked.ep != 0 ? asked.ranks / asked.ep : 1; }  // this is one of them
 
   bool knows_lengths() const { return tokens && !tokens->trace.whole_batches; }
 
@@ -69,13 +75,27 @@ PolicyResult plan_with(const Policy& policy, const Workload& workload, const Pol
 // A load in memory, with contiguous homes.
 Workload make_workload(LoadTable load);
 
-// Reads all files and checks that their shapes agree.
+// Reads all files and checks that their shapes agree. `ep` must be 0.
 Workload read_workload(const InputOptions& options, ThreadPool& pool);
+
+// Expert-parallel groups: a job of R ranks with `ep` N has R ÷ N groups of N consecutive ranks, each with all experts.
+// A group must lie within a node or begin at a node's boundary.
+
+// Returns one group of the whole job's load and tokens, and of the previous step's load, with contiguous homes.
+Workload take_group(const Workload& whole, int ep, int group);
+std::vector<Workload> split_groups(const Workload& whole, int ep);
+
+// Like read_workload(), one workload per group; the only workload if `ep` is 0. `homes` are those of every group.
+// `previous` stands for the plans of all groups, see group_path().
+std::vector<Workload> read_groups(const InputOptions& options, ThreadPool& pool);
+
+// "plan-group3.safetensors": the file of a group whose files `path` names together.
+std::string group_path(const std::string& path, std::size_t group);
 
 // Returns `asked`, or `there` if it is 0. Throws InputError for `field` if `file` has fewer.
 int number_to_use(const char* field, int asked, int there, const std::string& file);
 
-// Reads only load and tokens.
+// Reads only load and tokens, of the whole job unless options.group is set.
 Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool);
 
 // Batches a trace as recorded. If no batching is recorded for these ranks, batches by tokens and adds to `remarks`.
@@ -98,6 +118,8 @@ Safetensors open_input(const std::string& path);
 
 // "14 micro-steps × 2 layers, 128 experts on 8 ranks (1 node)".
 std::string describe(const LoadTable& load);
+// The same; with `ep`, of the first group, after the number of groups.
+std::string describe(const std::vector<Workload>& groups);
 
 // "1 rank", "8 ranks".
 std::string counted(std::int64_t n, std::string_view noun);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -237,6 +238,39 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
   batching->ranks_per_node = options.ranks_per_node != 0 ? options.ranks_per_node : kDefaultRanksPerNode;
   batching->ranks_per_node = std::min(batching->ranks_per_node, options.num_ranks);
   return *batching;
+}
+
+BatchedTrace take_ranks(const BatchedTrace& batched, int first, int count) {
+  const auto& [trace, batching] = batched;
+  BatchedTrace part{.trace = trace,
+                    .batching = {.num_micro_steps = batching.num_micro_steps,
+                                 .num_ranks = count,
+                                 .ranks_per_node = std::min(batching.ranks_per_node, count),
+                                 .recorded = batching.recorded}};
+  RoutingTrace& to = part.trace;
+  to.cu_seqlens = {0};
+  to.prompt_lengths.clear();
+  to.group_ids.clear();
+  const std::size_t token_bytes =
+      static_cast<std::size_t>(trace.num_layers) * static_cast<std::size_t>(trace.top_k) * size_of(trace.type);
+  const auto routes = std::make_shared<std::vector<std::byte>>();
+  for (std::size_t s = 0; s < batching.rank.size(); ++s) {
+    const int rank = batching.rank[s].value - first;
+    if (rank < 0 || rank >= count) continue;
+    const std::byte* const from = trace.routes + static_cast<std::size_t>(trace.cu_seqlens[s]) * token_bytes;
+    const std::int64_t tokens = trace.sequence_length(static_cast<int>(s));
+    routes->insert(routes->end(), from, from + static_cast<std::size_t>(tokens) * token_bytes);
+    to.cu_seqlens.push_back(to.cu_seqlens.back() + tokens);
+    if (!trace.prompt_lengths.empty()) to.prompt_lengths.push_back(trace.prompt_lengths[s]);
+    if (!trace.group_ids.empty()) to.group_ids.push_back(trace.group_ids[s]);
+    part.batching.micro_step.push_back(batching.micro_step[s]);
+    part.batching.rank.emplace_back(rank);
+  }
+  to.num_tokens = to.cu_seqlens.back();
+  to.routes = routes->data();
+  to.storage = routes;
+  record_batching(part.batching, to);
+  return part;
 }
 
 Array<double, 2> squared_lengths(const BatchedTrace& batched) {

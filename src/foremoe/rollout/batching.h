@@ -36,6 +36,9 @@ void expect_valid(const Batching& batching, std::size_t sequences);
 // [micro_step][rank]: Σ length² over the sequences of the batch, tokens².
 Array<double, 2> squared_lengths(const BatchedTrace& batched);
 
+// Returns the sequences of `count` ranks from rank `first` on, as ranks 0, 1, …. Copies their routes.
+BatchedTrace take_ranks(const BatchedTrace& batched, int first, int count);
+
 struct BatchingOptions {
   int num_ranks = 0;                    // 0: as recorded; an error if no batching was recorded
   int ranks_per_node = 0;               // 0: as recorded, otherwise min(8, ranks)

@@ -7,6 +7,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/random.h"
+#include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/random_traces.h"
 
 namespace foremoe {
@@ -136,6 +137,34 @@ TEST(Batching, RejectsInvalidOptions) {
   EXPECT_THAT(complaint_of(trace, {.num_ranks = -1}), HasSubstr("ranks: must be an integer from 0 to 65536 (is -1)"));
   EXPECT_THAT(complaint_of(trace, {.num_ranks = 1, .ranks_per_node = -1}), HasSubstr("ranks_per_node: must be"));
   EXPECT_THAT(complaint_of(trace, {.num_ranks = 1, .tokens_per_rank = 0}), HasSubstr("tokens_per_rank: must be"));
+}
+
+TEST(TakenRanks, HaveTheirSequencesRoutesAndLoad) {
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    const test::CountedTrace whole = test::random_trace(seed);
+    for (const auto& [first, count] : {std::pair{0, 2}, {2, 2}, {3, 1}, {0, 4}}) {
+      const BatchedTrace part = take_ranks(whole, first, count);
+      EXPECT_NO_THROW(expect_valid(part.trace));
+      EXPECT_EQ(part.batching.num_ranks, count);
+      EXPECT_EQ(part.batching.ranks_per_node, std::min(2, count));
+      EXPECT_EQ(part.batching.num_micro_steps, 2);
+      EXPECT_EQ(test::load_of(part.trace, part.batching).load, take_ranks(whole.load, first, count).load);
+    }
+  }
+}
+
+TEST(TakenRanks, KeepWhatIsRecordedOfASequence) {
+  RoutingTrace trace = recorded_trace();
+  trace.prompt_lengths = {1, 2, 3};
+  trace.group_ids = {7, 8, 9};
+  const Batching batching = make_batching(trace, {});
+  const BatchedTrace part = take_ranks({.trace = trace, .batching = batching}, 2, 2);
+  EXPECT_THAT(part.trace.cu_seqlens, ElementsAre(0, 6, 13));
+  EXPECT_THAT(part.trace.prompt_lengths, ElementsAre(2, 3));
+  EXPECT_THAT(part.trace.group_ids, ElementsAre(8, 9));
+  EXPECT_THAT(part.batching.rank, ElementsAre(RankId{1}, RankId{0}));
+  EXPECT_THAT(part.batching.micro_step, ElementsAre(MicroStepId{0}, MicroStepId{1}));
+  EXPECT_EQ(take_ranks({.trace = trace, .batching = batching}, 1, 1).trace.num_sequences(), 0);
 }
 
 }  // namespace

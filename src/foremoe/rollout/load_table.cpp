@@ -168,6 +168,45 @@ Array<Tokens, 2> tokens_of_ranks(const LoadTable& table) {
   return tokens;
 }
 
+// Sets missing_rows of a part of `whole`: exactly, or in proportion if rows have fewer experts than top_k.
+static void count_missing_rows(const LoadTable& whole, LoadTable& part) {
+  if (has_short_rows(whole)) {
+    const double share =
+        static_cast<double>(rows_of(part)) / static_cast<double>(std::max(rows_of(whole), std::int64_t{1}));
+    part.missing_rows = std::llround(share * static_cast<double>(whole.missing_rows));
+  } else {
+    part.missing_rows = rows_of(part) - full_rows(part);
+  }
+}
+
+LoadTable take_ranks(const LoadTable& table, int first, int count) {
+  if (first < 0 || count < 1 || count > table.num_ranks() - first) {
+    throw InputError({.file = table.name, .field = "load"},
+                     fmt::format("has {} ranks, not {} from {}", table.num_ranks(), count, first));
+  }
+  const auto begin = static_cast<std::size_t>(first);
+  auto shape = table.load.shape();
+  shape[2] = static_cast<std::size_t>(count);
+  LoadTable part{.load = Array<Tokens, 4>(shape),
+                 .top_k = table.top_k,
+                 .ranks_per_node = std::min(table.ranks_per_node, count),
+                 .name = table.name,
+                 .experts_of_layer = table.experts_of_layer,
+                 .top_k_of_layer = table.top_k_of_layer};
+  for (std::size_t m = 0; m < shape[0]; ++m) {
+    for (std::size_t l = 0; l < shape[1]; ++l) {
+      std::ranges::copy(table.load[m][l].flat().subspan(begin * shape[3], shape[2] * shape[3]), part.load[m][l].data());
+    }
+  }
+  if (table.tokens.size() == 0) return part;
+  part.tokens = Array<Tokens, 2>({shape[0], shape[2]});
+  for (std::size_t m = 0; m < shape[0]; ++m) {
+    std::ranges::copy(table.tokens.row(m).subspan(begin, shape[2]), part.tokens.row(m).begin());
+  }
+  count_missing_rows(table, part);
+  return part;
+}
+
 LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers) {
   auto shape = table.load.shape();
   shape[0] = std::min(shape[0], static_cast<std::size_t>(std::max(num_micro_steps, 0)));
@@ -184,13 +223,7 @@ LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers
   if (table.tokens.size() == 0) return first;
   first.tokens = Array<Tokens, 2>({shape[0], shape[2]});
   std::ranges::copy(table.tokens.flat().first(first.tokens.size()), first.tokens.flat().begin());
-  if (has_short_rows(table)) {
-    const double part =
-        static_cast<double>(rows_of(first)) / static_cast<double>(std::max(rows_of(table), std::int64_t{1}));
-    first.missing_rows = std::llround(part * static_cast<double>(table.missing_rows));
-  } else {
-    first.missing_rows = rows_of(first) - full_rows(first);
-  }
+  count_missing_rows(table, first);
   return first;
 }
 

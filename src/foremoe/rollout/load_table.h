@@ -50,6 +50,10 @@ void expect_valid(const LoadTable& table, const std::string& file);
 // InputError otherwise. ranks_per_node becomes min(ranks_per_node, num_ranks).
 LoadTable fold_ranks(const LoadTable& table, int num_ranks);
 
+// Returns the load of `count` source ranks from rank `first` on. ranks_per_node becomes min(ranks_per_node, count).
+// missing_rows stays that of the whole table, since it is not known by rank. The ranks must exist.
+LoadTable take_ranks(const LoadTable& table, int first, int count);
+
 // Returns the first num_micro_steps micro-steps and num_layers layers.
 LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers);
 

@@ -60,6 +60,33 @@ TEST(LoadTable, TakesTheFirstMicroStepsAndLayers) {
   EXPECT_EQ(take_first(table, 100, 100).load, table.load);
 }
 
+TEST(LoadTable, TakesNeighbouringRanksWithAllThatIsKnownOfThem) {
+  LoadTable table = ramp({2, 3, 6, 4});
+  table.experts_of_layer = {4, 3, 4};
+  table.top_k_of_layer = {2, 1, 2};
+  table.missing_rows = 5;
+  table.tokens = Array<Tokens, 2>({2, 6});
+  for (std::size_t i = 0; i < 12; ++i) table.tokens.flat()[i] = Tokens{100 + static_cast<std::int64_t>(i)};
+  const LoadTable part = take_ranks(table, 3, 2);
+  ASSERT_EQ(part.load.shape(), (std::array<std::size_t, 4>{2, 3, 2, 4}));
+  for (std::size_t m = 0; m < 2; ++m) {
+    for (std::size_t l = 0; l < 3; ++l) {
+      for (std::size_t r = 0; r < 2; ++r) {
+        for (std::size_t e = 0; e < 4; ++e) EXPECT_EQ(part.load(m, l, r, e), table.load(m, l, r + 3, e));
+      }
+    }
+  }
+  EXPECT_THAT(part.tokens.flat(), ElementsAre(Tokens{103}, Tokens{104}, Tokens{109}, Tokens{110}));
+  EXPECT_EQ(part.top_k, 2);
+  EXPECT_EQ(part.name, "ramp");
+  EXPECT_EQ(part.ranks_per_node, 2);
+  EXPECT_EQ(take_ranks(table, 3, 1).ranks_per_node, 1);
+  EXPECT_EQ(part.experts_of_layer, table.experts_of_layer);
+  EXPECT_EQ(part.top_k_of_layer, table.top_k_of_layer);
+  EXPECT_EQ(part.missing_rows, 5);
+  EXPECT_EQ(take_ranks(table, 0, 6).load, table.load);
+}
+
 TEST(LoadTable, HasTheDigestOfItsLittleEndianBytes) {
   // hashlib.sha256((7 * numpy.arange(24, dtype="<i8")).tobytes()).hexdigest()
   EXPECT_EQ(load_digest(ramp({2, 1, 3, 4})), "8a48f90a7cb6dc54e7bfd8f67141ff501b8d81075673e4f880c75546c099cec1");
