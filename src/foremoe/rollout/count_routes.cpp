@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <limits>
+#include <utility>
 
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/route_entry.h"
@@ -132,26 +133,26 @@ bool RouteCounter::count_row_by_row(const std::byte* rows, std::size_t num_token
     std::uint16_t* counts = histogram_.data();
     for (int l = 0; l < shape_.num_layers; ++l, rows += row_bytes, counts += experts) {
       if (is_missing<Id>(rows, top_k)) continue;
-      ++row_;
+      const std::uint64_t row = ++row_;
       const std::size_t present = of_layer(shape_.experts_of_layer, l, shape_.num_experts);
       std::size_t absent = 0;
       for (std::size_t k = 0; k < top_k; ++k) {
         const std::size_t e = load_entry<std::make_unsigned_t<Id>>(rows, k);  // negative ids become too large
-        if (e < present) {
-          ++counts[e];
-        } else {
+        if (e >= present) [[unlikely]] {
           ++uncounted_;
           if (load_entry<Id>(rows, k) == kSentinel<Id>) {
             ++absent;
             continue;
           }
-          if (e < experts || e >= seen_.size()) return false;
+          if (e < experts || e >= seen_.size() || std::exchange(seen_[e], row) == row) return false;
+          continue;
         }
-        if (seen_[e] == row_) return false;
-        seen_[e] = row_;
+        if (seen_[e] == row) return false;
+        seen_[e] = row;
+        ++counts[e];
       }
       if (absent > 0 && !shape_.partial_rows) return false;
-      if (top_k - absent > of_layer(shape_.top_k_of_layer, l, shape_.top_k)) return false;
+      if (!shape_.top_k_of_layer.empty() && top_k - absent > of_layer(shape_.top_k_of_layer, l, 0)) return false;
     }
   }
   return true;

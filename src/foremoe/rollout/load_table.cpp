@@ -30,27 +30,31 @@ void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::strin
   if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("exceeds the limits");
 }
 
+// (token, layer) pairs.
+static std::int64_t rows_of(const LoadTable& table) {
+  std::int64_t tokens = 0;
+  for (const Tokens of_rank : table.tokens.flat()) tokens += of_rank.value;
+  return tokens * table.num_layers();
+}
+
 static void expect_tokens(const LoadTable& table, const std::string& file) {
-  const std::array known{table.load.extent(0), table.load.extent(2)};
-  const auto& [micro_steps, ranks] = table.tokens.shape();
-  if (table.tokens.size() > 0 && table.tokens.shape() != known) {
-    throw InputError({.file = file, .field = "tokens"},
-                     fmt::format("shape [{}, {}], expected [{}, {}]", micro_steps, ranks, known[0], known[1]));
+  if (table.tokens.size() == 0) return;
+  const std::size_t ranks = table.load.extent(2);
+  if (table.tokens.shape() != std::array{table.load.extent(0), ranks}) {
+    throw InputError({.file = file, .field = "tokens"}, "differs from the load in micro-steps or ranks");
   }
-  std::int64_t total = 0;
+  std::int64_t left = kMaxTokensPerLayer;
   for (std::size_t i = 0; i < table.tokens.size(); ++i) {
     const std::int64_t tokens = table.tokens.flat()[i].value;
-    const std::int64_t most = kMaxTokensPerLayer - total;
-    if (tokens < 0 || tokens > most) {
-      throw InputError({.file = file, .field = "tokens", .index = fmt::format("[{}, {}]", i / known[1], i % known[1])},
-                       fmt::format("{}, expected 0 to {}", tokens, most));
+    if (tokens < 0 || tokens > left) {
+      throw InputError({.file = file, .field = "tokens", .index = fmt::format("[{}, {}]", i / ranks, i % ranks)},
+                       fmt::format("{}, expected 0 to {}", tokens, left));
     }
-    total += tokens;
+    left -= tokens;
   }
-  if (table.missing_rows < 0 || (total > 0 && table.missing_rows / table.num_layers() > total)) {
-    throw InputError(
-        {.file = file, .field = "missing_rows"},
-        fmt::format("{}, but there are {} tokens and {} layers", table.missing_rows, total, table.num_layers()));
+  if (table.missing_rows < 0 || table.missing_rows > rows_of(table)) {
+    throw InputError({.file = file, .field = "missing_rows"},
+                     fmt::format("{}, but there are {} rows", table.missing_rows, rows_of(table)));
   }
 }
 
@@ -122,17 +126,6 @@ LoadTable fold_ranks(const LoadTable& table, int num_ranks) {
     }
   }
   return folded;
-}
-
-static std::vector<int> first_of(const std::vector<int>& of_layer, std::size_t layers) {
-  return {of_layer.begin(), of_layer.begin() + static_cast<std::ptrdiff_t>(std::min(layers, of_layer.size()))};
-}
-
-// (token, layer) pairs.
-static std::int64_t rows_of(const LoadTable& table) {
-  std::int64_t tokens = 0;
-  for (const Tokens of_rank : table.tokens.flat()) tokens += of_rank.value;
-  return tokens * table.num_layers();
 }
 
 // Rows with a route if each has the top-k of its layer.
@@ -215,8 +208,10 @@ LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers
                   .top_k = table.top_k,
                   .ranks_per_node = table.ranks_per_node,
                   .name = table.name,
-                  .experts_of_layer = first_of(table.experts_of_layer, shape[1]),
-                  .top_k_of_layer = first_of(table.top_k_of_layer, shape[1])};
+                  .experts_of_layer = table.experts_of_layer,
+                  .top_k_of_layer = table.top_k_of_layer};
+  if (!first.experts_of_layer.empty()) first.experts_of_layer.resize(shape[1]);
+  if (!first.top_k_of_layer.empty()) first.top_k_of_layer.resize(shape[1]);
   for (std::size_t m = 0; m < shape[0]; ++m) {
     std::ranges::copy(table.load[m].flat().first(shape[1] * shape[2] * shape[3]), first.load[m].data());
   }

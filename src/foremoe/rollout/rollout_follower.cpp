@@ -112,13 +112,11 @@ void RolloutFollower::expect_same_shape(const RoutingTrace& trace) const {
   expect("num_experts", trace.num_experts, first.num_experts);
   expect("top_k", trace.top_k, first.top_k);
   expect("weightless_experts", trace.weightless_experts, first.weightless_experts);
-  const auto expect_layers = [&](const char* field, const std::vector<int>& here, const std::vector<int>& there) {
-    if (here == there) return;
+  for (const auto member : {&RoutingTrace::layer_ids, &RoutingTrace::experts_of_layer, &RoutingTrace::top_k_of_layer}) {
+    if (trace.*member == first.*member) continue;
+    const char* const field = member == &RoutingTrace::layer_ids ? "layer_ids" : "experts_of_layer or top_k_of_layer";
     throw InputError({.file = trace.name, .field = field}, fmt::format("differ from those in {}", name));
-  };
-  expect_layers("layer_ids", trace.layer_ids, first.layer_ids);
-  expect_layers("experts_of_layer", trace.experts_of_layer, first.experts_of_layer);
-  expect_layers("top_k_of_layer", trace.top_k_of_layer, first.top_k_of_layer);
+  }
 }
 
 RoutingTrace RolloutFollower::sequences() const {

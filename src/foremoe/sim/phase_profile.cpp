@@ -44,12 +44,6 @@ void expect_fit(const SimulationInput& input) {
     refuse("top_k",
            fmt::format("a token of the load chooses {} experts, a token of the model {}", load.top_k, model.top_k));
   }
-  for (int l = 0; l < plan.num_layers() && l < std::ssize(model.top_k_of_layer); ++l) {
-    const int of_model = model.top_k_of_layer[static_cast<std::size_t>(l)];
-    if (load.top_k_of_layer.empty() || load.top_k_in(LayerId{l}) == of_model) continue;
-    refuse("top_k", fmt::format("a token of the load chooses {} experts in layer {}, a token of the model {}",
-                                load.top_k_in(LayerId{l}), l, of_model));
-  }
   if (plan.num_layers() > model.moe_layers) {
     refuse("layers",
            fmt::format("the plan has {}, but the model has only {} MoE layers", plan.num_layers(), model.moe_layers));
