@@ -102,7 +102,7 @@ FitOfPlan whole_of(const JobFit& job, FitOfPlan Fit::*of) {
   all.most_rows.rows = Tokens{-1};
   all.exceeds.reset();
   all.ranks.clear();
-  const auto order = [](const FitPlace& p) { return std::tuple(p.phase, p.micro_step, p.layer); };
+  const auto order = [](const FitPlace& p) { return std::tuple(p.phase, p.micro_step, -p.memory.value); };
   for (int first_rank = 0; const Fit& fit : job.groups) {
     const FitOfPlan& group = fit.*of;
     if (group.most_rows.rows > all.most_rows.rows) all.most_rows = in_job(group.most_rows, first_rank);

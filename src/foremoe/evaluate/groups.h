@@ -5,6 +5,7 @@
 // Groups do not wait for each other between micro-steps. They wait once, at the end of the step, where data parallelism
 // sums gradients (not modelled), so the slowest group's step is the job's.
 
+#include <cstddef>
 #include <string>
 #include <vector>
 

@@ -135,6 +135,30 @@ TEST_F(Groups, FitIfEveryGroupFitsAndNameRanksOfTheJob) {
   EXPECT_EQ(job.whole.tried.size(), 5);
 }
 
+TEST_F(Groups, ExceedALimitFirstWhereAnyGroupDoes) {
+  std::vector<Workload> groups = split_groups(input_, 4);
+  const auto fits_with = [&](double gigabytes) {
+    std::vector<Fit> fits;
+    for (const Workload& group : groups) {
+      fits.push_back(fit({.policy = policy_named("vanilla"), .workload = group, .most_guest_slots = 0},
+                         {.memory_budget_gigabytes = gigabytes}, {.pool = pool_, .cost = &cost_}));
+    }
+    return fits;
+  };
+  const JobFit free = over_groups(fits_with(1000), 4);
+  EXPECT_FALSE(free.whole.now.exceeds.has_value());
+  EXPECT_EQ(free.whole.fewest_guest_slots, 0);
+  const double limit = static_cast<double>(free.whole.now.most_memory.memory.value) / 1e9;
+  for (Tokens& tokens : groups[0].load.load[3].flat()) tokens = Tokens{4 * tokens.value};
+  for (Tokens& tokens : groups[1].load.load[1].flat()) tokens = Tokens{4 * tokens.value};
+  const std::vector<Fit> fits = fits_with(limit);
+  EXPECT_EQ(fits[0].now.exceeds->micro_step, MicroStepId{3});
+  ASSERT_EQ(fits[0].now.exceeds->phase, fits[1].now.exceeds->phase);
+  const FitPlace place = *over_groups(fits, 4).whole.now.exceeds;
+  EXPECT_EQ(place.micro_step, MicroStepId{1});
+  EXPECT_EQ(place.rank.value, 4 + fits[1].now.exceeds->rank.value);
+}
+
 TEST(GroupPaths, PutTheGroupBeforeTheExtension) {
   EXPECT_EQ(group_path("plan.safetensors", 3), "plan-group3.safetensors");
   EXPECT_EQ(group_path("a.b/plan", 12), "a.b/plan-group12");

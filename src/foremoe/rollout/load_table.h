@@ -51,7 +51,7 @@ void expect_valid(const LoadTable& table, const std::string& file);
 LoadTable fold_ranks(const LoadTable& table, int num_ranks);
 
 // Returns the load of `count` source ranks from rank `first` on. ranks_per_node becomes min(ranks_per_node, count).
-// missing_rows stays that of the whole table, since it is not known by rank. The ranks must exist.
+// missing_rows, which is not known by rank, becomes proportional to the tokens. The ranks must exist.
 LoadTable take_ranks(const LoadTable& table, int first, int count);
 
 // Returns the first num_micro_steps micro-steps and num_layers layers.
