@@ -108,6 +108,25 @@ void bind_options(nb::module_& m) {
         return names;
       },
       nb::sig("def policies() -> dict[str, str]"), "Returns all policies: name → one-line summary.");
+  m.def(
+      "model_parameters",
+      [](const std::string& model) {
+        const ModelShape shape = model_named(model);
+        nb::dict d;
+        d["experts"] = shape.parameters_in_experts();
+        d["other"] = shape.parameters_besides_experts();
+        d["total"] = shape.parameters();
+        d["active"] = shape.active_parameters();
+        d["moe_layers"] = shape.moe_layers;
+        d["experts_per_layer"] = shape.experts;
+        d["top_k"] = shape.top_k;
+        d["notes"] = shape.notes;
+        return d;
+      },
+      "model"_a, nb::sig("def model_parameters(model: str) -> dict[str, int | list[str]]"),
+      "Returns a model's numbers of parameters (in `experts`, `other`, `total`, `active` for one token; without norms "
+      "and biases), its moe_layers, experts_per_layer and top_k, and notes on what is not counted.\n\n"
+      "Args:\n    model: Name of a built-in model, or path of a config.json or of a TOML file that describes a model.");
   m.def("clusters", &cluster_names, "Returns the names of the built-in clusters.");
   m.def("models", &model_names, "Returns the names of the built-in models.");
   m.def("_check_evaluation", &check_evaluation, "options"_a,

@@ -28,6 +28,7 @@ from ._core import (
     __version__,
     batch,
     clusters,
+    model_parameters,
     models,
     policies,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "figures",
     "fit",
     "import_files",
+    "model_parameters",
     "models",
     "pack",
     "plan",

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <toml++/toml.h>
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -11,7 +10,9 @@
 #include <set>
 #include <span>
 #include <type_traits>
+#include <utility>
 
+#include "foremoe/cluster/toml_file.h"
 #include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/mapped_file.h"
@@ -28,20 +29,18 @@ std::string dotted(std::string_view section, std::string_view key) {
   return section.empty() ? std::string(key) : fmt::format("{}.{}", section, key);
 }
 
-std::string line_of(const toml::node& node) { return fmt::format("line {}", node.source().begin.line); }
-
 // A terminal could interpret control characters.
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
 // Converts one parsed cluster file into a Cluster, key by key.
 class ClusterReader {
  public:
-  ClusterReader(const toml::table& root, const std::string& file) : root_{root}, file_{file} {}
+  ClusterReader(toml::table root, const std::string& file) : root_{std::move(root)}, file_{file} {}
 
   Cluster read() {
     Cluster cluster;
     expect_known_keys(cluster);
-    cluster.name = read_name();
+    cluster.name = read_toml_name(root_, file_);
     visit_keys(cluster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
       using Member = std::remove_reference_t<decltype(member)>;
       constexpr bool kWhole = !std::is_same_v<Member, double>;
@@ -61,19 +60,6 @@ class ClusterReader {
   }
 
  private:
-  std::string read_name() {
-    const toml::node* const node = root_.get("name");
-    if (node == nullptr) throw InputError({.file = file_, .field = "name"}, "is missing");
-    const auto* const text = node->as_string();
-    if (text == nullptr || text->get().empty()) {
-      throw InputError({.file = file_, .field = "name", .index = line_of(*node)}, "must be a name in quotes");
-    }
-    if (std::ranges::any_of(text->get(), is_control)) {
-      throw InputError({.file = file_, .field = "name", .index = line_of(*node)}, "has a control character");
-    }
-    return text->get();
-  }
-
   const toml::node& find(std::string_view section, std::string_view key) {
     const toml::table* table = &root_;
     if (!section.empty()) {
@@ -125,7 +111,7 @@ class ClusterReader {
     }
   }
 
-  const toml::table& root_;
+  const toml::table root_;
   const std::string& file_;
   std::set<std::string, std::less<>> known_;  // valid sections and keys
 };
@@ -162,13 +148,7 @@ std::string in_quotes(std::string_view text) {
 }  // namespace
 
 Cluster parse_cluster(std::string_view text, const std::string& file) {
-  try {
-    const toml::table root = toml::parse(text, file);
-    return ClusterReader(root, file).read();
-  } catch (const toml::parse_error& error) {
-    throw InputError({.file = file, .index = fmt::format("line {}", error.source().begin.line)},
-                     fmt::format("is not TOML: {}", error.description()));
-  }
+  return ClusterReader(parse_toml(text, file), file).read();
 }
 
 Cluster read_cluster(const std::string& path) {

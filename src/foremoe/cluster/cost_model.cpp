@@ -96,19 +96,21 @@ double CostModel::moving(double bytes, int kernels, Pass direction, bool of_expe
 double CostModel::squared_lengths(Tokens tokens) const { return as_double(tokens.value) * sequence_tokens(); }
 
 double CostModel::attention(double tokens, double squared_lengths, Pass direction) const {
-  const AttentionShape& shape = model_.attention;
   const double row_bytes = tokens * options_.bytes_per_parameter;
-  const double parameters = as_double(model_.attention_parameters());
-  const Product projections{.flops = 2 * parameters * tokens,
-                            .parameters = parameters,
-                            .row_bytes = row_bytes * (2.0 * model_.hidden + as_double(shape.token_width())),
-                            .efficiency = cluster_.gemm_efficiency};
-  const Product scores{.flops = as_double(shape.flops_per_token(1)) * (squared_lengths / 2),
-                       .row_bytes = row_bytes * as_double(shape.token_width()),
-                       .efficiency = cluster_.attention_efficiency,
-                       .backward_flops = kAttentionBackward};
-  return seconds(projections, direction) + seconds(scores, direction) +
-         moving(kResidualPasses * row_bytes * model_.hidden, kDenseKernels, direction);
+  double kinds = 0;
+  model_.visit_attention([&](const AttentionShape& shape, int layers) {
+    const double parameters = as_double(shape.parameters(model_.hidden));
+    const Product projections{.flops = 2 * parameters * tokens,
+                              .parameters = parameters,
+                              .row_bytes = row_bytes * (2.0 * model_.hidden + as_double(shape.token_width())),
+                              .efficiency = cluster_.gemm_efficiency};
+    const Product scores{.flops = shape.score_flops(tokens, squared_lengths),
+                         .row_bytes = row_bytes * as_double(shape.token_width()),
+                         .efficiency = cluster_.attention_efficiency,
+                         .backward_flops = kAttentionBackward};
+    kinds += 1.0 * layers / model_.layers() * (seconds(projections, direction) + seconds(scores, direction));
+  });
+  return kinds + moving(kResidualPasses * row_bytes * model_.hidden, kDenseKernels, direction);
 }
 
 double CostModel::feed_forward(double tokens, double parameters, double intermediate, Pass direction) const {
@@ -132,9 +134,8 @@ double CostModel::dense(Tokens tokens, double squared_lengths, Pass direction) c
                .row_bytes = n * (model_.hidden * options_.bytes_per_parameter + model_.experts * kScoreBytes),
                .efficiency = cluster_.gemm_efficiency},
               direction);
-  if (model_.shared_experts > 0) {
-    total += feed_forward(n, as_double(model_.shared_parameters()),
-                          as_double(model_.shared_experts) * model_.intermediate, direction);
+  if (model_.shared_parameters() > 0) {
+    total += feed_forward(n, as_double(model_.shared_parameters()), model_.shared_width(), direction);
   }
   return total + options_.other_seconds_per_layer;
 }
@@ -154,6 +155,8 @@ double CostModel::other_layers(Tokens tokens, double squared_lengths, Pass direc
              (attention(n, squared_lengths, direction) +
               feed_forward(n, as_double(model_.dense_parameters()), model_.dense_intermediate, direction));
   }
+  const int without_feed_forward = model_.layers() - model_.moe_layers - model_.dense_layers;
+  if (without_feed_forward > 0) total += without_feed_forward * attention(n, squared_lengths, direction);
   return total;
 }
 
@@ -171,10 +174,10 @@ double CostModel::experts(std::span<const Tokens> replicas, Pass direction) cons
   const double row_bytes = as_double(rows) * options_.bytes_per_parameter;
   const Product grouped{.flops = as_double(model_.flops_per_assignment()) * as_double(padded_rows),
                         .parameters = as_double(model_.expert_parameters() * running),
-                        .row_bytes = row_bytes * (2.0 * model_.hidden + 3.0 * model_.intermediate),
+                        .row_bytes = row_bytes * (2.0 * model_.row_width() + 3.0 * model_.intermediate),
                         .efficiency = cluster_.gemm_efficiency,
                         .of_experts = true};
-  const double moved = row_bytes * (kSortPasses * model_.hidden + kActivationPasses * model_.intermediate);
+  const double moved = row_bytes * (kSortPasses * model_.row_width() + kActivationPasses * model_.intermediate);
   return seconds(grouped, direction) + moving(moved, kExpertKernels, direction, /*of_experts=*/true);
 }
 
@@ -213,14 +216,16 @@ Bytes CostModel::expert_weights() const { return model_.expert_bytes(options_.by
 
 Bytes CostModel::expert_gradient() const { return model_.expert_bytes(options_.bytes_per_gradient); }
 
-Bytes CostModel::row() const { return Bytes{std::int64_t{model_.hidden} * options_.bytes_per_parameter}; }
+Bytes CostModel::row() const { return Bytes{std::int64_t{model_.row_width()} * options_.bytes_per_parameter}; }
 
 Bytes CostModel::activations_per_token() const {
-  if (options_.recompute_activations) return row();
+  if (options_.recompute_activations) return Bytes{std::int64_t{model_.hidden} * options_.bytes_per_parameter};
   // Kept per token: layer input, results of two norms, the sum between them, queries, keys, values, attention's result,
   // router scores, and gate, up and their product in shared experts.
-  const std::int64_t elements = std::int64_t{4} * model_.hidden + model_.attention.token_width() +
-                                std::int64_t{3} * model_.shared_experts * model_.intermediate;
+  std::int64_t attention = 0;
+  model_.visit_attention([&](const AttentionShape& kind, int layers) { attention += layers * kind.token_width(); });
+  const std::int64_t elements =
+      std::int64_t{4} * model_.hidden + attention / model_.layers() + std::int64_t{3} * model_.shared_width();
   return Bytes{elements * options_.bytes_per_parameter + static_cast<std::int64_t>(kScoreBytes) * model_.experts};
 }
 

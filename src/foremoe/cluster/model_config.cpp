@@ -4,271 +4,371 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <initializer_list>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 #include <vector>
 
+#include "foremoe/cluster/model_formula.h"
 #include "foremoe/cluster/model_shape.h"
+#include "foremoe/cluster/toml_file.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/mapped_file.h"
 
 namespace foremoe {
+
+std::span<const EmbeddedFile> embedded_families();  // data/families, embedded by src/foremoe/CMakeLists.txt
+
 namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kMaxConfigBytes = 1 << 20;
-constexpr std::int64_t kMost = 1 << 24;  // upper bound of every count and width
+constexpr std::size_t kMaxConfigBytes = 64 << 20;  // lists of quantised modules have some megabytes
+constexpr double kMost = 1 << 24;                  // upper bound of every count and width
+constexpr double kMostParameters = 1e15;
+constexpr double kMostLayers = 4096;
 
-// How a family of models specifies its MoE layers.
-enum class MoeLayers : std::uint8_t {
-  kAll,
-  kAfterFirst,  // after the first first_k_dense_replace layers, which are dense
-  kSparseStep,  // every decoder_sparse_step-th layer, except mlp_only_layers
-  kInterleaved  // the layers in moe_layers, or without this list every interleave_moe_layer_step-th layer
+// Keys of a model file whose values are numbers. Those with a least value of 1 are required.
+template <class Shape>
+struct NumberKey {
+  const char* name;
+  int Shape::*member;
+  int least;
 };
-
-struct Family {
-  std::string_view model_type;
-  const char* experts;             // key of the number of routed experts
-  const char* intermediate;        // key of the width inside one routed expert
-  const char* dense_intermediate;  // key of the width inside a dense layer's feed-forward block
-  MoeLayers moe_layers;
-};
-
-constexpr auto kFamilies = std::to_array<Family>({
-    {"mixtral", "num_local_experts", "intermediate_size", "intermediate_size", MoeLayers::kAll},
-    {"phimoe", "num_local_experts", "intermediate_size", "intermediate_size", MoeLayers::kAll},
-    {"olmoe", "num_experts", "intermediate_size", "intermediate_size", MoeLayers::kAll},
-    {"qwen2_moe", "num_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kSparseStep},
-    {"qwen3_moe", "num_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kSparseStep},
-    {"qwen3_vl_moe_text", "num_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kSparseStep},
-    {"deepseek_v2", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
-    {"deepseek_v3", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
-    {"kimi_k2", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
-    {"glm4_moe", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
-    {"glm4v_moe_text", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
-    {"llama4_text", "num_local_experts", "intermediate_size", "intermediate_size_mlp", MoeLayers::kInterleaved},
+constexpr auto kModelKeys = std::to_array<NumberKey<ModelShape>>({
+    {"hidden", &ModelShape::hidden, 1},
+    {"intermediate", &ModelShape::intermediate, 1},
+    {"vocabulary", &ModelShape::vocabulary, 1},
+    {"shared_experts", &ModelShape::shared_experts, 0},
+    {"shared_intermediate", &ModelShape::shared_intermediate, 0},
+    {"latent", &ModelShape::latent, 0},
+    {"expert_matrices", &ModelShape::expert_matrices, 0},
+    {"weightless_experts", &ModelShape::weightless_experts, 0},
 });
-
-// Keys that indicate a model with experts.
-constexpr std::array kExpertKeys{"num_experts",     "num_local_experts", "n_routed_experts",
-                                 "moe_num_experts", "num_moe_experts",   "moe_intermediate_size"};
-
-// Keys that change the number of MoE layers or the type of attention, with the families that may have them.
-struct LayerKey {
-  const char* key;
-  MoeLayers understood_by = MoeLayers::kAll;  // kAll: no family
-};
-constexpr auto kLayerKeys = std::to_array<LayerKey>({
-    {"interleave_moe_layer_step", MoeLayers::kInterleaved},
-    {"moe_layers", MoeLayers::kInterleaved},
-    {"first_k_dense_replace", MoeLayers::kAfterFirst},
-    {"decoder_sparse_step", MoeLayers::kSparseStep},
-    {"mlp_only_layers", MoeLayers::kSparseStep},
-    {"expert_layer_period"},
-    {"expert_layer_offset"},
-    {"attn_layer_period"},
-    {"attn_layer_offset"},
-    {"full_attention_interval"},
-    {"moe_layer_interval"},
-    {"moe_layer_start_index"},
-    {"moe_layer_end_index"},
-    {"hybrid_override_pattern"},
-    {"attn_type_list"},
+constexpr auto kAttentionKeys = std::to_array<NumberKey<AttentionShape>>({
+    {"heads", &AttentionShape::heads, 1},
+    {"kv_heads", &AttentionShape::kv_heads, 1},
+    {"key_width", &AttentionShape::key_width, 1},
+    {"value_width", &AttentionShape::value_width, 1},
+    {"query_rank", &AttentionShape::query_rank, 0},
+    {"kv_rank", &AttentionShape::kv_rank, 0},
+    {"rotary_width", &AttentionShape::rotary_width, 0},
+    {"window", &AttentionShape::window, 0},
+    {"index_width", &AttentionShape::index_width, 0},
+    {"layers", &AttentionShape::layers, 0},
 });
+constexpr std::array kOtherKeys{"name",
+                                "moe_layers",
+                                "dense_layers",
+                                "layers",
+                                "layer_kinds",
+                                "experts",
+                                "top_k",
+                                "expert_groups",
+                                "groups_per_token",
+                                "tied_embeddings",
+                                "automatic",
+                                "other_parameters",
+                                "notes",
+                                "attention",
+                                "dense_intermediate",
+                                "model_types",
+                                "defaults",
+                                "layer_keys",
+                                "when",
+                                "none",
+                                "state"};
+constexpr std::array kLayerKinds{"dense", "moe", "hash", "none"};  // in the order of LayerKind
 
-class ConfigReader {
+json json_of(const toml::node& node) {
+  if (const auto* const text = node.as_string()) return text->get();
+  if (const auto* const whole = node.as_integer()) return whole->get();
+  if (const auto* const real = node.as_floating_point()) return real->get();
+  if (const auto* const yes = node.as_boolean()) return yes->get();
+  json list = json::array();
+  if (node.is_array()) std::ranges::transform(*node.as_array(), std::back_inserter(list), json_of);
+  return node.is_array() ? list : json("a table");
+}
+
+bool is_key(std::string_view name) {
+  const auto same = [&](const auto& key) { return name == key.name; };
+  return std::ranges::any_of(kModelKeys, same) || std::ranges::any_of(kAttentionKeys, same) ||
+         std::ranges::find(kOtherKeys, name) != kOtherKeys.end();
+}
+
+// A config.json and how to read it.
+struct Config {
+  std::vector<const json*> objects;  // the text model's object, then those around it
+  std::string model_type;
+  const toml::table& family;
+  const toml::table& any;  // any.toml: what the file of a family does not say
+};
+
+// Reads the keys of a model file. If `config` is given, the file is a family's, in which texts are formulas.
+class ModelReader {
  public:
-  ConfigReader(const json& config, const std::string& file) : config_{config}, file_{file}, family_{family()} {}
+  ModelReader(const toml::table& root, std::string file, const Config* config = nullptr)
+      : root_{root}, file_{std::move(file)}, config_{config} {
+    expect_known_keys(root_, "");
+  }
 
-  ModelShape read() const {
-    expect_understood_layers();
-    ModelShape shape;
-    shape.experts = experts();
-    shape.top_k = required({"num_experts_per_tok"});
-    shape.hidden = required({"hidden_size"});
-    shape.intermediate = required({family_.intermediate});
-    shape.vocabulary = required({"vocab_size"});
-    const int layers = required({"num_hidden_layers"});
-    shape.moe_layers = moe_layers(layers);
-    shape.dense_layers = layers - shape.moe_layers;
-    if (shape.moe_layers <= 0) fail("num_hidden_layers", "leaves no MoE layer");
-    if (shape.dense_layers > 0) shape.dense_intermediate = required({family_.dense_intermediate});
-    read_shared_experts(shape);
-    read_attention(shape);
-    if (shape.top_k > shape.experts) fail("num_experts_per_tok", "is more than the number of experts");
-    read_groups(shape);
-    return shape;
+  ModelShape read() {
+    ModelShape s;
+    if (config_ == nullptr) s.name = read_toml_name(root_, file_);
+    read_layers(s);
+    read_per_layer("experts", s, s.experts, s.experts_of_layer);
+    read_per_layer("top_k", s, s.top_k, s.top_k_of_layer);
+    read_numbers(root_, kModelKeys, s);
+    if (s.dense_layers > 0) s.dense_intermediate = integer(root_, "dense_intermediate", 1);
+    if (s.top_k > s.experts + s.weightless_experts) fail("top_k", "is more than the number of experts");
+    s.groups = {.count = integer(root_, "expert_groups", 1, 1), .per_token = integer(root_, "groups_per_token", 1, 1)};
+    try {
+      expect_groups_fit(s.groups, s.experts, std::min(s.top_k, s.experts));
+    } catch (const InputError& error) {
+      fail(error.where().field, error.problem());
+    }
+    s.tied = integer(root_, "tied_embeddings", 0, 0) != 0;
+    s.automatic = integer(root_, "automatic", 0, 1) != 0;
+    s.other_parameters = parameters(root_, "other_parameters");
+    read_attention(s);
+    if (config_ != nullptr) expect_understood_layers();
+    read_notes(s);
+    return s;
+  }
+
+  json try_number(const char* key) {  // of the model or its first kind of attention; null instead of an error
+    try {
+      const bool of_model = node_of(root_, key) != nullptr;
+      return whole_number(value(of_model ? root_ : *root_.at_path("attention[0]").as_table(), key), file_, key);
+    } catch (const InputError&) {
+      return {};
+    }
   }
 
  private:
-  [[noreturn]] void fail(std::string_view key, const std::string& what) const {
-    throw InputError({.file = file_, .field = std::string(key)}, what);
+  [[noreturn]] void fail(const std::string& key, const std::string& what) const {
+    const auto where = where_.find(key);
+    throw InputError(where == where_.end() ? Where{.file = file_, .field = key} : where->second, what);
   }
 
-  // Null if the key is missing or null.
-  const json* find(const char* key) const {
-    const auto found = config_.find(key);
-    return found == config_.end() || found->is_null() ? nullptr : &*found;
-  }
-
-  const Family& family() const {
-    const json* const type = find("model_type");
-    if (type == nullptr || !type->is_string()) fail("model_type", "is missing");
-    const auto& name = type->get_ref<const std::string&>();
-    const auto* const found = std::ranges::find(kFamilies, name, &Family::model_type);
-    if (found != kFamilies.end()) return *found;
-    if (std::ranges::none_of(kExpertKeys, [&](const char* key) { return find(key) != nullptr; })) {
-      fail("model_type", fmt::format("'{}' is a dense model: it has no experts", name));
+  void expect_known_keys(const toml::table& table, const std::string& section) const {
+    for (const auto& [key, node] : table) {
+      if (is_key(key.str())) continue;
+      throw InputError({.file = file_, .field = section + std::string(key.str()), .index = line_of(node)},
+                       "is not a key of a model file");
     }
-    std::vector<std::string_view> known;
-    for (const Family& family : kFamilies) known.push_back(family.model_type);
-    fail("model_type", fmt::format("'{}' is not supported; expected one of {}", name, fmt::join(known, ", ")));
   }
 
-  // Returns the value of the first key that is present and not null; 0 if there is none.
-  int optional(std::initializer_list<const char*> keys, std::int64_t least = 0) const {
-    for (const char* const key : keys) {
-      const json* const found = find(key);
-      if (found == nullptr) continue;
-      if (!found->is_number_integer()) fail(key, "must be a whole number");
-      const auto value = found->get<std::int64_t>();
-      if (value < least || value > kMost) fail(key, fmt::format("{} is not between {} and {}", value, least, kMost));
-      return static_cast<int>(value);
+  const toml::node* node_of(const toml::table& table, const std::string& key) const {
+    const toml::node* const own = table.get(key);
+    if (own != nullptr || config_ == nullptr) return own;
+    return (&table == &root_ ? config_->any.at_path(key) : config_->any.at_path("attention[0]." + key)).node();
+  }
+
+  // Null if the key is missing. Remembers for fail() where the value is from.
+  json value(const toml::table& table, const std::string& key) {
+    const toml::node* const node = node_of(table, key);
+    Where& where = where_[key] = {.file = file_, .field = (&table == &root_ ? "" : "attention.") + key};
+    if (node == nullptr) return {};
+    if (config_ == nullptr) where.index = line_of(*node);
+    if (config_ == nullptr || !node->is_string()) return json_of(*node);
+    FormulaValue result = formula(**node->as_string());
+    if (!result.key.empty()) where.field = result.key;
+    return std::move(result.value);
+  }
+
+  FormulaValue formula(std::string_view text) {
+    return evaluate_formula(text, file_, [&](const std::string& key, bool used) { return find(key, used); });
+  }
+
+  json find(const std::string& key, bool used) {
+    read_.insert(key);
+    if (key == "layer") return layer_;
+    if (!used) return {};
+    std::vector<const json*> objects = config_->objects;
+    if (key == "tie_word_embeddings") std::ranges::reverse(objects);  // the outer object decides, as in transformers
+    for (const json* const object : objects) {
+      const auto found = object->find(key);
+      if (found != object->end() && !found->is_null()) return *found;
     }
-    return 0;
-  }
-
-  int required(std::initializer_list<const char*> keys) const {
-    const int value = optional(keys, 1);
-    if (value == 0) fail(*keys.begin(), "is missing");
-    return value;
-  }
-
-  // Returns the number of experts from any of these keys. All keys that are present must agree.
-  int experts() const {
-    const std::initializer_list<const char*> keys{family_.experts, "num_experts", "num_local_experts",
-                                                  "n_routed_experts"};
-    const int value = required(keys);
-    for (const char* const key : keys) {
-      const int other = optional({key}, 1);
-      if (other != 0 && other != value) fail(key, fmt::format("{} experts, but another key says {}", other, value));
+    for (const toml::table* const table : {&config_->family, &config_->any}) {
+      const toml::node* const node = table->at_path("defaults." + key).node();
+      if (node != nullptr) return node->is_string() ? formula(**node->as_string()).value : json_of(*node);
     }
-    return value;
+    return {};
   }
 
+  double number(const std::string& key, double least, double most, const json& found) const {
+    double n = 0;
+    try {
+      n = whole_number(found, file_, key);
+    } catch (const InputError& error) {
+      fail(key, error.problem());
+    }
+    if (n < least || n > most) fail(key, fmt::format("{} is not between {} and {}", n, least, most));
+    return n;
+  }
+  // `otherwise` replaces a missing value.
+  int integer(const toml::table& table, const std::string& key, double least, const json& otherwise = {}) {
+    const json found = value(table, key);
+    return static_cast<int>(number(key, least, kMost, node_of(table, key) == nullptr ? otherwise : found));
+  }
+  std::int64_t parameters(const toml::table& table, const std::string& key, double least = 0) {
+    const json found = value(table, key);
+    return static_cast<std::int64_t>(
+        number(key, least, kMostParameters, node_of(table, key) == nullptr ? json(0) : found));
+  }
+  template <class Keys, class Shape>
+  void read_numbers(const toml::table& table, const Keys& keys, Shape& shape) {
+    for (const auto& key : keys) {
+      const int initial = shape.*key.member;
+      shape.*key.member = integer(table, key.name, key.least, key.least > 0 && initial == 0 ? json() : json(initial));
+    }
+  }
+
+  void read_layers(ModelShape& s) {
+    const toml::node* const kinds = node_of(root_, "layer_kinds");
+    if (kinds == nullptr) {
+      s.moe_layers = static_cast<int>(number("moe_layers", 1, kMostLayers, value(root_, "moe_layers")));
+      s.dense_layers = integer(root_, "dense_layers", 0, 0);
+      return;
+    }
+    const json all = config_ != nullptr ? value(root_, "layers") : json_of(*kinds);
+    const auto layers = number("layers", 1, kMostLayers, all.is_array() ? json(all.size()) : all);
+    for (int l = 0; l < static_cast<int>(layers); ++l) {
+      layer_ = l;
+      const json kind = config_ != nullptr ? value(root_, "layer_kinds") : all[static_cast<std::size_t>(l)];
+      const auto* const found = std::ranges::find(kLayerKinds, kind);
+      if (found == kLayerKinds.end()) {
+        fail("layer_kinds",
+             fmt::format("{} (layer {}) is not one of {}", kind.dump(), l, fmt::join(kLayerKinds, ", ")));
+      }
+      s.layer_kinds.push_back(static_cast<LayerKind>(found - kLayerKinds.begin()));
+    }
+    layer_ = nullptr;
+    s.dense_layers = static_cast<int>(std::ranges::count(s.layer_kinds, LayerKind::kDense));
+    s.moe_layers = static_cast<int>(s.moe_layer_numbers().size());
+    if (s.moe_layers == 0) fail("layers", "leaves no MoE layer");
+  }
+
+  void read_per_layer(const std::string& key, const ModelShape& s, int& most, std::vector<int>& of_layer) {
+    for (const int l : s.moe_layer_numbers()) {
+      layer_ = l;
+      json found = value(root_, key);
+      if (found.is_array()) {
+        if (std::ssize(found) != s.moe_layers) {
+          fail(key, fmt::format("has {} values, but there are {} MoE layers", found.size(), s.moe_layers));
+        }
+        found = json(found[of_layer.size()]);
+      }
+      of_layer.push_back(static_cast<int>(number(key, 1, kMost, found)));
+    }
+    layer_ = nullptr;
+    most = *std::ranges::max_element(of_layer);
+    if (std::ranges::count(of_layer, most) == s.moe_layers) of_layer.clear();
+  }
+
+  void read_attention(ModelShape& s) {
+    const toml::node* const node = node_of(root_, "attention");
+    std::vector<const toml::table*> kinds;
+    if (node != nullptr && node->is_table()) kinds.push_back(node->as_table());
+    if (node != nullptr && node->is_array()) {
+      for (const toml::node& kind : *node->as_array()) {
+        if (kind.is_table()) kinds.push_back(kind.as_table());
+      }
+    }
+    if (kinds.empty()) fail("attention", "must be a section, [attention]");
+    const std::vector<int> layers = config_ != nullptr ? layers_of(kinds, s.layers()) : std::vector<int>(kinds.size());
+    std::vector<AttentionShape> shapes;
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      const toml::table& kind = *kinds[i];
+      if (kind.contains("none") || (config_ != nullptr && layers[i] == 0)) continue;
+      expect_known_keys(kind, "attention.");
+      AttentionShape a{.layers = layers[i] == s.layers() ? 0 : layers[i]};
+      a.heads = a.kv_heads = integer(kind, "heads", 1);
+      a.key_width = a.value_width = integer(kind, "key_width", 1);
+      read_numbers(kind, kAttentionKeys, a);
+      a.state = parameters(kind, "state");
+      a.other_parameters = parameters(kind, "other_parameters", -kMostParameters);
+      if (a.kv_rank == 0 && a.heads % a.kv_heads != 0) {
+        fail("kv_heads", fmt::format("{} does not divide {}, {}", a.kv_heads, where_["heads"].field, a.heads));
+      }
+      if (a.rotary_width >= a.key_width) fail("rotary_width", "leaves nothing of the width of a key");
+      if (a.layers == 0 && !shapes.empty()) fail("layers", "is needed for every kind of attention but the first");
+      shapes.push_back(a);
+    }
+    if (shapes.empty()) fail("attention", "is missing");
+    s.attention = shapes.front();
+    s.other_attention.assign(shapes.begin() + 1, shapes.end());
+    int least = 0;
+    s.visit_attention([&](const AttentionShape&, int n) { least = std::min(least, n); });
+    if (least < 0) fail("layers", fmt::format("is more than the {} layers of the model", s.layers()));
+  }
+
+  // [kind], layers whose first section with a true condition it is.
+  std::vector<int> layers_of(const std::vector<const toml::table*>& kinds, int layers) {
+    std::vector<int> layers_of(kinds.size());
+    for (int l = 0; l < layers; ++l) {
+      layer_ = l;
+      std::string key;
+      const auto holds = [&](const toml::table* kind) {
+        if (!kind->contains("when")) return true;
+        const FormulaValue when = formula(*kind->at_path("when").value<std::string>());
+        if (!when.key.empty()) key = when.key;
+        return whole_number(when.value, file_, key) != 0;
+      };
+      const auto found = std::ranges::find_if(kinds, holds);
+      if (found == kinds.end()) {
+        const json types = find("layer_types", true);
+        if (types.is_array()) key = "layer_types";
+        fail(key, fmt::format("{} of layer {} is not supported in a {} model",
+                              types.is_array() ? types[static_cast<std::size_t>(l)].dump() : "the attention", l,
+                              config_->model_type));
+      }
+      ++layers_of[static_cast<std::size_t>(found - kinds.begin())];
+    }
+    layer_ = nullptr;
+    return layers_of;
+  }
+
+  // Refuses keys that change the layers or their attention and that the family's formulas do not read.
   void expect_understood_layers() const {
-    for (const LayerKey& layer_key : kLayerKeys) {
-      const json* const value = find(layer_key.key);
-      const bool understood =
-          layer_key.understood_by != MoeLayers::kAll && layer_key.understood_by == family_.moe_layers;
-      if (value == nullptr || understood || (value->is_array() && value->empty())) continue;
-      fail(layer_key.key, fmt::format("is not supported in a {} model", family_.model_type));
-    }
-    if (optional({"moe_layer_freq"}) > 1) fail("moe_layer_freq", "above 1 is not supported");
-    const json* const types = find("layer_types");
-    if (types == nullptr) return;
-    const bool chunks = family_.moe_layers == MoeLayers::kInterleaved;  // of 8,192 tokens; modelled sequences are short
-    for (const json& type : *types) {
-      if (type == "full_attention" || (chunks && type == "chunked_attention")) continue;
-      fail("layer_types", fmt::format("{} is not supported; expected \"full_attention\"", type.dump()));
+    for (const toml::node& node : *config_->any.at_path("layer_keys").as_array()) {
+      const std::string key = *node.value<std::string>();
+      const json& config = *config_->objects.front();
+      const auto found = config.find(key);
+      if (read_.contains(key) || found == config.end() || found->is_null()) continue;
+      if (found->is_array() && found->empty()) continue;
+      fail(key, fmt::format("is not supported in a {} model", config_->model_type));
     }
   }
 
-  // Counts the distinct layers in [0, layers) that a list contains.
-  int num_listed(const char* key, int layers) const {
-    const json& list = *find(key);
-    if (!list.is_array()) fail(key, "must be a list of layers");
-    std::vector<bool> listed(static_cast<std::size_t>(layers));
-    for (const json& layer : list) {
-      if (!layer.is_number_unsigned() || layer.get<std::uint64_t>() >= listed.size()) {
-        fail(key, fmt::format("{} is not a layer from 0 to {}", layer.dump(), layers - 1));
+  void read_notes(ModelShape& s) {
+    if (config_ == nullptr) {
+      const json list = value(root_, "notes");
+      for (const json& note : list) {
+        if (!note.is_string()) fail("notes", "must be a list of texts");
+        s.notes.push_back(note.get<std::string>());
       }
-      listed[layer.get<std::size_t>()] = true;
-    }
-    return static_cast<int>(std::ranges::count(listed, true));
-  }
-
-  int moe_layers(int layers) const {
-    switch (family_.moe_layers) {
-      case MoeLayers::kAll:
-        return layers;
-      case MoeLayers::kAfterFirst:
-        return layers - optional({"first_k_dense_replace"});
-      case MoeLayers::kInterleaved:
-        if (find("moe_layers") != nullptr) return num_listed("moe_layers", layers);
-        return layers / std::max(1, optional({"interleave_moe_layer_step"}, 1));
-      case MoeLayers::kSparseStep:
-        break;
-    }
-    const int step = std::max(1, optional({"decoder_sparse_step"}, 1));
-    if (find("mlp_only_layers") == nullptr) return layers / step;
-    const int listed = num_listed("mlp_only_layers", layers);
-    if (listed > 0 && step > 1) fail("mlp_only_layers", "is not supported if decoder_sparse_step is above 1");
-    return layers / step - listed;
-  }
-
-  void read_groups(ModelShape& shape) const {
-    const json* const method = find("topk_method");
-    if (method != nullptr && *method == "greedy") return;  // chooses among all experts, regardless of the other keys
-    const int count = optional({"n_group"}, 1);
-    const int per_token = optional({"topk_group"}, 1);
-    if (count <= 1) return;
-    if (shape.experts % count != 0) fail("n_group", fmt::format("{} does not divide {} experts", count, shape.experts));
-    if (per_token == 0) fail("topk_group", "is missing");
-    if (per_token > count) fail("topk_group", fmt::format("{} is more than n_group, {}", per_token, count));
-    if (shape.experts / count * per_token < shape.top_k) {
-      fail("topk_group", fmt::format("{} groups have fewer experts than a token chooses", per_token));
-    }
-    shape.groups = {.count = count, .per_token = per_token};
-  }
-
-  void read_shared_experts(ModelShape& shape) const {
-    if (family_.moe_layers == MoeLayers::kInterleaved) {
-      shape.shared_experts = 1;  // Llama 4 has one in every MoE layer, without a key for it
       return;
     }
-    shape.shared_experts = optional({"n_shared_experts"});
-    const int width = optional({"shared_expert_intermediate_size"});
-    if (width == 0) return;
-    if (width % shape.intermediate != 0) {
-      fail("shared_expert_intermediate_size",
-           fmt::format("{} is not a multiple of moe_intermediate_size, {}", width, shape.intermediate));
-    }
-    shape.shared_experts = width / shape.intermediate;
-  }
-
-  void read_attention(ModelShape& shape) const {
-    AttentionShape& a = shape.attention;
-    a.heads = required({"num_attention_heads"});
-    a.kv_rank = optional({"kv_lora_rank"});
-    if (a.kv_rank > 0) {
-      a.kv_heads = a.heads;
-      a.query_rank = optional({"q_lora_rank"});
-      a.rotary_width = required({"qk_rope_head_dim"});
-      a.key_width = required({"qk_nope_head_dim"}) + a.rotary_width;
-      a.value_width = required({"v_head_dim"});
-      return;
-    }
-    a.kv_heads = optional({"num_key_value_heads", "num_attention_heads"}, 1);
-    if (a.heads % a.kv_heads != 0) {
-      fail("num_key_value_heads", fmt::format("{} does not divide num_attention_heads, {}", a.kv_heads, a.heads));
-    }
-    a.key_width = optional({"head_dim"}, 1);
-    if (a.key_width == 0) {
-      if (shape.hidden % a.heads != 0) {
-        fail("num_attention_heads", fmt::format("{} does not divide hidden_size, {}", a.heads, shape.hidden));
+    for (const toml::table* const table : {&config_->family, &config_->any}) {
+      const auto* const notes = table->at_path("notes").as_table();
+      if (notes == nullptr) continue;
+      for (const auto& [note, condition] : *notes) {
+        const FormulaValue holds = formula(*condition.value<std::string>());
+        if (whole_number(holds.value, file_, holds.key) != 0) s.notes.emplace_back(note.str());
       }
-      a.key_width = shape.hidden / a.heads;
     }
-    a.value_width = a.key_width;
   }
 
-  const json& config_;
-  const std::string& file_;
-  const Family& family_;
+  const toml::table& root_;
+  std::string file_;
+  const Config* config_;
+  json layer_;                          // number of the layer that formulas are evaluated for, or null
+  std::map<std::string, Where> where_;  // of the values that were read
+  std::set<std::string> read_;          // keys of the config.json that formulas contain
 };
 
 std::string name_of(const std::string& path) {
@@ -276,9 +376,75 @@ std::string name_of(const std::string& path) {
   return p.filename() == "config.json" ? p.parent_path().filename().string() : p.stem().string();
 }
 
-}  // namespace
+struct Families {
+  std::map<std::string, toml::table> by_type;  // [model_type]
+  toml::table any;
+};
 
-ModelShape parse_model_config(std::string_view text, const std::string& file) {
+const Families& families() {
+  static const Families kFamilies = [] {
+    Families all;
+    for (const EmbeddedFile& file : embedded_families()) {
+      const toml::table table = parse_toml(file.text, fmt::format("{}.toml", file.name));
+      if (file.name == "any") all.any = table;
+      if (!table.contains("model_types")) continue;
+      for (const json& type : json_of(*table.get("model_types"))) all.by_type.emplace(type.get<std::string>(), table);
+    }
+    return all;
+  }();
+  return kFamilies;
+}
+
+// The error for an unknown family, with a model file that contains what the config says.
+[[noreturn]] void refuse(const Config& config, const std::string& file) {
+  ModelReader reader(config.any, file, &config);
+  const bool has_experts = !reader.try_number("experts").is_null();
+  std::string lines = fmt::format("name = \"{}\"\n", name_of(file));
+  const auto add = [&](const char* key, const char* from, const char* meaning) {
+    const json number = reader.try_number(from);
+    lines += fmt::format("{} = {}  # {}{}\n", key, number.is_null() ? 0 : number.get<std::int64_t>(),
+                         number.is_null() ? "fill in: " : "", meaning);
+  };
+  add("moe_layers", "layers", "layers with experts; the config's number of layers");
+  lines += "dense_layers = 0  # layers without experts\n";
+  add("experts", "experts", "routed experts of a layer");
+  add("top_k", "top_k", "experts of a token");
+  add("hidden", "hidden", "width of a token");
+  add("intermediate", "intermediate", "width inside an expert");
+  add("vocabulary", "vocabulary", "words");
+  lines += "[attention]\n";
+  add("heads", "heads", "query heads");
+  add("kv_heads", "kv_heads", "key-value heads");
+  add("key_width", "key_width", "width of a head");
+  throw InputError(
+      {.file = file, .field = "model_type"},
+      fmt::format("'{}' is not supported{}. Describe the model by hand: complete these lines "
+                  "(docs/users/formats.md lists more keys) in a file and give it as `model`, such as "
+                  "my_model.toml\n\n{}",
+                  config.model_type,
+                  has_experts ? "" : ", and no known key says how many experts it has (a dense model has none)",
+                  lines));
+}
+
+// Python writes NaN and Infinity. Replaces them by null.
+std::string without_infinity(std::string_view text) {
+  std::string out;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') quoted = !quoted;
+    if (quoted && text[i] == '\\') out += text[i++];
+    std::size_t skipped = 0;
+    for (const std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
+      if (!quoted && skipped == 0 && text.substr(i).starts_with(word)) skipped = word.size();
+    }
+    if (skipped > 0) out += "null";
+    if (skipped > 0) i += skipped - 1;
+    if (skipped == 0 && i < text.size()) out += text[i];
+  }
+  return out;
+}
+
+json parse_json(std::string_view text, const std::string& file) {
   std::vector<std::set<std::string>> keys;  // of the objects being parsed, outermost first
   const auto refuse_repeated_keys = [&](int, json::parse_event_t event, json& value) {
     if (event == json::parse_event_t::object_start) keys.emplace_back();
@@ -288,13 +454,53 @@ ModelShape parse_model_config(std::string_view text, const std::string& file) {
     }
     return true;
   };
-  const json config = json::parse(text, refuse_repeated_keys, /*allow_exceptions=*/false);
+  json config = json::parse(without_infinity(text), refuse_repeated_keys, /*allow_exceptions=*/false);
+  if (config.is_discarded()) throw InputError({.file = file}, "is not JSON");
   if (!config.is_object()) throw InputError({.file = file}, "is not a JSON object");
-  const auto inner = config.find("text_config");
-  const bool multimodal = inner != config.end() && inner->is_object();
-  ModelShape shape = ConfigReader(multimodal ? *inner : config, file).read();
-  shape.name = name_of(file);
-  return shape;
+  return config;
+}
+
+// The config and the objects in it that describe its text model, innermost first.
+std::vector<const json*> text_configs(const json& config) {
+  std::vector<const json*> objects{&config};
+  for (bool deeper = true; deeper;) {
+    deeper = false;
+    for (const char* const key : {"thinker_config", "llm_config", "language_config", "text_config"}) {
+      const auto inner = objects.front()->find(key);
+      if (inner == objects.front()->end() || !inner->is_object()) continue;
+      objects.insert(objects.begin(), &*inner);
+      deeper = true;
+      break;
+    }
+  }
+  return objects;
+}
+
+}  // namespace
+
+ModelShape parse_model(std::string_view text, const std::string& file) {
+  const toml::table root = parse_toml(text, file);
+  return ModelReader(root, file).read();
+}
+
+ModelShape parse_model_config(std::string_view text, const std::string& file) {
+  const json config = parse_json(text, file);
+  const std::vector<const json*> objects = text_configs(config);
+  std::string first_type;
+  for (const json* const object : objects) {
+    const auto type = object->find("model_type");
+    if (type == object->end() || !type->is_string() || type->get_ref<const std::string&>().empty()) continue;
+    const auto name = type->get<std::string>();
+    if (first_type.empty()) first_type = name;
+    const auto family = families().by_type.find(name);
+    if (family == families().by_type.end()) continue;
+    const Config found{.objects = objects, .model_type = name, .family = family->second, .any = families().any};
+    ModelShape shape = ModelReader(family->second, file, &found).read();
+    shape.name = name_of(file);
+    return shape;
+  }
+  if (first_type.empty()) throw InputError({.file = file, .field = "model_type"}, "is missing");
+  refuse({.objects = objects, .model_type = first_type, .family = families().any, .any = families().any}, file);
 }
 
 ModelShape read_model_config(const std::string& path) {

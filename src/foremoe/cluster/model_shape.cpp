@@ -3,14 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <filesystem>
+#include <numeric>
 
 #include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
+#include "foremoe/core/mapped_file.h"
 
 namespace foremoe {
+
+std::span<const EmbeddedFile> embedded_models();  // data/models, embedded by src/foremoe/CMakeLists.txt
+
+// Decaying, reading and updating one element of a linear attention's state, and reading it for the query.
+constexpr double kStateFlops = 8;
 
 std::int64_t AttentionShape::parameters(int hidden) const {
   const std::int64_t queries = std::int64_t{heads} * key_width;
@@ -21,11 +27,21 @@ std::int64_t AttentionShape::parameters(int hidden) const {
                                      ? std::int64_t{hidden} * kv_heads * (key_width + value_width)
                                      : std::int64_t{hidden} * (kv_rank + rotary_width) +
                                            std::int64_t{kv_rank} * kv_heads * (key_width - rotary_width + value_width);
-  return query + key_value + values * hidden;
+  return query + key_value + values * hidden + other_parameters;
 }
 
 std::int64_t AttentionShape::flops_per_token(int context) const {
   return std::int64_t{2} * heads * (key_width + value_width) * context;
+}
+
+double AttentionShape::score_flops(double tokens, double squared_lengths) const {
+  if (state > 0) return kStateFlops * static_cast<double>(state) * tokens;
+  double pairs = squared_lengths / 2;
+  const double indexed = 2.0 * index_width * pairs;
+  // A window cuts off the corner of each sequence's triangle, of the mean length squared_lengths ÷ tokens.
+  if (window > 0 && squared_lengths > tokens * window)
+    pairs = tokens * window * (1 - tokens * window / squared_lengths / 2);
+  return static_cast<double>(flops_per_token(1)) * pairs + indexed;
 }
 
 std::int64_t AttentionShape::token_width() const {
@@ -61,134 +77,35 @@ std::vector<int> ModelShape::moe_layer_numbers() const {
   return numbers;
 }
 
-std::int64_t ModelShape::parameters_besides_experts() const {
-  return layers() * attention_parameters() + moe_layers * (shared_parameters() + router_parameters()) +
-         dense_layers * dense_parameters() + 2 * head_parameters();
+std::int64_t ModelShape::parameters_in_experts() const {
+  const std::int64_t all = experts_of_layer.empty()
+                               ? std::int64_t{moe_layers} * experts
+                               : std::accumulate(experts_of_layer.begin(), experts_of_layer.end(), std::int64_t{0});
+  return all * expert_parameters();
 }
 
-std::int64_t ModelShape::parameters() const {
-  return parameters_besides_experts() + std::int64_t{moe_layers} * experts * expert_parameters();
+std::int64_t ModelShape::parameters_besides_experts() const {
+  std::int64_t attention_of_all = 0;
+  visit_attention([&](const AttentionShape& kind, int n) { attention_of_all += n * kind.parameters(hidden); });
+  return attention_of_all + moe_layers * (shared_parameters() + router_parameters()) +
+         dense_layers * dense_parameters() + (tied ? 1 : 2) * head_parameters() + other_parameters;
+}
+
+std::int64_t ModelShape::active_parameters() const {
+  const std::int64_t chosen = top_k_of_layer.empty()
+                                  ? std::int64_t{moe_layers} * top_k
+                                  : std::accumulate(top_k_of_layer.begin(), top_k_of_layer.end(), std::int64_t{0});
+  return parameters_besides_experts() + chosen * expert_parameters();
 }
 
 std::span<const ModelShape> model_shapes() {
-  // The presets up to Mixtral-8x7B are from each model's config.json on huggingface.co: hidden_size,
-  // moe_intermediate_size, intermediate_size (of dense layers), num_attention_heads, num_key_value_heads, head_dim,
-  // q_lora_rank, kv_lora_rank, qk_nope_head_dim + qk_rope_head_dim, v_head_dim, vocab_size, n_group, topk_group.
-  static const std::array<ModelShape, 10> kShapes{{
-      // Qwen/Qwen3-30B-A3B: num_hidden_layers 48
-      {.name = "Qwen3-30B-A3B",
-       .moe_layers = 48,
-       .experts = 128,
-       .top_k = 8,
-       .hidden = 2048,
-       .intermediate = 768,
-       .vocabulary = 151936,
-       .attention = {.heads = 32, .kv_heads = 4, .key_width = 128, .value_width = 128}},
-      // Qwen/Qwen3-235B-A22B: num_hidden_layers 94
-      {.name = "Qwen3-235B-A22B",
-       .moe_layers = 94,
-       .experts = 128,
-       .top_k = 8,
-       .hidden = 4096,
-       .intermediate = 1536,
-       .vocabulary = 151936,
-       .attention = {.heads = 64, .kv_heads = 4, .key_width = 128, .value_width = 128}},
-      // deepseek-ai/DeepSeek-V3: num_hidden_layers 61, first_k_dense_replace 3; without its multi-token prediction
-      // layer
-      {.name = "DeepSeek-V3",
-       .moe_layers = 58,
-       .dense_layers = 3,
-       .experts = 256,
-       .top_k = 8,
-       .groups = {.count = 8, .per_token = 4},
-       .shared_experts = 1,
-       .hidden = 7168,
-       .intermediate = 2048,
-       .dense_intermediate = 18432,
-       .vocabulary = 129280,
-       .attention = {.heads = 128,
-                     .kv_heads = 128,
-                     .key_width = 192,
-                     .value_width = 128,
-                     .query_rank = 1536,
-                     .kv_rank = 512,
-                     .rotary_width = 64}},
-      // zai-org/GLM-4.5-Air: num_hidden_layers 46, first_k_dense_replace 1; without its multi-token prediction layer
-      {.name = "GLM-4.5-Air",
-       .moe_layers = 45,
-       .dense_layers = 1,
-       .experts = 128,
-       .top_k = 8,
-       .shared_experts = 1,
-       .hidden = 4096,
-       .intermediate = 1408,
-       .dense_intermediate = 10944,
-       .vocabulary = 151552,
-       .attention = {.heads = 96, .kv_heads = 8, .key_width = 128, .value_width = 128}},
-      // moonshotai/Kimi-K2-Instruct: num_hidden_layers 61, first_k_dense_replace 1
-      {.name = "Kimi-K2",
-       .moe_layers = 60,
-       .dense_layers = 1,
-       .experts = 384,
-       .top_k = 8,
-       .shared_experts = 1,
-       .hidden = 7168,
-       .intermediate = 2048,
-       .dense_intermediate = 18432,
-       .vocabulary = 163840,
-       .attention = {.heads = 64,
-                     .kv_heads = 64,
-                     .key_width = 192,
-                     .value_width = 128,
-                     .query_rank = 1536,
-                     .kv_rank = 512,
-                     .rotary_width = 64}},
-      // mistralai/Mixtral-8x7B-v0.1: num_hidden_layers 32, intermediate_size 14336
-      {.name = "Mixtral-8x7B",
-       .moe_layers = 32,
-       .experts = 8,
-       .top_k = 2,
-       .hidden = 4096,
-       .intermediate = 14336,
-       .vocabulary = 32000,
-       .attention = {.heads = 32, .kv_heads = 8, .key_width = 128, .value_width = 128}},
-      // From FineMoE (arXiv 2511.16947), table 2, whose fifth model is Mixtral-8x7B. Experts have the two matrices of
-      // GPT's feed-forward block, 8192 or 16384 wide. These have the parameters of three matrices of two thirds of the
-      // width. Vocabularies and key-value heads are those of GPT-2, since the table has none.
-      {.name = "GPT-32x1.3B",
-       .moe_layers = 24,
-       .experts = 32,
-       .top_k = 2,
-       .hidden = 2048,
-       .intermediate = 5461,
-       .vocabulary = 50257,
-       .attention = {.heads = 16, .kv_heads = 16, .key_width = 128, .value_width = 128}},
-      {.name = "GPT-16x3.2B",
-       .moe_layers = 16,
-       .experts = 16,
-       .top_k = 2,
-       .hidden = 4096,
-       .intermediate = 10923,
-       .vocabulary = 50257,
-       .attention = {.heads = 32, .kv_heads = 32, .key_width = 128, .value_width = 128}},
-      {.name = "GPT-8x6.7B",
-       .moe_layers = 32,
-       .experts = 8,
-       .top_k = 2,
-       .hidden = 4096,
-       .intermediate = 10923,
-       .vocabulary = 50257,
-       .attention = {.heads = 32, .kv_heads = 32, .key_width = 128, .value_width = 128}},
-      // From the same table, with the vocabulary, key-value heads and three matrices of Mixtral-8x7B.
-      {.name = "Mixtral-16x2B",
-       .moe_layers = 32,
-       .experts = 16,
-       .top_k = 2,
-       .hidden = 2048,
-       .intermediate = 8192,
-       .vocabulary = 32000,
-       .attention = {.heads = 32, .kv_heads = 8, .key_width = 64, .value_width = 64}},
-  }};
+  static const std::vector<ModelShape> kShapes = [] {
+    std::vector<ModelShape> shapes;
+    for (const EmbeddedFile& file : embedded_models()) {
+      shapes.push_back(parse_model(file.text, fmt::format("{}.toml", file.name)));
+    }
+    return shapes;
+  }();
   return kShapes;
 }
 
@@ -212,7 +129,10 @@ std::optional<ModelShape> find_model_shape(std::string_view name) {
 ModelShape model_named(const std::string& name_or_path) {
   if (auto shape = find_model_shape(name_or_path)) return *std::move(shape);
   std::error_code error;
-  if (std::filesystem::exists(name_or_path, error)) return read_model_config(name_or_path);
+  if (std::filesystem::exists(name_or_path, error)) {
+    if (name_or_path.ends_with(".toml")) return parse_model(MappedFile(name_or_path).text(), name_or_path);
+    return read_model_config(name_or_path);
+  }
   throw InputError({.field = "model"},
                    fmt::format("'{}' is neither a file nor one of {}{}", name_or_path, fmt::join(model_names(), ", "),
                                did_you_mean(name_or_path, model_names())));

@@ -14,20 +14,28 @@
 
 namespace foremoe {
 
-// Attention of one layer. If kv_rank is 0, query heads share key-value heads. Otherwise, queries, keys and values are
-// expanded from latent vectors (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
+// One kind of attention. If kv_rank is 0, query heads share key-value heads. Otherwise, queries, keys and values are
+// expanded from latent vectors (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434). If `state` is not 0, the
+// kind is linear attention, such as gated delta nets or Mamba 2: tokens read and update a state.
 struct AttentionShape {
-  int heads = 0;         // query heads
-  int kv_heads = 0;      // key-value heads; equal to `heads` if latent
-  int key_width = 0;     // width of one query or key, per head
-  int value_width = 0;   // per head
-  int query_rank = 0;    // latent width of queries; 0: projected directly
-  int kv_rank = 0;       // latent width of keys and values; 0: projected directly
-  int rotary_width = 0;  // latent only: part of key_width that all heads share, outside the latent vector
+  int heads = 0;           // query heads
+  int kv_heads = 0;        // key-value heads; equal to `heads` if latent
+  int key_width = 0;       // width of one query or key, per head
+  int value_width = 0;     // per head
+  int query_rank = 0;      // latent width of queries; 0: projected directly
+  int kv_rank = 0;         // latent width of keys and values; 0: projected directly
+  int rotary_width = 0;    // latent only: part of key_width that all heads share, outside the latent vector
+  int window = 0;          // a token attends to at most this many; 0: to all before it
+  int index_width = 0;     // heads · width of an indexer, which scores all tokens to choose `window` of them
+  std::int64_t state = 0;  // linear attention: elements of the state of a layer
+  std::int64_t other_parameters = 0;  // of a layer, besides queries, keys, values and output: gates, convolutions …
+  int layers = 0;                     // that have it; 0: all layers that no other kind has
 
-  std::int64_t parameters(int hidden) const;  // of all projections
+  std::int64_t parameters(int hidden) const;  // of all projections, and other_parameters
   // FLOPs of attention in the forward pass of one token that attends to `context` others, without projections.
   std::int64_t flops_per_token(int context) const;
+  // FLOPs of the forward pass of causal attention, without projections. squared_lengths: Σ length² over sequences.
+  double score_flops(double tokens, double squared_lengths) const;
   // Elements of queries, keys, values and results of one token.
   std::int64_t token_width() const;
 };
@@ -65,10 +73,18 @@ struct ModelShape {
   ExpertGroups groups = {};       // of the routed experts
   int shared_experts = 0;         // run on every token's own rank, in addition to top_k
   int hidden = 0;                 // width of a token
-  int intermediate = 0;           // width inside one routed expert, and inside one shared expert
+  int intermediate = 0;           // width inside one routed expert
   int dense_intermediate = 0;     // width inside the feed-forward block of a dense layer; 0 without one
   int vocabulary = 0;             // the embedding and the output head each have hidden · vocabulary parameters
-  AttentionShape attention = {};  // of every layer
+  AttentionShape attention = {};  // of every layer that none of other_attention has
+  std::vector<AttentionShape> other_attention = {};  // with their numbers of layers
+  int shared_intermediate = 0;          // width inside all shared experts together; 0: shared_experts · intermediate
+  int latent = 0;                       // width of tokens that routed experts receive (latent MoE); 0: `hidden`
+  int expert_matrices = 3;              // of an expert or feed-forward block: gate, up and down; 2: up and down
+  bool tied = false;                    // the output head is the embedding
+  std::int64_t other_parameters = 0;    // such as those of a vision tower
+  bool automatic = true;                // may be chosen for a load by its experts and top-k
+  std::vector<std::string> notes = {};  // what a reader of its parameters and times must know
 
   std::vector<LayerKind> layer_kinds = {};  // [decoder layers]; empty: unknown, dense layers are assumed to be first
   int weightless_experts = 0;               // ids from `experts` on that have no weights, such as LongCat's
@@ -78,38 +94,59 @@ struct ModelShape {
   // Numbers of the layers with experts, hash-routed ones included, ascending: [moe_layers].
   std::vector<int> moe_layer_numbers() const;
 
-  int layers() const { return moe_layers + dense_layers; }
-  // Gate, up and down projections of one routed expert: 3 · hidden · intermediate.
-  std::int64_t expert_parameters() const { return std::int64_t{3} * hidden * intermediate; }
+  int layers() const { return layer_kinds.empty() ? moe_layers + dense_layers : static_cast<int>(layer_kinds.size()); }
+  int row_width() const { return latent > 0 ? latent : hidden; }  // of a token that is sent to an expert
+  int shared_width() const { return shared_intermediate > 0 ? shared_intermediate : shared_experts * intermediate; }
+  // Projections of one routed expert (gate, up and down, or only up and down).
+  std::int64_t expert_parameters() const { return std::int64_t{expert_matrices} * row_width() * intermediate; }
   Bytes expert_bytes(int bytes_per_parameter = 2) const { return Bytes{expert_parameters() * bytes_per_parameter}; }
 
   // FLOPs of one token in one routed expert, in the forward pass.
   std::int64_t flops_per_assignment() const { return 2 * expert_parameters(); }
 
-  std::int64_t attention_parameters() const { return attention.parameters(hidden); }               // per layer
-  std::int64_t shared_parameters() const { return shared_experts * expert_parameters(); }          // per MoE layer
-  std::int64_t router_parameters() const { return std::int64_t{hidden} * experts; }                // per MoE layer
-  std::int64_t dense_parameters() const { return std::int64_t{3} * hidden * dense_intermediate; }  // per dense layer
+  // Calls visit(kind, layers) for each kind of attention, with its number of layers.
+  template <class Visit>
+  void visit_attention(const Visit& visit) const {
+    int others = 0;
+    for (const AttentionShape& kind : other_attention) others += kind.layers;
+    visit(attention, attention.layers > 0 ? attention.layers : layers() - others);
+    for (const AttentionShape& kind : other_attention) visit(kind, kind.layers);
+  }
+
+  std::int64_t attention_parameters() const { return attention.parameters(hidden); }  // per layer of the first kind
+  // Per MoE layer: shared experts, and projections to and from the width `latent`.
+  std::int64_t shared_parameters() const {
+    return std::int64_t{expert_matrices} * hidden * shared_width() + std::int64_t{2} * hidden * latent;
+  }
+  std::int64_t router_parameters() const { return std::int64_t{hidden} * (experts + weightless_experts); }
+  std::int64_t dense_parameters() const { return std::int64_t{expert_matrices} * hidden * dense_intermediate; }
   std::int64_t head_parameters() const { return std::int64_t{hidden} * vocabulary; }  // the embedding has as many again
-  // Numbers of parameters outside routed experts (stored on every rank) and in total. Both exclude norms and biases.
+  // Numbers of parameters in routed experts, outside them (stored on every rank), in total, and of one token: all but
+  // those of experts that it did not choose. They exclude norms and biases.
+  std::int64_t parameters_in_experts() const;
   std::int64_t parameters_besides_experts() const;
-  std::int64_t parameters() const;
+  std::int64_t parameters() const { return parameters_besides_experts() + parameters_in_experts(); }
+  std::int64_t active_parameters() const;
 };
 
-std::span<const ModelShape> model_shapes();
-std::vector<std::string> model_names();  // names of the presets
+std::span<const ModelShape> model_shapes();  // data/models, embedded by src/foremoe/CMakeLists.txt
+std::vector<std::string> model_names();      // names of the presets
 
 // Finds a preset by name, ignoring case: "qwen3-30b-a3b". None if unknown.
 std::optional<ModelShape> find_model_shape(std::string_view name);
 
-// Finds a preset by name, or reads the config.json at this path. Throws InputError, field `model`, if neither exists.
+// Finds a preset by name, or reads the file at this path: a model that is described by hand if its name ends in .toml,
+// else a config.json. Throws InputError, field `model`, if neither exists.
 ModelShape model_named(const std::string& name_or_path);
 
-// Reads the shape from a model's config.json. Supports the model_types of huggingface/transformers that
-// model_config.cpp lists, whose layers it can count. Reads text_config if the model is multimodal. Rejects dense models
-// and all other model_types. The model is named after the folder if the file is called config.json, else after the
-// file. Throws InputError with file, key and problem.
+// Reads a model in the format of data/models (docs/users/formats.md). Throws InputError with file, key and line.
+ModelShape parse_model(std::string_view text, const std::string& file);  // `file` names the text in errors
+
+// Reads the shape from a model's config.json. data/families describes how: a family of model_types has formulas of the
+// config's keys. Reads the text model of a multimodal model. Rejects dense models and all other model_types; the
+// message contains a file that describes the model by hand. The model is named after the folder if the file is called
+// config.json, else after the file. Throws InputError with file, key and problem.
 ModelShape read_model_config(const std::string& path);
-ModelShape parse_model_config(std::string_view text, const std::string& file);  // `file` names the text in errors
+ModelShape parse_model_config(std::string_view text, const std::string& file);
 
 }  // namespace foremoe

@@ -19,7 +19,7 @@ ModelShape model_of(const LoadTable& load) {
   std::string names;
   for (const ModelShape& shape : model_shapes()) {
     if (shape.experts != load.num_experts() || shape.top_k != load.top_k) continue;
-    if (shape.moe_layers < load.num_layers()) continue;
+    if (shape.moe_layers < load.num_layers() || !shape.automatic) continue;
     names += (fitting.empty() ? "" : ", ") + shape.name;
     fitting.push_back(shape);
   }
@@ -62,12 +62,14 @@ std::vector<Option> options_of(CostRequest& r) {
                    .group = group,
                    .main = true},
                   r.cluster),
-      text_option({.name = "model",
-                   .value = "NAME|FILE",
-                   .help = fmt::format("Model: {}, or the path of a config.json", fmt::join(model_names(), ", ")),
-                   .group = group,
-                   .main = true},
-                  r.model),
+      text_option(
+          {.name = "model",
+           .value = "NAME|FILE",
+           .help = fmt::format("Model: {}; or the path of a config.json, or of a TOML file that describes a model",
+                               fmt::join(model_names(), ", ")),
+           .group = group,
+           .main = true},
+          r.model),
       integer_option(
           {.name = "sequence_tokens",
            .value = "TOKENS",
@@ -158,6 +160,15 @@ std::optional<CostModel> find_cost_model_if_asked(const NamedCost& named, const 
   return find_cost_model(named, load);
 }
 
-std::string describe(const CostModel& cost) { return fmt::format("{} × {}", cost.cluster().name, cost.model().name); }
+std::string describe(const CostModel& cost) {
+  const ModelShape& model = cost.model();
+  std::string text = fmt::format("{} × {}", cost.cluster().name, model.name);
+  if (find_model_shape(model.name)) return text;
+  std::vector<std::string> facts = model.notes;
+  facts.insert(facts.begin(),
+               fmt::format("{:.1f}e9 parameters, {:.1f}e9 per token", 1e-9 * static_cast<double>(model.parameters()),
+                           1e-9 * static_cast<double>(model.active_parameters())));
+  return fmt::format("{} ({})", text, fmt::join(facts, "; "));
+}
 
 }  // namespace foremoe

@@ -1,0 +1,16 @@
+#pragma once
+
+// What readers of TOML files share: clusters, models and families of models. Only for sources of this folder, since
+// programs that link the library need no toml++.
+
+#include <toml++/toml.h>
+#include <string>
+#include <string_view>
+
+namespace foremoe {
+
+toml::table parse_toml(std::string_view text, const std::string& file);        // throws InputError with file and line
+std::string line_of(const toml::node& node);                                   // "line 12", for errors
+std::string read_toml_name(const toml::table& root, const std::string& file);  // key `name`, without control characters
+
+}  // namespace foremoe
