@@ -45,7 +45,7 @@ std::string meaning() {
   }
   text += "\nShapes, MoE layers / experts / top-k:\n";
   for (const ModelShape& shape : model_shapes()) {
-    text += fmt::format("  {:<16} {} / {} / {}\n", shape.name, shape.moe_layers, shape.experts, shape.top_k);
+    text += fmt::format("  {:<18} {} / {} / {}\n", shape.name, shape.moe_layers, shape.experts, shape.top_k);
   }
   return text;
 }

@@ -58,27 +58,9 @@ constexpr auto kAttentionKeys = std::to_array<NumberKey<AttentionShape>>({
     {"index_width", &AttentionShape::index_width, 0},
     {"layers", &AttentionShape::layers, 0},
 });
-constexpr std::array kOtherKeys{"name",
-                                "moe_layers",
-                                "dense_layers",
-                                "layers",
-                                "layer_kinds",
-                                "experts",
-                                "top_k",
-                                "expert_groups",
-                                "groups_per_token",
-                                "tied_embeddings",
-                                "automatic",
-                                "other_parameters",
-                                "notes",
-                                "attention",
-                                "dense_intermediate",
-                                "model_types",
-                                "defaults",
-                                "layer_keys",
-                                "when",
-                                "none",
-                                "state"};
+constexpr std::string_view kOtherKeys =
+    " name moe_layers dense_layers layers layer_kinds experts top_k expert_groups groups_per_token tied_embeddings "
+    "automatic other_parameters notes attention dense_intermediate model_types defaults layer_keys when none state ";
 constexpr std::array kLayerKinds{"dense", "moe", "hash", "none"};  // in the order of LayerKind
 
 json json_of(const toml::node& node) {
@@ -94,7 +76,7 @@ json json_of(const toml::node& node) {
 bool is_key(std::string_view name) {
   const auto same = [&](const auto& key) { return name == key.name; };
   return std::ranges::any_of(kModelKeys, same) || std::ranges::any_of(kAttentionKeys, same) ||
-         std::ranges::find(kOtherKeys, name) != kOtherKeys.end();
+         kOtherKeys.find(fmt::format(" {} ", name)) != std::string_view::npos;
 }
 
 // A config.json and how to read it.
@@ -419,8 +401,8 @@ const Families& families() {
   throw InputError(
       {.file = file, .field = "model_type"},
       fmt::format("'{}' is not supported{}. Describe the model by hand: complete these lines "
-                  "(docs/users/formats.md lists more keys) in a file and give it as `model`, such as "
-                  "my_model.toml\n\n{}",
+                  "(docs/users/formats.md lists more keys), save them as a .toml file and give its path as `model`\n\n"
+                  "{}",
                   config.model_type,
                   has_experts ? "" : ", and no known key says how many experts it has (a dense model has none)",
                   lines));

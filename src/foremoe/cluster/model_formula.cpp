@@ -184,9 +184,6 @@ class Formula {
     expect(")");
     if (!live_) return 0;
     if (function == "len") return static_cast<double>(values[0].is_null() ? 0 : values[0].size());
-    if (function == "count") return static_cast<double>(std::ranges::count(values[0], values[1]));
-    if (function == "min") return std::min(number(values[0]), number(values[1]));
-    if (function == "max") return std::max(number(values[0]), number(values[1]));
     if (function != "same") syntax_error();
     json first;
     for (std::size_t i = 0; i < values.size(); ++i) {

@@ -5,7 +5,7 @@
 //   choice   any ? choice : choice
 //   any      ?? (the first that is not missing), ||, &&, == != <= >= < > in, + -, * / % //, ! -, weakest first
 //   value    a number, 'text', null, a key, value.key, value[index], f(any, …), (choice)
-//   f        len(list), count(list, value), min, max, same(…): the first that is not missing; all others must equal it
+//   f        len(list), same(…): the first that is not missing; all others must equal it
 //
 // A missing key is null, and null is an error where a number is needed. `/` must leave no remainder. An index of a
 // number returns it, so that key[layer] reads a number for all layers or a list with one for each.
