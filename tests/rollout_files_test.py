@@ -25,7 +25,9 @@ class Synth(CommandTest):
                 self.assertEqual((made["layers"], made["experts"], made["top_k"]), numbers)
 
     def test_options_override_the_numbers_of_a_shape(self):
-        made = self.json_of("synth", "--shape", "Mixtral-8x7B", "--layers", 4, "--micro-steps", 1, "--ranks", 4, "--out", "x")
+        made = self.json_of(
+            "synth", "--shape", "Mixtral-8x7B", "--layers", 4, "--micro-steps", 1, "--ranks", 4, "--out", "x"
+        )
         self.assertEqual((made["layers"], made["experts"]), (4, 8))
 
     def test_every_routing_model_generates_all_tokens(self):
@@ -49,7 +51,9 @@ class Pack(CommandTest):
         (metadata, tensors), (before, recorded) = st.read(self.folder / "packed"), st.read(self.folder / trace)
         micro_step, rank = st.values(tensors.pop("micro_step")), st.values(tensors.pop("rank"))
         order = report["order"]
-        self.assertEqual([order[m][r].count(s) for s, (m, r) in enumerate(zip(micro_step, rank, strict=True))], [1] * 48)
+        self.assertEqual(
+            [order[m][r].count(s) for s, (m, r) in enumerate(zip(micro_step, rank, strict=True))], [1] * 48
+        )
         self.assertEqual(sum(len(cell) for cells in order for cell in cells), 48)
         self.assertEqual((tensors, metadata), ({name: recorded[name] for name in tensors}, before))
 
@@ -64,7 +68,9 @@ class Pack(CommandTest):
             starts = st.values(tensors["cu_seqlens"])
             for name, linear in (("attention", 0), ("dense", 4096)):
                 work = {}
-                for s, cell in enumerate(zip(st.values(tensors["micro_step"]), st.values(tensors["rank"]), strict=True)):
+                for s, cell in enumerate(
+                    zip(st.values(tensors["micro_step"]), st.values(tensors["rank"]), strict=True)
+                ):
                     length = starts[s + 1] - starts[s]
                     work[cell] = work.get(cell, 0) + length**2 + linear * length
                 busiest = sum(max(work.get((m, r), 0) for r in range(4)) for m in {m for m, _ in work})
@@ -76,7 +82,9 @@ class Pack(CommandTest):
         self.assertIsNone(self.pack(trace)["before"])
         self.change(trace, lambda _, tensors: (tensors.pop("micro_step"), tensors.pop("rank")))
         self.assertIsNone(self.pack(trace, "--mini-batches", 2)["before"])
-        self.assertNotIn("before", self.succeed("pack", trace, "--ranks", 4, "--tokens-per-rank", 64, "--out", "packed"))
+        self.assertNotIn(
+            "before", self.succeed("pack", trace, "--ranks", 4, "--tokens-per-rank", 64, "--out", "packed")
+        )
 
     def test_names_the_wrong_option_or_index(self):
         trace = self.synthesise("step", kind="trace")
@@ -85,7 +93,10 @@ class Pack(CommandTest):
             ([trace, "--ranks", 4], ["--tokens-per-rank"]),
             ([trace, "--ranks", 3, "--tokens-per-rank", 64], [trace, "16 experts", "3 ranks", "--ranks"]),
             ([trace, "--ranks", 4, "--tokens-per-rank", 5], [trace, "cu_seqlens[0]", "--tokens-per-rank"]),
-            ([trace, "--ranks", 4, "--tokens-per-rank", 64, "--mini-batches", 2], ["--mini-batches: 2", "3 micro-steps"]),
+            (
+                [trace, "--ranks", 4, "--tokens-per-rank", 64, "--mini-batches", 2],
+                ["--mini-batches: 2", "3 micro-steps"],
+            ),
             ([trace, "--ranks", 4, "--tokens-per-rank", 64, "--mini-batches", 99], ["--mini-batches: 99", "24"]),
             ([trace, "--ranks", 4, "--tokens-per-rank", 64, "--effort", "-1"], ["--effort"]),
             ([load, "--ranks", 4, "--tokens-per-rank", 64], [load, "format", "foremoe.load/1"]),
@@ -99,7 +110,9 @@ class Import(CommandTest):
         (self.folder / "a.npy").write_bytes(npy((2, 1, 2), [0, 1, 2, 2]))
         (self.folder / "b.npy").write_bytes(npy((2, 1, 2), [3, 0, 255, 255]))
         report = self.json_of("import", "a.npy", "b.npy", "--experts", 4, "--model", "tiny", "--out", "step")
-        self.assertEqual((report["format"], report["kind"], report["sequences"], report["tokens"]), ("npy", "trace", 2, 4))
+        self.assertEqual(
+            (report["format"], report["kind"], report["sequences"], report["tokens"]), ("npy", "trace", 2, 4)
+        )
         self.assertEqual((report["rows"], report["rows_repeating"], report["rows_recorded_missing"]), (4, 1, 1))
         self.assertEqual(report["rows_missing"], 2)
         counted = self.json_of("collect", "step", "--ranks", 2, "--out", "load")
@@ -112,13 +125,16 @@ class Import(CommandTest):
 
     def test_detects_formats_that_require_the_python_package(self):
         (self.folder / "a").write_bytes(base64.b64encode(npy((1, 1, 2), [0, 1])))
-        self.refuse("import", "a", "--out", "new", saying=["a: is a npy-base64 file, which requires the Python package"])
+        self.refuse(
+            "import", "a", "--out", "new", saying=["a: is a npy-base64 file, which requires the Python package"]
+        )
         self.refuse("import", "a", "--format", "npz", "--out", "new", saying=["a: is a npz file"])
 
     def test_a_known_model_sets_the_number_of_experts(self):
-        (self.folder / "a.npy").write_bytes(npy((1, 1, 2), [0, 1]))
-        report = self.json_of("import", "a.npy", "--model", "Qwen3-30B-A3B", "--out", "step")
-        self.assertEqual((report["experts"], report["experts_inferred"]), (128, False))
+        (self.folder / "a.npy").write_bytes(npy((1, 32, 2), [0, 1] * 32))
+        report = self.json_of("import", "a.npy", "--model", "Mixtral-8x7B", "--out", "step")
+        self.assertEqual((report["experts"], report["experts_inferred"]), (8, False))
+        self.refuse("import", "a.npy", "--model", "Qwen3-30B-A3B", "--out", "new", saying=["a.npy", "Qwen3-30B-A3B"])
 
     def test_rejects_invalid_imports_with_a_reason(self):
         (self.folder / "a.npy").write_bytes(npy((1, 1, 2), [0, 1]))
@@ -179,7 +195,9 @@ class Collect(CommandTest):
 
 class Inspect(CommandTest):
     def test_reports_the_memory_of_routes_for_a_trace_and_its_load(self):
-        trace = self.synthesise("x.trace", kind="trace")  # 3 micro-steps of 4 × 64 tokens, 2 layers, top-2, one byte per id
+        trace = self.synthesise(
+            "x.trace", kind="trace"
+        )  # 3 micro-steps of 4 × 64 tokens, 2 layers, top-2, one byte per id
         self.succeed("collect", trace, "--out", "x.load")
         for name in (trace, "x.load"):
             self.assertEqual(self.json_of("inspect", name)["route_bytes"], 3 * 4 * 64 * 2 * 2)
@@ -213,7 +231,10 @@ class Inspect(CommandTest):
         self.assertNotIn("\x1b", self.on_a_terminal(["inspect", step], TERM="dumb"))
 
     def test_shows_a_trace_without_batching(self):
-        tensors = {"routed_experts": st.tensor("U8", [2, 1, 2], [0, 1, 2, 3]), "cu_seqlens": st.tensor("I64", [2], [0, 2])}
+        tensors = {
+            "routed_experts": st.tensor("U8", [2, 1, 2], [0, 1, 2, 3]),
+            "cu_seqlens": st.tensor("I64", [2], [0, 2]),
+        }
         st.write(self.folder / "step", {"format": "foremoe.trace/1", "num_experts": "4", "top_k": "2"}, tensors)
         done = self.foremoe("inspect", "step", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -66,6 +66,9 @@ Counted count_file(const CollectArguments& arguments, ThreadPool& pool) {
   note_all(remarks);
   const Activity activity(fmt::format("counting the routes of {}", arguments.input.path));
   counted.load = collect(counted.trace, counted.batching, pool);
+  std::vector<std::string> missing;
+  note_missing_rows(counted.trace, counted.load, missing);
+  note_all(missing);
   return counted;
 }
 

@@ -11,6 +11,7 @@
 #include "console.h"
 #include "foremoe/evaluate/workload.h"
 #include "foremoe/planner/planner.h"
+#include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/packing.h"
 #include "foremoe/rollout/trace_file.h"
 #include "progress.h"
@@ -86,6 +87,9 @@ int run(const PackArguments& arguments) {
     before = packing_figures({.trace = trace, .batching = make_batching(trace, {})}, home, pool);
   }
   const PackingFigures after = packing_figures({.trace = trace, .batching = packing.batching}, home, pool);
+  std::vector<std::string> remarks;
+  note_missing_rows(trace, collect(trace, packing.batching, pool), remarks);
+  note_all(remarks);
   record_batching(packing.batching, trace);
   write_trace(trace, arguments.out);
 

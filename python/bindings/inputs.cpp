@@ -27,6 +27,7 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
   BatchedTrace tokens{.trace = *trace, .batching = batch(*trace, options, remarks)};
   LoadTable load = collect(tokens.trace, tokens.batching, pool);
   load.name = options.path;
+  note_missing_rows(tokens.trace, load, remarks);
   Workload workload = make_workload(std::move(load));
   workload.tokens = std::move(tokens);
   workload.asked = options;
@@ -34,15 +35,20 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
   return {std::make_shared<const Workload>(std::move(workload))};
 }
 
-std::shared_ptr<Trace> pack_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords, int threads) {
+// Returns the packed trace, and remarks on the given one.
+std::pair<std::shared_ptr<Trace>, std::vector<std::string>> pack_trace(const std::shared_ptr<Trace>& trace,
+                                                                       const nb::dict& keywords, int threads) {
   PackingOptions options;
   set_options(options_of(options), keywords);
   const nb::gil_scoped_release release;
   ThreadPool pool(threads_of(threads));
   auto packed = std::make_shared<Trace>(*trace);
   if (packed->name.empty()) packed->name = "trace";
-  record_batching(pack(*packed, options, pool).batching, *packed);
-  return packed;
+  const Batching batching = pack(*packed, options, pool).batching;
+  std::vector<std::string> remarks;
+  note_missing_rows(*packed, collect(*packed, batching, pool), remarks);
+  record_batching(batching, *packed);
+  return {std::move(packed), std::move(remarks)};
 }
 
 // Reads a file with all input options: batching, limits on layers and micro-steps, homes, and the previous step.
@@ -82,12 +88,16 @@ std::shared_ptr<const void> owner_of(nb::object object) {
 }
 
 // Decodes (file, field, index, bytes of an .npy file or C-ordered integers, prompt tokens or −1, tokens or None, weight
-// versions).
+// versions, where tokens were counted, omitted rows, prompt, problem).
 DecodedSequence decoded(const nb::tuple& t) {
   DecodedSequence sequence{.where = {.file = nb::cast<std::string>(t[0]),
                                      .field = nb::cast<std::string>(t[1]),
                                      .index = nb::cast<std::string>(t[2])},
                            .prompt_length = nb::cast<std::int32_t>(t[4]),
+                           .counted_in = nb::cast<std::string>(t[7]),
+                           .omitted_rows = nb::cast<std::int64_t>(t[8]),
+                           .prompt = nb::cast<std::string>(t[9]),
+                           .problem = nb::cast<std::string>(t[10]),
                            .weight_versions = nb::cast<std::vector<std::string>>(t[6]),
                            .owner = owner_of(t[3])};
   if (!t[5].is_none()) sequence.num_tokens = nb::cast<std::int64_t>(t[5]);

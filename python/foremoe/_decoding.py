@@ -5,17 +5,18 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import hashlib
 import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import refuse
+from ._errors import InputError, refuse
 
 NPY = b"\x93NUMPY"
 DTYPES = {name: np.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
@@ -35,6 +36,56 @@ class Decoded(NamedTuple):
     prompt_length: int = -1  # tokens; −1: unknown
     num_tokens: int | None = None  # claimed by the response
     weight_versions: tuple[str, ...] = ()  # those that generated it, as the response says
+    counted_in: str = ""  # where num_tokens is from
+    omitted_rows: int = 0  # rows of first tokens that may have been omitted, as the response says
+    prompt: str = ""  # equal if prompts are; "": unknown
+    problem: str = ""  # why the sample cannot be read; "": it can
+
+
+def attempt(decode: Callable[[], Decoded]) -> Decoded:
+    """Returns what decode() returns, or a sample that cannot be read."""
+    try:
+        return decode()
+    except InputError as error:
+        return unreadable(error)
+
+
+def unreadable(error: InputError) -> Decoded:
+    return Decoded(error.file, error.field, error.index, b"", problem=error.problem)
+
+
+def with_counts(decoded: Decoded, counts: Sequence[tuple[int, str]], omitted: Sequence[Any] = ()) -> Decoded:
+    """Adds the number of tokens. counts: From each source, with its name. omitted: Numbers of first tokens without row.
+
+    If sources differ, the first that explains the rows counts: token ids of pictures, for example, may be fewer.
+    """
+    counts = [(tokens, name) for tokens, name in counts if 0 < tokens < 2**53]
+    if not counts:
+        return decoded
+    rows = _num_rows(decoded.content)
+    lacks = [0, *(n for n in omitted if type(n) is int and n > 0)]
+    fitting = [(tokens, n) for tokens, _ in counts for n in lacks if rows is not None and tokens - rows - n in (0, 1)]
+    tokens, lack = fitting[0] if fitting else (counts[0][0], 0)
+    names = ", ".join(name for of, name in counts if of == tokens)
+    return decoded._replace(num_tokens=tokens, counted_in=names, omitted_rows=lack)
+
+
+def _num_rows(content: bytes | npt.NDArray[Any]) -> int | None:
+    if not isinstance(content, bytes):
+        return len(content)
+    file = io.BytesIO(content)
+    try:
+        first = np.lib.format.read_magic(file) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        return int(read(file)[0][0])
+    except (ValueError, IndexError):
+        return None  # the importer names the problem
+
+
+def prompt_key(tokens: Any, text: Any, group: Any) -> str:
+    """Returns a text that is equal for samples of the same prompt, from the first that is known."""
+    known = [(name, of) for name, of in (("tokens", tokens), ("text", text), ("group", group)) if of not in (None, [])]
+    return hashlib.sha256(repr(known[0]).encode("utf-8", "replace")).hexdigest() if known else ""
 
 
 class SourcePlace(NamedTuple):

@@ -10,6 +10,7 @@ Written from THUDM/slime 624b824 (slime/observability/rollout_data_utils.py, sli
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import pickle
@@ -19,9 +20,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ._decoding import Decoded, SourcePlace, decode_routes, distinct_labels, expect_bytes, member, read_members
+from ._decoding import (
+    Decoded,
+    SourcePlace,
+    attempt,
+    decode_routes,
+    distinct_labels,
+    expect_bytes,
+    member,
+    prompt_key,
+    read_members,
+    with_counts,
+)
 
 ARRAY_DTYPES = ("i1", "i2", "i4", "i8", "u1", "u2")
+PICTURES = ("multimodal_train_inputs", "multimodal_inputs")
 STORAGE_DTYPES = {"Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8"}
 
 
@@ -94,7 +107,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[Decoded]:
-    """Yields the sequences of a rollout. Raises InputError if it has no samples, or one of them has no routes."""
+    """Yields the sequences of a rollout. Raises InputError if it has no samples."""
     members = {place.field: content for place, content in read_members(file, data)}
     pickled = next((name for name in members if name.endswith("data.pkl")), None)
     place = SourcePlace(file, "")
@@ -107,18 +120,26 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
     samples = member(rollout, "samples")
     if not isinstance(samples, list):
         place.at("samples").refuse("is no list: slime and miles save rollouts with --save-debug-rollout-data")
-    for i, sample in enumerate(samples):
+
+    def read(i: int, sample: Any) -> Decoded:
         at = place.at(f"samples[{i}]").at("rollout_routed_experts")
         routes = member(sample, "rollout_routed_experts")
         if routes is None:
-            at.refuse("is missing: was the rollout run with --use-rollout-routing-replay?")
+            status = member(sample, "status")
+            at.refuse(
+                f"is missing{f' (status {status!s:.20})' if isinstance(status, str) else ''}: "
+                "was the rollout run with --use-rollout-routing-replay?"
+            )
         if isinstance(routes, _Array):
             routes = _array(routes, at)
         elif isinstance(routes, _Tensor):
-            routes = _tensor(routes, members, pickled.removesuffix("data.pkl"), at)
+            routes = _tensor(routes, members, str(pickled).removesuffix("data.pkl"), at)
         elif not isinstance(routes, list):
             at.refuse("is neither an array nor a tensor nor a list")
-        yield _with_facts(decode_routes(routes, at, options), sample)
+        return _with_facts(decode_routes(routes, at, options), sample)
+
+    for i, sample in enumerate(samples):
+        yield attempt(functools.partial(read, i, sample))
 
 
 def _array(array: _Array, place: SourcePlace) -> npt.NDArray[Any]:
@@ -153,12 +174,17 @@ def _extents(shape: Any, place: SourcePlace) -> Sequence[int]:
 
 
 def _with_facts(decoded: Decoded, sample: Mapping[str, Any]) -> Decoded:
-    """Adds weight versions, and the lengths of sequence and prompt if each token, or all but the last, has a row."""
+    """Adds weight versions, the lengths of sequence and prompt, and the prompt. Pictures have more rows than tokens."""
     versions = sample.get("weight_versions")
     if isinstance(versions, list):
         decoded = decoded._replace(weight_versions=distinct_labels(versions))
     tokens, response, rows = sample.get("tokens"), sample.get("response_length"), len(decoded.content)
-    if not isinstance(tokens, list) or len(tokens) - rows not in (0, 1):
+    fits = isinstance(tokens, list) and len(tokens) - rows in (0, 1)
+    if not isinstance(tokens, list) or (not fits and any(sample.get(name) for name in PICTURES)):
         return decoded
-    prompt = len(tokens) - response if type(response) is int else -1
-    return decoded._replace(num_tokens=len(tokens), prompt_length=min(prompt, rows) if prompt >= 0 else -1)
+    prompt = len(tokens) - response if type(response) is int and 0 <= response <= len(tokens) else -1
+    decoded = with_counts(decoded, [(len(tokens), "tokens")], [sample.get("cached_tokens")])
+    return decoded._replace(
+        prompt_length=prompt,
+        prompt=prompt_key(tokens[:prompt] if prompt > 0 else None, None, sample.get("group_index")),
+    )

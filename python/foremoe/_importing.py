@@ -24,6 +24,7 @@ C++ (TraceAssembler) applies the rules for rows (missing rows, repeated ids, ids
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ from . import _core
 from ._decoding import (
     Decoded,
     SourcePlace,
+    attempt,
     base64_bytes,
     decode_routes,
     int32,
@@ -43,11 +45,27 @@ from ._decoding import (
     nested,
     nrlre1,
     parse_json,
+    prompt_key,
     read_members,
     type_name,
+    unreadable,
     versions_of,
+    with_counts,
 )
+from ._errors import InputError
 from ._import_torch import read_rollout
+
+MISSING = "is missing"
+REMEDY = (
+    "no response has routes. Start vLLM or SGLang with --enable-return-routed-experts; requests to SGLang also need "
+    "return_routed_experts=true"
+)
+PROMPT_IDS = ("prompt_token_ids", "prompt_ids")
+GENERATED_IDS = (
+    "token_ids", "output_ids", "output_token_ids", "generation_token_ids", "response_token_ids", "response_ids",
+    "completion_token_ids", "completion_ids",
+)  # fmt: skip
+CACHED = ("cached_tokens", "num_cached_tokens")
 
 
 def decoder(options: Mapping[str, Any]) -> Callable[[str, str, bytes], list[Decoded]]:
@@ -68,7 +86,11 @@ def decoder(options: Mapping[str, Any]) -> Callable[[str, str, bytes], list[Deco
         if format == "sglang" and not is_base64(data.split(b"\n", 1)[0].strip()):
             place = SourcePlace(file, "routed_experts")
             return [place.decoded(int32(data, place, options))]
-        return [place.decoded(read[format](line, place)) for line, place in _lines(file, data)]
+
+        def of_line(line: bytes, place: SourcePlace) -> Decoded:
+            return place.decoded(read[format](line, place))
+
+        return [attempt(functools.partial(of_line, line, place)) for line, place in _lines(file, data)]
 
     return decode
 
@@ -95,17 +117,30 @@ def _responses(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[D
         except (ValueError, RecursionError):
             pass
     documents = _lines(file, data) if one_per_line else [(data.strip(), SourcePlace(file, ""))]
+    samples: list[Decoded] = []
     for text, place in documents:
-        yield from _of_document(parse_json(text, place), place, options)
+        try:
+            samples += _of_document(parse_json(text, place), place, options)
+        except InputError as error:
+            samples.append(unreadable(error))
+    if all(sample.problem for sample in samples) and any(MISSING in sample.problem for sample in samples):
+        samples[0] = samples[0]._replace(problem=f"{samples[0].problem}: {REMEDY}")
+    return iter(samples)
 
 
 def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) -> Iterator[Decoded]:
+    """Yields the samples of a response, or of a list of responses."""
     if isinstance(document, list):
         for i, one in enumerate(document):
-            yield from _of_document(one, place.at(f"[{i}]"), options)
+            try:
+                yield from list(_of_document(one, place.at(f"[{i}]"), options))
+            except InputError as error:
+                yield unreadable(error)
         return
     if not isinstance(document, dict):
         place.refuse(f"should be an object, not {type_name(document)}")
+    if failure := document.get("error") or (document.get("object") == "error" and document.get("message")):
+        place.refuse(f"is an error of the server: {member(failure, 'message') or failure!s:.200}")
     prompt = document.get("prompt_routed_experts")
     if prompt is not None and not isinstance(prompt, list):
         place.at("prompt_routed_experts").refuse(f"should be a list, not {type_name(prompt)}")
@@ -113,43 +148,72 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
     choices = [document] if key is None else document[key]
     if not isinstance(choices, list):
         place.at(str(key)).refuse(f"should be a list, not {type_name(choices)}")
+    if not choices:
+        place.at(str(key)).refuse("is empty")
     shared = member(document.get("sglext"), "routed_experts") if key else None  # routes beside the choices
     if shared is not None and len(choices) > 1:
         place.at("sglext.routed_experts").refuse(f"belongs to the first of {len(choices)} choices only")
-    for i, choice in enumerate(choices):
-        of_choice = place if key is None else place.at(f"{key}[{i}]")
+
+    def read(choice: Any, of_choice: SourcePlace) -> Decoded:
         at = of_choice.at("routed_experts")
-        holders = (choice, member(choice, "meta_info"), member(choice, "sgl_ext"))
+        info = member(choice, "meta_info")
+        holders = (choice, info, member(choice, "sgl_ext"))
         routes = next((r for holder in holders if (r := member(holder, "routed_experts")) is not None), shared)
-        if routes is None:
-            at.refuse("is missing")
+        if routes is None or routes == "":
+            reason = member(choice, "finish_reason") or member(info, "finish_reason")
+            reason = member(reason, "type") or reason
+            at.refuse(MISSING + (f" (finish_reason {reason!s:.20})" if reason else ""))
         if not isinstance(routes, str | list | dict):
             at.refuse(f"should be a string, a list or an object, not {type_name(routes)}")
-        if start := member(routes, "start"):
-            problem = "earlier rows are in other responses, which foremoe.recorders joins"
-            at.at("start").refuse(f"is token {start!r:.20}: {problem}")
+        before = None
         if isinstance(routes, list):
             before = nested(prompt, place.at("prompt_routed_experts")) if prompt else None
             generated = nested(routes, at, before)
             decoded = at.decoded(generated if before is None else np.concatenate([before, generated]))
-            decoded = decoded._replace(prompt_length=-1 if prompt is None else len(prompt))
         else:
             decoded = decode_routes(routes, at, options)
-        yield decoded._replace(
-            num_tokens=_num_tokens(document, choice, len(choices) == 1),
-            weight_versions=versions_of(choice, document, of_choice),
-        )
+        decoded = _with_tokens(decoded, document, choice, len(choices) == 1)
+        start = member(routes, "start")
+        if start and start != decoded.omitted_rows:
+            problem = "earlier rows are in other responses, which foremoe.recorders joins"
+            at.at("start").refuse(f"is token {start!r:.20}: {problem}")
+        if isinstance(routes, list) and prompt is not None:
+            decoded = decoded._replace(prompt_length=len(prompt))
+        return decoded._replace(weight_versions=versions_of(choice, document, of_choice))
+
+    for i, choice in enumerate(choices):
+        yield attempt(functools.partial(read, choice, place if key is None else place.at(f"{key}[{i}]")))
 
 
-def _num_tokens(document: dict[str, Any], choice: Any, only_choice: bool) -> int | None:
-    """Returns the number of prompt and generated tokens, if the response contains it."""
-    prompt = member(choice, "prompt_token_ids") or document.get("prompt_token_ids")
-    generated = member(choice, "token_ids")
-    if isinstance(prompt, list) and isinstance(generated, list):
-        return len(prompt) + len(generated)
-    counts = [member(document.get("usage"), name) for name in ("prompt_tokens", "completion_tokens")]
-    known = only_choice and all(type(count) is int and 0 <= count < 2**53 for count in counts)
-    return sum(counts) if known else None
+def _with_tokens(decoded: Decoded, document: dict[str, Any], choice: Any, only_choice: bool) -> Decoded:
+    """Adds what the response says about its tokens. Its usage belongs to all choices."""
+    message, info, usage = member(choice, "message"), member(choice, "meta_info"), document.get("usage")
+    usage = usage if only_choice else None
+    routes = member(choice, "routed_experts")
+
+    def ids(holders: Sequence[Any], names: Sequence[str]) -> tuple[list[Any] | None, str]:
+        found = ((member(holder, name), name) for name in names for holder in holders)
+        return next(((of, name) for of, name in found if isinstance(of, list)), (None, ""))
+
+    prompt, in_prompt = ids((choice, document, message), PROMPT_IDS)
+    generated, in_generated = ids((choice, message), GENERATED_IDS)
+    whole, in_whole = ids((choice,), ("tokens",))
+    counts = []
+    if prompt is not None and generated is not None:
+        counts.append((len(prompt) + len(generated), f"{in_prompt} and {in_generated}"))
+    if whole is not None and all(type(token) is int for token in whole):
+        counts.append((len(whole), in_whole))
+    prompt_length = -1 if prompt is None else len(prompt)
+    for holder, name in ((choice, "counts"), (info, "meta_info"), (usage, "usage")):
+        numbers = [member(holder, of) for of in ("prompt_tokens", "completion_tokens")]
+        if all(type(number) is int and 0 <= number < 2**53 for number in numbers):
+            counts.append((sum(numbers), name))
+            prompt_length = numbers[0] if prompt_length < 0 else prompt_length
+    details = member(usage, "prompt_tokens_details")
+    cached = [member(holder, name) for holder in (choice, info, details, usage) for name in CACHED]
+    decoded = with_counts(decoded, counts, [member(routes, "start"), *cached])
+    key = prompt_key(prompt, document.get("prompt") or document.get("messages"), document.get("group_id"))
+    return decoded._replace(prompt=key, prompt_length=prompt_length)
 
 
 def main(arguments: Sequence[str]) -> int:

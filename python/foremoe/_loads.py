@@ -79,7 +79,10 @@ def pack(
     expect(Trace, trace=trace)
     expect(Integral, threads=threads)
     options = {"ranks": ranks, "tokens_per_rank": tokens_per_rank, "mini_batches": mini_batches, "effort": effort}
-    return _core._pack(trace, options, threads)
+    packed, remarks = _core._pack(trace, options, threads)
+    for remark in remarks:
+        logging.getLogger("foremoe").warning(remark)
+    return packed
 
 
 def import_files(paths: Path | Sequence[Path], **options: Unpack[ImportOptions]) -> tuple[Trace | Load, dict[str, Any]]:

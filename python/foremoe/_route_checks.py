@@ -94,8 +94,12 @@ def _trace_of(routes: Any, cu_seqlens: Any, num_experts: int | None) -> Trace:
         routes = routes.reshape(-1, *routes.shape[2:])
     if cu_seqlens is None:
         cu_seqlens = [0, len(routes)]
-    if routes.dtype.kind == "u":  # the largest value marks rows without a route
-        routes = np.where(routes == np.iinfo(routes.dtype).max, -1, routes.astype("i8"))
+    if routes.dtype.kind == "u":  # the largest value marks rows without a route, and may be an expert
+        most = np.iinfo(routes.dtype).max
+        marks = routes == most
+        if num_experts is None or num_experts > most:
+            marks = marks & (marks.all(-1, keepdims=True) & (routes.shape[2] > 1 or num_experts is None))
+        routes = np.where(marks, -1, routes.astype("i8"))
     if routes.size and (routes.max() >= 2**31 or routes.min() < -(2**31)):
         raise InputError("routes: an expert id exceeds 32 bits", field="routes")
     experts = num_experts or max(int(routes.max(initial=0)) + 1, routes.shape[2])

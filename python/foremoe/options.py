@@ -128,6 +128,8 @@ class ImportOptions(TypedDict, total=False):
     drop_recomputed: Annotated[bool, False]
     drop_repeating_rows: Annotated[bool, False]
     drop_empty_layers: Annotated[bool, False]
+    fill_prefixes: Annotated[bool, False]
+    strict: Annotated[bool, False]
     counts_at: Annotated[Literal["auto", "source", "received"], "auto"]
 
 

@@ -19,6 +19,7 @@ import pytest
 from served import described, with_weights
 
 import foremoe
+from foremoe import _core
 from foremoe._importing import decoder
 
 Rows = list[list[list[int]]]
@@ -237,8 +238,136 @@ def test_unreadable_input_is_rejected_with_its_position(
     imported: Any, content: str | bytes, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(foremoe.InputError) as raised:
-        imported(content, **options)
+        imported(content, **options, strict=True)
     assert words in str(raised.value)
+
+
+GOOD = {"choices": [{"routed_experts": A}]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ('{"choices": [{"routed_experts": null, "finish_reason": "abort"}]}', "is missing (finish_reason abort)"),
+        ('{"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}', "is missing (finish_reason abort)"),
+        ('{"choices": [{"routed_experts": ""}]}', "is missing"),
+        ('{"choices": [{"routed_experts": []}]}', "is empty"),
+        ('{"choices": []}', "choices: is empty"),
+        ('{"error": {"message": "out of memory", "code": 500}}', "is an error of the server: out of memory"),
+        ('{"object": "error", "message": "aborted"}', "is an error of the server: aborted"),
+        ("null", "should be an object, not null"),
+        ('{"choices": [{"routed_exp', "is not JSON"),
+        (json.dumps({"choices": [{"routed_experts": described(np.zeros((0, 1, 2), "u1"))}]}), "has no tokens"),
+        (json.dumps({"choices": [{"routed_experts": A}], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}),
+         "has 1 rows for 4 tokens (by usage); expected 3 or 4"),
+    ],
+)  # fmt: skip
+def test_one_bad_response_does_not_cost_a_rollout(imported: Any, bad: str, words: str) -> None:
+    lines = [json.dumps(GOOD), bad, json.dumps({"routed_experts": B})]
+    routes, begins, report = imported("\n".join(lines))
+    assert (routes, begins, report["samples_skipped"]) == ([*A, *B], [0, 1, 3], 1)
+    assert report["skipped"][0]["sample"] == 1 and f"0.in: line 2: {words}" in report["skipped"][0]["problem"].replace(
+        "choices[0]: routed_experts: ", "").replace("routed_experts: ", "")  # fmt: skip
+    assert any(note.startswith("1 of 3 samples were skipped: sample 1 (") for note in report["notes"])
+    if bad.startswith("{") and bad.endswith("}"):
+        assert imported(json.dumps([GOOD, json.loads(bad)]))[2]["samples_skipped"] == 1
+    with pytest.raises(foremoe.InputError, match="line 2"):
+        imported("\n".join(lines), strict=True)
+    with pytest.raises(foremoe.InputError, match="none of the 2 samples can be read"):
+        imported(bad + "\n" + bad if bad.endswith("}") else "{}\n{}")
+
+
+def test_bad_samples_of_other_formats_are_skipped(imported: Any) -> None:
+    envelope = f"nrlre1:int8:1x1x2:{text(bytes([1, 2]))}"
+    for content in (
+        text(npy(A)) + "\n" + text(npy(A))[1:],
+        envelope + "\nnrlre1:int8:9x1x2:AAE=",
+        npz({"a.npy": npy(A), "b.npy": npy(A, "<f8")}),
+    ):
+        _, begins, report = imported(content)
+        assert (begins, report["samples_skipped"], report["skipped"][0]["sample"]) == ([0, 1], 1, 1)
+
+
+def test_a_file_without_any_routes_says_how_to_start_the_server(imported: Any) -> None:
+    for content in ('{"choices": [{}]}', '{"choices": []}\n{"text": "", "meta_info": {}}'):
+        with pytest.raises(foremoe.InputError, match=r"--enable-return-routed-experts.*return_routed_experts=true"):
+            imported(content)
+
+
+USAGE = {"prompt_tokens": 2, "completion_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("facts", "of_response", "expected"),
+    [  # of three rows
+        ({}, {"usage": USAGE}, None),
+        ({"prompt_token_ids": [1] * 2, "token_ids": [1] * 9}, {}, "11 tokens (by prompt_token_ids and token_ids)"),
+        ({"token_ids": [1] * 9}, {"prompt_token_ids": [1] * 2}, "11 tokens (by prompt_token_ids and token_ids)"),
+        ({"message": {"prompt_token_ids": [1], "generation_token_ids": [1] * 4}}, {},
+         "5 tokens (by prompt_token_ids and generation_token_ids)"),
+        ({"tokens": [1] * 5}, {}, "5 tokens (by tokens)"),
+        ({"tokens": ["a"] * 5}, {}, None),
+        ({"meta_info": {"prompt_tokens": 1, "completion_tokens": 1}}, {}, "2 tokens (by meta_info)"),
+        ({"prompt_token_ids": [1], "token_ids": [1]}, {"usage": USAGE}, None),  # a picture: fewer ids than rows
+        ({}, {"usage": USAGE | {"completion_tokens": 9}}, "11 tokens (by usage)"),
+        ({}, {"usage": {"prompt_tokens": True, "completion_tokens": 9}}, None),
+        ({}, {"usage": USAGE | {"completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 6}}},
+         "11 tokens (by usage)"),
+    ],
+)  # fmt: skip
+def test_rows_that_contradict_the_tokens_are_refused_and_found(
+    imported: Any, tmp_path: pathlib.Path, facts: Any, of_response: Any, expected: str | None
+) -> None:
+    response = {"choices": [{"routed_experts": [*A, *B], **facts}], **of_response}
+    if expected is None:
+        assert imported(json.dumps(response))[1] == [0, 3]
+    else:
+        with pytest.raises(foremoe.InputError) as raised:
+            imported(json.dumps(response))
+        assert f"has 3 rows for {expected}" in str(raised.value)
+    lines, _ = _core._check_route_files([str(tmp_path / "0.in")], {}, decoder({}))
+    found = [line for line in lines if line.startswith("row-count")]
+    assert len(found) == (expected is not None) and all(f"3 rows for {expected}: " in line for line in found)
+    response["choices"].append({"routed_experts": [*A, *B]})  # counts of all choices
+    if not facts and "usage" in of_response:
+        assert imported(json.dumps(response))[1] == [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("facts", "of_response", "lacking"),
+    [
+        ({}, {"usage": USAGE | {"completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 5}}}, 5),
+        ({"meta_info": {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 4}}, {}, 4),
+        ({"meta_info": {"prompt_tokens": 2, "completion_tokens": 1, "cached_tokens": 2}}, {}, 0),  # with all rows
+    ],
+)
+def test_rows_of_a_cached_prefix_are_missing_first_rows(
+    imported: Any, facts: Any, of_response: Any, lacking: int
+) -> None:
+    response = {"choices": [{"routed_experts": [*A, *B], **facts}], **of_response}
+    routes, _, report = imported(json.dumps(response))
+    assert (routes, report["rows_omitted"]) == ([[[-1, -1]]] * lacking + [*A, *B], lacking)
+
+
+def test_the_start_of_prime_rl_is_first_rows_that_are_missing_if_counts_agree(imported: Any) -> None:
+    rows = described(np.array(B, "u1"), start=5)
+    counts = {"prompt_token_ids": [1] * 6, "token_ids": [1, 2]}
+    assert imported(json.dumps({"choices": [{"routed_experts": rows, **counts}]}))[0] == [[[-1, -1]]] * 5 + B
+    with pytest.raises(foremoe.InputError, match="start: is token 5"):
+        imported(json.dumps({"choices": [{"routed_experts": rows, **counts, "token_ids": [1] * 4}]}))
+
+
+def test_prefixes_are_filled_from_siblings_of_the_same_prompt(imported: Any) -> None:
+    def response(prompt: list[int], rows: Any) -> str:
+        choice = {"routed_experts": rows, "token_ids": [1] * (len(rows) + 1 - len(prompt)), "prompt_token_ids": prompt}
+        return json.dumps({"choices": [choice]})
+
+    none = [[[-1, -1]]] * 2
+    lines = [response([1, 2], [*B, *A]), response([1, 2], [*none, *B]), response([1, 3], [*none, *A])]
+    routes, _, report = imported("\n".join(lines), fill_prefixes=True)
+    assert (routes, report["rows_filled"]) == ([*B, *A, *B, *B, *none, *A], 2)
+    assert report["rows_missing"] == 2
+    assert imported("\n".join(lines))[2]["rows_filled"] == 0
 
 
 def test_archives_that_inflate_too_much_or_are_damaged_are_rejected(imported: Any) -> None:

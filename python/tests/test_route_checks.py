@@ -100,6 +100,10 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("a layer of MTP after dense ones", "mtp-layers", with_dense(0, layers=7, dense_layers=1)),
     ("a layer of MTP, dense ones left out", "mtp-layers", expecting(layers=7, dense_layers=3)),
     ("nothing recorded", "missing-rows", put(slice(None), -1)),
+    ("an aborted request before the whole", "repeated-block", lambda r: (np.concatenate([r[:30], r]), {"cu": 30})),
+    ("a short aborted request", "repeated-block", lambda r: (np.concatenate([r[:9], r]), {"cu": 9})),
+    ("a shared expert", "top-k-differs", put((..., 7), 127)),
+    ("a fused shared expert", "expert-range", put((..., 7), 128)),
     ("rows missing at the end", "row-count", expecting(lengths=[456, 456, 400])),
     ("too many rows", "row-count", expecting(lengths=[456, 400, 338])),
     ("weights updated in a step", "weight-versions", expecting(weight_versions=[7, 7, 8])),
@@ -110,6 +114,7 @@ DAMAGES: list[tuple[str, str, Damage]] = [
 def test_damage_is_found_and_named(check: str, damage: Damage) -> None:
     routes, cu_seqlens = captured()
     routes, expected = damage(routes) or (routes, {})
+    cu_seqlens[1:] += expected.pop("cu", 0)
     found = foremoe.check_routes(routes, cu_seqlens=cu_seqlens, num_experts=128, **expected)
     found_checks = [of.check for of in found]
     assert found_checks == [check] if check in ("layer-shift", "mtp-layers", "equal-layers") else check in found_checks
@@ -148,6 +153,42 @@ def test_top_1_captures_that_stay_are_found() -> None:
     routes[10] = routes[9]
     routes[200:800, 7] = 5
     assert [of.check for of in foremoe.check_routes(routes, num_experts=128)] == ["repeated-rows", "constant-rows"]
+
+
+def test_the_largest_value_of_an_unsigned_type_may_be_an_expert() -> None:
+    routes = np.stack([np.random.default_rng(t).permutation(256)[:8] for t in range(320)]).reshape(80, 4, 8)
+    assert (routes == 255).any()
+    for dtype in ("u1", "u2", "i2", "i4"):
+        assert foremoe.check_routes(routes.astype(dtype), num_experts=256) == []
+        missing = routes.astype(dtype)
+        missing[:5] = np.iinfo(dtype).max if dtype[0] == "u" else -1
+        assert [of.check for of in foremoe.check_routes(missing, num_experts=256)] == ["prefix-missing"]
+    assert "top-k-differs" in [of.check for of in foremoe.check_routes(routes.astype("u1"), num_experts=255)]
+    top_1 = np.arange(320, dtype="u2").reshape(80, 4, 1).astype("u1")
+    assert foremoe.check_routes(top_1, num_experts=256) == []
+
+
+def test_layers_of_one_constant_have_no_routes_with_top_1() -> None:
+    routes = np.random.default_rng(0).integers(0, 128, (300, 6, 1)).astype(np.int32)
+    routes[:, 0::2] = 0
+    (found,) = foremoe.check_routes(routes, num_experts=128)
+    assert (found.check, found.layer, found.count) == ("empty-layer", 2, 2)
+    assert "hash" in found.cause
+    assert foremoe.check_routes(routes[:15], num_experts=128) == []
+
+
+def test_skipped_samples_are_found_and_sequences_keep_their_numbers(tmp_path: pathlib.Path) -> None:
+    routes, _ = captured()
+    bad = routes[456:911].copy()
+    bad[9, 4, 1] = bad[9, 4, 0]
+    responses = [vllm_body(of, [1] * 30, [1] * (len(of) - 29)) for of in (routes[:455], bad)]
+    path = tmp_path / "responses.jsonl"
+    path.write_text("\n".join(map(json.dumps, [responses[0], {"choices": []}, responses[1]])))
+    done = command("routes", "check", path, "--experts", 128, "--json", "--lengths", "456,1,456")
+    skipped, twice = json.loads(done.stdout)["findings"]
+    assert (done.returncode, skipped["check"], skipped["sequence"]) == (1, "skipped-sample", 1), done.stderr
+    assert (twice["check"], twice["sequence"], twice["token"]) == ("duplicate-experts", 2, 9)
+    assert command("routes", "check", path, "--experts", 128, "--strict").returncode == 2
 
 
 def test_filler_is_found_beside_a_dense_layer() -> None:

@@ -110,6 +110,8 @@ def test_a_file_cannot_run_code(path: pathlib.Path) -> None:
     [
         (saved(sample(ROUTES), sample(None)), "samples[1]: rollout_routed_experts: is missing: was the rollout"),
         (saved(sample(ROUTES), {"tokens": []}), "samples[1]: rollout_routed_experts: is missing"),
+        (saved(sample(ROUTES), sample(None, status="aborted")), "is missing (status aborted): was the rollout"),
+        (saved(sample(ROUTES, tokens=[7] * 9, multimodal_train_inputs=None)), "has 2 rows for 9 tokens (by tokens)"),
         (saved(sample(ROUTES[0])), "has shape (2, 2); expected [tokens, layers, top_k]"),
         (saved(sample(ROUTES[:0])), "samples[0]: rollout_routed_experts: has no tokens"),
         (saved(sample(ROUTES.astype(np.float32))), "is an array of dtype <f4; expected integers"),
@@ -130,7 +132,7 @@ def test_a_file_cannot_run_code(path: pathlib.Path) -> None:
 def test_damaged_rollouts_are_rejected_with_their_position(path: pathlib.Path, content: bytes, words: str) -> None:
     path.write_bytes(content)
     with pytest.raises(foremoe.InputError) as raised:
-        foremoe.import_files(path)
+        foremoe.import_files(path, strict=True)
     assert f"{path}: " in str(raised.value) and words in str(raised.value)
 
 

@@ -34,10 +34,11 @@ std::vector<std::string> describe(const Imported& imported, const std::string& o
                                 counted(trace->num_layers, "layer"), trace->top_k,
                                 counted(trace->num_experts, "expert"), weightless,
                                 report.num_experts_inferred ? " (the largest id + 1)" : "", name_of(report.format)));
-    const std::int64_t missing = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
-    lines.push_back(
-        fmt::format("{} of {} rows have no route: {} recorded without, {} with repeated ids, {} never recorded",
-                    missing, report.rows, report.rows_recorded_missing, report.rows_repeating, report.rows_skipped));
+    lines.push_back(fmt::format(
+        "{} of {} rows have no route: {} recorded without, {} with repeated ids, {} never recorded{}{}",
+        report.rows_missing(), report.rows, report.rows_recorded_missing, report.rows_repeating, report.rows_skipped,
+        report.rows_omitted > 0 ? fmt::format(", {} omitted", report.rows_omitted) : "",
+        report.rows_filled > 0 ? fmt::format("; {} were filled", report.rows_filled) : ""));
   } else {
     lines.push_back(fmt::format("{}: a load, {}, from {}", out, describe(*imported.load()), name_of(report.format)));
   }

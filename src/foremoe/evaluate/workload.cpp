@@ -16,13 +16,16 @@
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/collector.h"
+#include "foremoe/rollout/count_routes.h"
 #include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/rollout/load_statistics.h"
 #include "foremoe/rollout/trace_file.h"
 
 namespace foremoe {
 namespace {
 
+constexpr double kMissingInLoad = 0.02;  // part of the rows; last tokens, which have no route, are usually fewer
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // per rank and micro-step
 
 [[noreturn]] void reject(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
@@ -58,6 +61,12 @@ Workload folded(LoadTable load, const InputOptions& options) {
                                         options.path, counted(before, "rank"), ranks, before / ranks));
   }
   if (options.ranks_per_node != 0) load.ranks_per_node = std::min(options.ranks_per_node, load.num_ranks());
+  const std::int64_t routed = num_assignments(load) / load.top_k;
+  const double missing = static_cast<double>(load.missing_rows) / static_cast<double>(load.missing_rows + routed);
+  if (missing > kMissingInLoad) {
+    input.remarks.push_back(fmt::format("{}: {:.2g} % of the rows ({} of {}) had no route and do not count",
+                                        options.path, 100 * missing, load.missing_rows, load.missing_rows + routed));
+  }
   input.load = std::move(load);
   return input;
 }
@@ -70,6 +79,7 @@ Workload collected(RoutingTrace trace, const InputOptions& options, ThreadPool& 
   auto& [routes, batching] = *workload.tokens;
   batching = batch(routes, options, workload.remarks);
   workload.load = collect(routes, batching, pool);
+  note_missing_rows(routes, workload.load, workload.remarks);
   workload.load.name = options.path;
   return workload;
 }
@@ -219,6 +229,31 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vect
                                   options.tokens_per_rank));
   }
   return batching;
+}
+
+void note_missing_rows(const RoutingTrace& trace, const LoadTable& load, std::vector<std::string>& remarks) {
+  if (trace.routes == nullptr) return;
+  const RouteShape shape = shape_of(trace);
+  const std::int64_t rows = trace.num_tokens * trace.num_layers;
+  std::int64_t missing = load.missing_rows > 0 ? load.missing_rows : rows - num_assignments(load) / trace.top_k;
+  const auto is_missing = [&](std::int64_t token) {  // in all layers, as all bytes of a sentinel are 0xFF
+    const std::byte* const routes = trace.routes + static_cast<std::size_t>(token) * shape.token_bytes();
+    return std::all_of(routes, routes + shape.token_bytes(), [](std::byte b) { return b == std::byte{0xFF}; });
+  };
+  int without_first = 0;
+  for (int s = 0; s < trace.num_sequences() && missing > 0; ++s) {
+    if (trace.sequence_length(s) == 0) continue;
+    if (is_missing(trace.cu_seqlens[s + 1] - 1)) missing -= trace.num_layers;  // a last token is never processed
+    if (trace.sequence_length(s) > 1 && is_missing(trace.cu_seqlens[s])) ++without_first;
+  }
+  if (missing <= 0) return;
+  remarks.push_back(fmt::format(
+      "{}: {:.2g} % of the rows ({} of {}) have no route and do not count{}", trace.name.empty() ? "trace" : trace.name,
+      100.0 * static_cast<double>(missing) / static_cast<double>(rows), missing, rows,
+      without_first == 0 ? ""
+                         : fmt::format("; {} sequences lack their first rows, as of cached prompts: "
+                                       "foremoe import --fill-prefixes takes them from siblings",
+                                       without_first)));
 }
 
 Safetensors open_input(const std::string& path) {

@@ -113,6 +113,9 @@ void record_input_options(const Workload& workload, StepPlan& plan);
 // Inverse of record_input_options(): completes `options` with the input options recorded in the plan.
 InputOptions input_as_planned(const StepPlan& plan, InputOptions options);
 
+// Adds a remark if rows have no route, besides those of last tokens. `load` was counted from the trace.
+void note_missing_rows(const RoutingTrace& trace, const LoadTable& load, std::vector<std::string>& remarks);
+
 // Opens a safetensors file. The error for any other file suggests `foremoe import`.
 Safetensors open_input(const std::string& path);
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "foremoe/core/error.h"
@@ -20,6 +21,8 @@ constexpr double kBitsOfUniqueRoutes = 100;  // two tokens with the same route a
 constexpr double kBitsOfRoutes = 10;
 constexpr std::int64_t kRepeatedRows = 8;      // consecutive tokens with equal routes, with fewer bits
 constexpr std::int64_t kLeastRows = 16;        // whole sequences of fewer tokens are not compared
+constexpr std::int64_t kBlock = 32;            // consecutive tokens with the routes of as many earlier ones
+constexpr std::int64_t kUniqueBlock = 8;       // the same, if two tokens with the same route are no coincidence
 constexpr int kFillerLayers = 4;               // a token with the same row in so many layers, and in all, is filler
 constexpr std::int64_t kSampledTokens = 1024;  // of the trace
 constexpr std::int64_t kSampledInSequence = 64;
@@ -48,6 +51,7 @@ class Checks {
   }
 
   RouteReport report() && {
+    find_shared_expert();
     classify();
     check_shape();
     if (std::ranges::find(empty_, false) == empty_.end()) {
@@ -56,7 +60,10 @@ class Checks {
       return {std::move(found_), {}};
     }
     check_layers();
-    for (int s = 0; s < trace_.num_sequences(); ++s) check_sequence(s);
+    for (int s = 0; s < trace_.num_sequences(); ++s) {
+      check_sequence(s);
+      check_repeated_block(s);
+    }
     check_repeated_sequences();
     check_equal_layers(0, trace_.num_tokens, kSampledTokens, -1);
     const bool everywhere = std::ranges::find(found_, "equal-layers", &RouteFinding::check) != found_.end();
@@ -90,7 +97,11 @@ class Checks {
     return all(t, Row::kRoute) && std::memcmp(row(t, 0), row(u, 0), shape_.token_bytes()) == 0;
   }
 
+  int number(int s) const { return expected_.samples.empty() ? s : expected_.samples[static_cast<std::size_t>(s)]; }
+  bool unique_routes() const { return bits_ >= kBitsOfUniqueRoutes && (shape_.top_k == 1 || !ascending_); }
+
   void add(RouteFinding finding) {
+    if (finding.sequence >= 0) finding.sequence = number(finding.sequence);
     const auto known = std::ranges::find(found_, finding.check, &RouteFinding::check);
     if (known == found_.end()) {
       found_.push_back(std::move(finding));
@@ -136,12 +147,38 @@ class Checks {
         }
       }
     }
+    // Few zeros of top-1, and zeros in all layers that have routes, may be routes.
+    if (shape_.top_k > 1) return;
+    for (std::size_t l = 0; l < layers() && trace_.num_tokens < kLeastRows; ++l) {
+      for (std::int64_t t = 0; t < trace_.num_tokens; ++t) empty_[l] = empty_[l] && kind(t, l) != Row::kRoute;
+    }
+  }
+
+  // Finds an entry that is the same expert in all rows.
+  void find_shared_expert() {
+    visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
+      for (std::size_t k = 0; k < static_cast<std::size_t>(shape_.top_k) && 1 < shape_.top_k; ++k) {
+        std::int64_t rows = 0;
+        Id expert = kSentinel<Id>;
+        bool same = true;
+        for (std::int64_t i = 0; i < trace_.num_tokens * trace_.num_layers && same; ++i) {
+          const std::byte* const ids = trace_.routes + static_cast<std::size_t>(i) * shape_.row_bytes();
+          const Id id = load_entry<Id>(ids, k);
+          if (id == kSentinel<Id> || load_entry<Id>(ids, 0) == load_entry<Id>(ids, 1)) continue;  // no route
+          same = rows++ == 0 || id == expert;
+          expert = id;
+        }
+        if (!same || rows < kLeastRows * trace_.num_layers) continue;
+        shared_ = fmt::format("entry {} is expert {} in every row: a shared expert was recorded", k, expert);
+        return;
+      }
+    });
   }
 
   // Whether a row is 0, 1, …, which is filler if all rows of a layer are.
   bool has_first_experts(std::int64_t t, std::size_t l) const {
     return visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
-      bool first = 1 < shape_.top_k && shape_.top_k < shape_.num_experts;
+      bool first = shape_.top_k < shape_.num_experts;
       for (int i = 0; i < shape_.top_k && first; ++i) {
         first = static_cast<int>(load_entry<Id>(row(t, l), static_cast<std::size_t>(i))) == i;
       }
@@ -175,8 +212,10 @@ class Checks {
         if (id >= 0 && id < experts) continue;
         if (id >= shape_.num_experts && id < shape_.num_experts + shape_.weightless_experts) continue;
         add({"expert-range", static_cast<int>(l), s, token,
-             fmt::format("expert {}, but there are {}: physical slots were recorded, or another model's routes", id,
-                         experts),
+             !shared_.empty() ? shared_
+                              : fmt::format("expert {}, but there are {}: physical slots (of EPLB) or shared experts "
+                                            "were recorded, or another model's routes",
+                                            id, experts),
              "record logical expert ids before load balancing maps them to slots, or give --weightless-experts for ids "
              "without weights"});
         return Row::kFaulty;
@@ -198,36 +237,42 @@ class Checks {
   }
 
   void check_shape() {
-    if (expected_.top_k > 0 && expected_.top_k != shape_.top_k) {
-      add({"top-k-differs", -1, -1, -1, fmt::format("{} experts per token, expected {}", shape_.top_k, expected_.top_k),
+    const bool differs = expected_.top_k > 0 && expected_.top_k != shape_.top_k;
+    if (differs || !shared_.empty()) {
+      add({"top-k-differs", -1, -1, -1,
+           differs ? fmt::format("{} experts per token, expected {}{}{}", shape_.top_k, expected_.top_k,
+                                 shared_.empty() ? "" : ": ", shared_)
+                   : shared_,
            "record the routed experts only (no shared experts), of the model that is trained"});
     }
     for (std::size_t s = 0; s < expected_.lengths.size(); ++s) {
       const std::int64_t rows = trace_.sequence_length(static_cast<int>(s));
       const std::int64_t tokens = expected_.lengths[s];
-      if (rows == tokens || rows == tokens - 1) continue;  // the last token may have no row
+      if (tokens < 0 || rows == tokens || rows == tokens - 1) continue;  // the last token may have no row
+      const std::string in = expected_.counted_in.empty() ? "" : expected_.counted_in[s];
       add({"row-count", -1, static_cast<int>(s), std::min(rows, tokens),
-           fmt::format("{} rows for {} tokens: {}", rows, tokens,
+           fmt::format("{} rows for {} tokens{}: {}", rows, tokens, in.empty() ? "" : fmt::format(" (by {})", in),
                        rows < tokens ? "the prompt or a part of the response was not recorded"
-                                     : "padding or another sequence's rows were recorded too"),
+                                     : "padding, another sequence's or an aborted request's rows were recorded too"),
            rows < tokens ? "concatenate the routes of prompt and response, and of all continuations"
                          : "cut the routes to the sequence's tokens"});
     }
   }
 
   void check_layers() {
+    if (expected_.layer_kinds.size() == layers()) return check_layer_kinds();
     const auto first_routed = static_cast<int>(std::ranges::find(empty_, false) - empty_.begin());
     for (std::size_t l = static_cast<std::size_t>(first_routed); l < layers(); ++l) {
       if (!empty_[l]) continue;
       add({"empty-layer", static_cast<int>(l), -1, -1,
-           "no token has a route in this layer: it is dense, or not recorded",
-           "drop dense layers (--drop-empty-layers), and record every pipeline stage"});
+           "no token has a route in this layer: it is dense, routed by hash, or not recorded",
+           "set --model, which decides; drop dense layers (--drop-empty-layers), and record every pipeline stage"});
     }
     if (expected_.layers == 0) {
       if (first_routed == 0) return;
       remarks_.push_back(
-          fmt::format("no token has a route in the first {}of {} layers: drop them if they are dense "
-                      "(--drop-empty-layers), and set --model to check the others",
+          fmt::format("no token has a route in the first {}of {} layers: they are dense, or routed by hash "
+                      "(DeepSeek-V4), and then have experts. Set --model, which decides, and checks the others",
                       first_routed == 1 ? "" : fmt::format("{} ", first_routed), trace_.num_layers));
       return;
     }
@@ -237,7 +282,8 @@ class Checks {
     const bool as_expected = first_routed == 0 || first_routed == dense;
     if (as_expected && counted > moe && !(first_routed == 0 && dense > 0 && counted == moe + dense)) {
       add({"mtp-layers", first_routed + moe, -1, -1,
-           fmt::format("{} layers with experts, of a model with {}: layers of multi-token prediction were recorded",
+           fmt::format("{} layers with experts, of a model with {}: layers of multi-token prediction, or of a draft "
+                       "model, were recorded",
                        counted, moe),
            "drop the last layers, which the trainer does not replay", counted - moe});
     } else if (!as_expected || counted != moe) {
@@ -246,7 +292,9 @@ class Checks {
                        trace_.num_layers, first_routed, moe,
                        dense > 0 ? fmt::format(" after {} dense ones", dense) : "",
                        first_routed == 0 && counted < moe ? "some were not recorded"
-                                                          : "counting dense layers shifts every route (verl#5037)"),
+                       : first_routed == 0 && dense > 0 && counted == moe + dense
+                           ? "a draft model wrote into the first, or counting dense layers shifts every route"
+                           : "counting dense layers shifts every route (verl#5037)"),
            counted < moe ? "record every layer with experts, of every pipeline stage, and index routes by these layers"
                          : "index routes by layers with experts, and drop dense layers (--drop-empty-layers)"});
     } else if (dense > 0) {
@@ -255,6 +303,50 @@ class Checks {
       add({"mtp-layers", static_cast<int>(extra - trace_.layer_ids.begin()), -1, -1,
            fmt::format("layer {} of a model with {} layers", *extra, moe + dense),
            "drop the layers of multi-token prediction"});
+    }
+  }
+
+  // Compares all decoder layers, or all with experts, with the model's.
+  void check_layer_kinds() {
+    for (std::size_t l = 0; l < layers(); ++l) {
+      const LayerKind kind = expected_.layer_kinds[l];
+      const bool has_experts = kind == LayerKind::kMoe || kind == LayerKind::kHashMoe;
+      if (has_experts && empty_[l]) {
+        add({"empty-layer", static_cast<int>(l), -1, -1,
+             kind == LayerKind::kHashMoe
+                 ? "no token has a route in this layer, whose experts a hash of the token determines: not dense"
+                 : "no token has a route in this layer, which has experts in the model",
+             kind == LayerKind::kHashMoe ? "do not drop it: its routes are tid2eid[token] of the checkpoint"
+                                         : "record every layer with experts, of every pipeline stage"});
+      } else if (!has_experts && !empty_[l]) {
+        add({"layer-shift", static_cast<int>(l), -1, -1,
+             "tokens have routes in this layer, which has no experts in the model: layers are shifted, or a draft "
+             "model wrote into it",
+             "index routes by the model's layers"});
+      }
+    }
+  }
+
+  // Finds a run of tokens with the routes of as many earlier ones, at one distance: routes of an aborted request that
+  // are followed by the whole sequence.
+  void check_repeated_block(int s) {
+    if (bits_ < kBitsOfRoutes) return;
+    const std::int64_t least = unique_routes() ? kUniqueBlock : kBlock;
+    std::unordered_map<std::string_view, std::int64_t> first;  // token with this route
+    std::int64_t run = 0;
+    std::int64_t distance = 0;
+    for (std::int64_t t = trace_.cu_seqlens[s]; t < trace_.cu_seqlens[s + 1]; ++t) {
+      if (is_padding(t) || !all(t, Row::kRoute)) continue;
+      const auto [known, is_new] =
+          first.try_emplace({reinterpret_cast<const char*>(row(t, 0)), shape_.token_bytes()}, t);
+      run = is_new ? 0 : t - known->second == distance ? run + 1 : 1;
+      distance = is_new ? 0 : t - known->second;
+      if (run != least || distance < 2) continue;
+      const std::int64_t begin = t + 1 - least - trace_.cu_seqlens[s];
+      add({"repeated-block", -1, s, begin,
+           fmt::format("from here on, {} or more tokens have the routes of tokens {} and following", least,
+                       begin - distance),
+           "keep the routes of the last request if several were made for a sequence, as after an abort"});
     }
   }
 
@@ -300,8 +392,7 @@ class Checks {
       }
       if (t == routed || is_padding(t - 1)) continue;
       repeated = same_route(t, t - 1) ? repeated + 1 : 0;
-      const bool unique = bits_ >= kBitsOfUniqueRoutes && (shape_.top_k == 1 || !ascending_);
-      const std::int64_t most = unique ? 1 : bits_ >= kBitsOfRoutes ? kRepeatedRows - 1 : 1 << 20;
+      const std::int64_t most = unique_routes() ? 1 : bits_ >= kBitsOfRoutes ? kRepeatedRows - 1 : 1 << 20;
       if (repeated >= most) {
         add({"repeated-rows", -1, s, t - begin, "a token has the route of the token before it in all layers",
              "record every decoding step once: do not reuse the buffer of the previous step"});
@@ -358,8 +449,8 @@ class Checks {
         add({"repeated-sequence", -1, of.sequence, 0,
              of.tokens == other.tokens
                  ? fmt::format("all {} rows equal those of sequence {}, as only samples with the same tokens do",
-                               of.tokens, other.sequence)
-                 : fmt::format("the first {} rows are all those of sequence {}", other.tokens, other.sequence),
+                               of.tokens, number(other.sequence))
+                 : fmt::format("the first {} rows are all those of sequence {}", other.tokens, number(other.sequence)),
              "copy the routes of each request before its buffer is used again"});
       }
       prefixes.push_back(&of);
@@ -409,7 +500,8 @@ class Checks {
       if (of->empty() || *of == std::vector{known->front()}) continue;
       const std::string others =
           of == known ? ""
-                      : fmt::format(", but sequence {} with {}", known - versions.begin(), fmt::join(*known, " and "));
+                      : fmt::format(", but sequence {} with {}", number(static_cast<int>(known - versions.begin())),
+                                    fmt::join(*known, " and "));
       add({"weight-versions", -1, static_cast<int>(of - versions.begin()), -1,
            fmt::format("sampled with weights {}{}", fmt::join(*of, " and "), others),
            "wait for running requests before updating weights, or drop routes of older weights"});
@@ -433,6 +525,7 @@ class Checks {
   std::vector<bool> empty_;           // [layers], without any route other than filler
   bool ascending_ = true;             // in every row
   std::vector<bool> may_be_partial_;  // [layers]
+  std::string shared_;                // describes a shared expert that was recorded; empty: none
   std::vector<std::int64_t> ids_;
   std::vector<RouteFinding> found_;
   std::vector<std::string> remarks_;

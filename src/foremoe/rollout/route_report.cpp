@@ -16,7 +16,7 @@ namespace {
 
 struct CapturedRoutes {
   RoutingTrace trace;
-  std::vector<std::vector<std::string>> weight_versions = {};  // [sequences]; empty: unknown
+  ImportReport report = {};  // of payloads
 };
 
 // Reads a trace, or payloads with invalid rows as they were recorded. Throws InputError like import_files().
@@ -24,13 +24,29 @@ CapturedRoutes read_captured_routes(const std::vector<std::string>& paths, Impor
                                     const Decode& decode) {
   if (paths.size() == 1 && paths.front().ends_with(".safetensors")) return {read_trace(paths.front())};
   options.keep_invalid_rows = true;
+  options.num_experts = 0;
+  if (!options.model.empty()) options.drop_empty_layers = false;  // the model decides
   options.model.clear();
   Imported imported = import_files(paths, options, decode);
   if (imported.load() != nullptr) throw InputError({.file = paths.front()}, "contains counts, not routes");
-  auto trace = std::get<RoutingTrace>(std::move(imported.value));
-  std::vector<std::vector<std::string>> versions = std::move(imported.report.weight_versions);
-  if (!versions.empty()) versions.resize(static_cast<std::size_t>(trace.num_sequences()));
-  return {std::move(trace), std::move(versions)};
+  return {std::get<RoutingTrace>(std::move(imported.value)), std::move(imported.report)};
+}
+
+// Returns the values of the sequences, if there is one for each sample.
+template <class T>
+std::vector<T> of_sequences(std::vector<T> values, const ImportReport& report) {
+  if (report.skipped.empty() || values.size() != report.sequences.size() + report.skipped.size()) return values;
+  std::vector<T> kept;
+  for (const SampleFacts& of : report.sequences) kept.push_back(std::move(values[static_cast<std::size_t>(of.sample)]));
+  return kept;
+}
+
+RouteFinding finding_of(const std::vector<SkippedSample>& skipped) {
+  return {.check = "skipped-sample",
+          .sequence = skipped.front().sample,
+          .cause = InputError(skipped.front().where, skipped.front().problem).what(),
+          .remedy = "`foremoe import` omits such samples: omit them from training too, or record them again",
+          .count = static_cast<std::int64_t>(skipped.size())};
 }
 
 }  // namespace
@@ -50,11 +66,12 @@ std::vector<Option> options_of(RouteCheckOptions& options) {
 RouteReport check_route_files(const std::vector<std::string>& paths, const RouteCheckOptions& options,
                               const Decode& decode) {
   const ImportOptions& given = options.import;
-  auto [trace, versions] = read_captured_routes(paths, given, decode);
+  auto [trace, report] = read_captured_routes(paths, given, decode);
   RouteExpectations expected{.experts = given.num_experts,
                              .top_k = given.top_k,
-                             .weight_versions = std::move(versions),
+                             .weight_versions = std::move(report.weight_versions),
                              .weightless_experts = given.weightless_experts};
+  if (!expected.weight_versions.empty()) expected.weight_versions.resize(report.sequences.size());
   if (given.num_layers != trace.num_layers && !given.drop_empty_layers) {
     expected.layers = given.num_layers;  // as recorded, dense layers included
   }
@@ -66,15 +83,28 @@ RouteReport check_route_files(const std::vector<std::string>& paths, const Route
     }
     if (expected.top_k == 0) expected.top_k = model.top_k;
     expected.layers = model.moe_layers;
-    expected.dense_layers = given.drop_empty_layers ? 0 : model.dense_layers;
+    expected.dense_layers = model.dense_layers;
+    expected.layer_kinds = model.layer_kinds;
+    const auto is_dense = [](LayerKind kind) { return kind != LayerKind::kMoe && kind != LayerKind::kHashMoe; };
+    if (trace.num_layers == model.moe_layers) std::erase_if(expected.layer_kinds, is_dense);
   }
   for (const std::string& length : options.lengths)
     expected.lengths.push_back(parse_integer("lengths", length, {0, std::int64_t{1} << 40}));
+  expected.lengths = of_sequences(std::move(expected.lengths), report);
+  for (const SampleFacts& of : report.sequences) {
+    expected.samples.push_back(of.sample);
+    if (!options.lengths.empty()) continue;
+    expected.lengths.push_back(of.num_tokens.value_or(-1));
+    expected.counted_in.push_back(of.counted_in);
+  }
   if (!options.weight_versions.empty()) {
     expected.weight_versions.clear();
     for (const std::string& version : options.weight_versions) expected.weight_versions.push_back({version});
+    expected.weight_versions = of_sequences(std::move(expected.weight_versions), report);
   }
-  return find_route_faults(trace, expected);
+  RouteReport found = find_route_faults(trace, expected);
+  if (!report.skipped.empty()) found.findings.insert(found.findings.begin(), finding_of(report.skipped));
+  return found;
 }
 
 static std::string line_of(const RouteFinding& f) {

@@ -57,18 +57,22 @@ void expect_size(const Where& where, const IntegerArray& array, std::uint64_t nu
                                       shape[1], shape[2], array.type_bytes, num_bytes));
 }
 
-// Adds one sequence. Throws InputError if the number of bytes does not match the shape.
-void add_array(TraceAssembler& assembler, const Where& where, const IntegerArray& array, std::int32_t prompt_length) {
+// Adds one sequence. Throws InputError if the number of bytes does not match the shape, or the rows the tokens.
+void add_array(TraceAssembler& assembler, const DecodedSequence& sequence, const IntegerArray& array) {
+  const Where& where = sequence.where;
   expect_size(where, array, array.bytes.size());
   const auto& shape = array.shape;
   constexpr std::uint64_t kMax = std::numeric_limits<std::int64_t>::max();
   if (shape[0] > kMax || shape[1] > kMax || shape[2] > kMax) throw InputError(where, "an extent is beyond 64 bits");
   const bool is_unsigned = !array.is_signed && array.type_bytes < 8;
-  assembler.begin_sequence(where, {.num_tokens = static_cast<std::int64_t>(shape[0]),
+  const std::int64_t omitted = assembler.omitted_rows(sequence, static_cast<std::int64_t>(shape[0]));
+  assembler.begin_sequence(where, {.num_tokens = omitted + static_cast<std::int64_t>(shape[0]),
                                    .num_layers = static_cast<std::int64_t>(shape[1]),
                                    .top_k = static_cast<std::int64_t>(shape[2]),
                                    .sentinel = is_unsigned ? (std::int64_t{1} << 8 * array.type_bytes) - 1 : -1,
-                                   .prompt_length = prompt_length});
+                                   .prompt_length = static_cast<std::int32_t>(std::min<std::int64_t>(
+                                       sequence.prompt_length, omitted + static_cast<std::int64_t>(shape[0])))});
+  assembler.add_omitted_rows(omitted);
   switch (array.type_bytes * 2 + (array.is_signed ? 1 : 0)) {
     case 2:
       return add_rows<std::uint8_t>(assembler, array);
@@ -187,13 +191,14 @@ void import_npy(const ImportSource& source, TraceAssembler& assembler) {
 }
 
 void add_sequence(TraceAssembler& assembler, const DecodedSequence& sequence) {
-  const auto* const array = std::get_if<IntegerArray>(&sequence.content);
-  add_array(
-      assembler, sequence.where,
-      array != nullptr ? *array : npy_array(std::get<std::span<const std::byte>>(sequence.content), sequence.where),
-      sequence.prompt_length);
-  assembler.sequence_had_tokens(sequence.num_tokens);
-  assembler.sequence_had_versions(sequence.weight_versions);
+  assembler.add_sample([&] {
+    if (!sequence.problem.empty()) throw InputError(sequence.where, sequence.problem);
+    const auto* const array = std::get_if<IntegerArray>(&sequence.content);
+    add_array(
+        assembler, sequence,
+        array != nullptr ? *array : npy_array(std::get<std::span<const std::byte>>(sequence.content), sequence.where));
+    assembler.sequence_was(sequence);
+  });
 }
 
 }  // namespace foremoe

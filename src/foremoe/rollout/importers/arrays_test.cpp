@@ -24,8 +24,7 @@ TEST(NpyImport, FortranOrderIsReadByItsStrides) {
 }
 
 TEST(ArrayImport, AnArrayWithoutTokensIsRefused) {
-  EXPECT_EQ(error_of({{"b", npy("|u1", "(2, 2, 3)", raw(kIds, 1))}, {"a", npy("|u1", "(0, 2, 3)", "")}}),
-            "a: routed_experts: has no tokens");
+  EXPECT_EQ(error_of({{"a", npy("|u1", "(0, 2, 3)", "")}}), "a: routed_experts: has no tokens");
 }
 
 TEST(NpyImport, MalformedHeadersNameTheirField) {
@@ -72,6 +71,86 @@ TEST(DecodedImport, DecodedArraysAndNpyFilesBecomeSequences) {
   EXPECT_THAT(in.trace()->prompt_lengths, ElementsAre(1, 1));
   EXPECT_EQ(in.report.last_tokens_without_route, 1);
   EXPECT_EQ(in.report.format, ImportFormat::kJson);
+}
+
+// Imports sequences of one layer and top-2, with distinct experts and optional missing first tokens.
+struct Sample {
+  std::int64_t rows;
+  DecodedSequence facts;
+  std::int64_t missing = 0;
+  std::int64_t seed = 0;
+};
+Imported import_samples(const std::vector<Sample>& samples, const ImportOptions& options = {}) {
+  std::vector<std::string> bytes;
+  const Decode decode = [&](ImportFormat, const ImportSource&) {
+    std::vector<DecodedSequence> sequences;
+    for (const Sample& of : samples) {
+      Ids ids;
+      for (std::int64_t t = 0; t < of.rows; ++t) {
+        const std::int64_t id = of.seed + t % 16;
+        ids.insert(ids.end(), {t < of.missing ? -1 : id, t < of.missing ? -1 : id + 40});
+      }
+      bytes.push_back(raw(ids, 4));
+    }
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      DecodedSequence sequence = samples[i].facts;
+      sequence.where = {.file = "in", .field = "line " + std::to_string(i + 1)};
+      sequence.content = IntegerArray{.bytes = std::as_bytes(std::span(bytes[i])),
+                                      .shape = {static_cast<std::uint64_t>(samples[i].rows), 1, 2}};
+      sequences.push_back(std::move(sequence));
+    }
+    return sequences;
+  };
+  const std::string text = "{}";
+  const ImportSource source{"in", std::as_bytes(std::span(text))};
+  return import_rollout({&source, 1}, options, decode);
+}
+
+TEST(DecodedImport, RowsThatContradictTheTokensAreSkipped) {
+  const auto skipped = [](std::int64_t rows, std::int64_t tokens, std::int64_t omitted = 0) {
+    const Imported in =
+        import_samples({{1, {}}, {rows, {.num_tokens = tokens, .counted_in = "usage", .omitted_rows = omitted}}});
+    return in.report.skipped.empty() ? "" : in.report.skipped[0].problem;
+  };
+  EXPECT_EQ(skipped(31, 31), "");
+  EXPECT_EQ(skipped(30, 31), "");
+  EXPECT_EQ(skipped(50, 31), "has 50 rows for 31 tokens (by usage); expected 30 or 31");
+  EXPECT_EQ(skipped(29, 31), "has 29 rows for 31 tokens (by usage); expected 30 or 31");
+  EXPECT_EQ(skipped(22, 31, 7), "has 22 rows for 31 tokens (by usage); expected 30 or 31");
+  EXPECT_EQ(skipped(22, 31, 8), "");
+  EXPECT_NE(skipped(22, 10'000'000'000, 10'000'000'000 - 22), "");  // would not fit into memory
+}
+
+TEST(DecodedImport, OmittedRowsOfACachedPrefixBecomeMissingFirstRows) {
+  const Imported in = import_samples({{3, {.prompt_length = 4, .num_tokens = 6, .omitted_rows = 2}}});
+  EXPECT_THAT(routes_of(in), ElementsAre(-1, -1, -1, -1, 0, 40, 1, 41, 2, 42));
+  EXPECT_EQ(in.report.rows_omitted, 2);
+  EXPECT_EQ(in.report.rows, 5);
+  EXPECT_EQ(in.report.last_tokens_without_route, 1);
+  EXPECT_THAT(in.trace()->prompt_lengths, ElementsAre(4));
+}
+
+TEST(DecodedImport, PrefixesAreFilledFromSiblingsThatAgree) {
+  const DecodedSequence prompt{.prompt_length = 6};
+  const DecodedSequence other{.prompt_length = 6, .prompt = "other"};
+  const auto missing = [](const std::vector<Sample>& samples) {
+    const Imported in = import_samples(samples, {.num_experts = 64, .fill_prefixes = true});
+    const Ids ids = routes_of(in);
+    EXPECT_EQ(in.report.rows_missing(), std::ranges::count(ids, -1) / 2);
+    return in.report.rows_missing();
+  };
+  EXPECT_EQ(missing({{9, prompt}, {12, prompt, 6}, {10, prompt, 4}}), 0);
+  EXPECT_EQ(missing({{9, prompt, 2}, {12, prompt, 6}}), 4);                  // what the donor lacks
+  EXPECT_EQ(missing({{9, prompt}, {12, prompt, 8}}), 2);                     // only rows of the prompt
+  EXPECT_EQ(missing({{9, prompt}, {12, other, 6}}), 6);                      // of another prompt
+  EXPECT_EQ(missing({{9, prompt}, {12, {}, 6}}), 6);                         // of an unknown prompt
+  EXPECT_EQ(missing({{9, prompt}, {12, prompt, 4, 3}}), 4);                  // its own rows of the prompt differ
+  EXPECT_EQ(missing({{9, prompt}, {9, prompt, 0, 3}, {12, prompt, 6}}), 6);  // donors differ
+  const Imported in = import_samples({{9, prompt}, {12, prompt, 6}}, {.num_experts = 64, .fill_prefixes = true});
+  EXPECT_THAT(in.report.notes, ::testing::Contains(HasSubstr(
+                                   "6 first tokens of 1 sequences were filled from sequences with the same prompt: the "
+                                   "first is sample 1, from sample 0")));
+  EXPECT_EQ(import_samples({{9, prompt}, {12, prompt, 6}}, {.num_experts = 64}).report.rows_missing(), 6);
 }
 
 TEST(DecodedImport, NamesTheLocationOfAnArrayThatDoesNotMatchItsShape) {

@@ -29,8 +29,9 @@ std::vector<Option> options_of(ImportOptions& o) {
   return {
       std::move(format),
       text_option({.name = "model",
-                   .value = "NAME",
-                   .help = "Name of the model, for the trace's metadata. A known model also sets --experts",
+                   .value = "NAME|FILE",
+                   .help = "Name of the model, for the trace's metadata. The routes must be those of a known model or "
+                           "config.json, which also says which layers have experts",
                    .main = true},
                   o.model),
       count("experts", o.num_experts, kMaxExperts, "Experts of a layer, with weights", "the largest id + 1"),
@@ -54,8 +55,15 @@ std::vector<Option> options_of(ImportOptions& o) {
           {.name = "drop_repeating_rows",
            .help = "Accept that more than 1 % of the rows repeat an id, and are imported as rows without a route"},
           o.drop_repeating_rows),
-      flag_option({.name = "drop_empty_layers", .help = "Omit layers without any route (dense layers)"},
+      flag_option({.name = "drop_empty_layers",
+                   .help = "Omit layers without any route (dense layers), including those whose rows are all 0, 1, …"},
                   o.drop_empty_layers),
+      flag_option({.name = "fill_prefixes",
+                   .help = "If first tokens have no route, as of a cached prompt, take their routes from a sequence "
+                           "with the same prompt"},
+                  o.fill_prefixes),
+      flag_option({.name = "strict", .help = "End at the first sample that cannot be read, instead of skipping it"},
+                  o.strict),
       word_option<CountsAt>(
           {.name = "counts_at",
            .value = "auto|source|received",

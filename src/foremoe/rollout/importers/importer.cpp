@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <filesystem>
 #include <limits>
 #include <memory>
 
@@ -97,6 +98,7 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
     return first_member(text).ends_with("/data.pkl") ? ImportFormat::kTorch : ImportFormat::kNpz;
   }
   const std::string_view content = trimmed(text);
+  if (content.empty()) throw InputError({.file = source.name}, "is empty");
   const std::string_view first_line = trimmed(content.substr(0, content.find('\n')));
   if (first_line.starts_with("nrlre1:")) return ImportFormat::kNrlre1;
   if (first_line.starts_with("k05VTVBZ")) return ImportFormat::kNpyBase64;
@@ -105,7 +107,7 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
     if (first_line.find("\"tpe\"") != std::string_view::npos) return ImportFormat::kMegatronCounts;
     return ImportFormat::kJson;
   }
-  if (!content.empty() && options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
+  if (options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
   throw InputError(
       {.file = source.name},
       fmt::format("is in none of the formats {}. For sglang, an array without a header, give `layers` and `top_k`",
@@ -134,13 +136,27 @@ static void expect_weightless_known(const ImportOptions& options) {
                                options.model));
 }
 
-// Completes the options with the shape of a known model.
-static ImportOptions complete(ImportOptions options, bool counts, std::vector<std::string>& notes) {
-  const auto shape = find_model_shape(options.model);
+// Returns the shape of a known model, or of a config.json.
+static std::optional<ModelShape> shape_of_model(const std::string& model) {
+  const bool is_path = model.ends_with(".json") || model.ends_with(".toml") || std::filesystem::is_regular_file(model);
+  return is_path ? model_named(model) : find_model_shape(model);
+}
+
+// Completes the options with the shape of a known model. Throws InputError if they contradict it.
+static ImportOptions complete(ImportOptions options, bool counts, const std::optional<ModelShape>& shape,
+                              std::vector<std::string>& notes) {
   if (!shape) {
     expect_weightless_known(options);
     return options;
   }
+  options.model = shape->name;
+  const auto expect = [&](const char* field, int given, int of_model) {
+    if (given == 0 || given == of_model) return;
+    throw InputError({.field = field}, fmt::format("{}, but {} (`model`) has {}", given, shape->name, of_model));
+  };
+  expect("experts", options.num_experts, shape->experts);
+  expect("weightless_experts", options.weightless_experts, shape->weightless_experts);
+  expect("top_k", options.top_k, shape->top_k);
   if (options.num_experts == 0) {
     options.num_experts = shape->experts;
     options.weightless_experts = shape->weightless_experts;
@@ -189,17 +205,18 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
     if (std::find(formats.begin(), formats.end(), format) == formats.end()) formats.push_back(format);
   }
   std::vector<std::string> notes;
-  const ImportOptions options = complete(given, first == ImportFormat::kMegatronCounts, notes);
+  const std::optional<ModelShape> model = shape_of_model(given.model);
+  const ImportOptions options = complete(given, first == ImportFormat::kMegatronCounts, model, notes);
   const auto imported = [&] {
     if (first == ImportFormat::kMegatronCounts) return import_megatron_counts(sources, options);
-    TraceAssembler assembler(options);
+    TraceAssembler assembler(options, model);
     if (together) {
       import_megatron_trace(sources, options, assembler);
     } else {
       for (const ImportSource& source : sources) {
-        const std::size_t before = assembler.num_sequences();
+        const std::size_t before = assembler.num_samples();
         read_source(format_of(source), source, decode, assembler);
-        if (assembler.num_sequences() == before) throw InputError({.file = source.name}, "holds no sequence");
+        if (assembler.num_samples() == before) throw InputError({.file = source.name}, "holds no sequence");
       }
     }
     return std::move(assembler).finish();
@@ -218,9 +235,10 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
   return result;
 }
 
-RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, const ImportOptions& options) {
+RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, ImportOptions options) {
   if (sequences.empty()) throw InputError({}, "no sequence to import");
   check_options(options);
+  options.strict = true;
   TraceAssembler assembler(options);
   for (const DecodedSequence& sequence : sequences) add_sequence(assembler, sequence);
   return std::get<RoutingTrace>(std::move(assembler).finish().value);

@@ -64,8 +64,12 @@ struct DecodedSequence {
   std::variant<std::span<const std::byte>, IntegerArray> content;  // the bytes of an .npy file, or an array
   std::int32_t prompt_length = -1;                                 // tokens; −1: unknown
   std::optional<std::int64_t> num_tokens;                          // number given by the response
-  std::vector<std::string> weight_versions;                        // those that sampled it; empty: unknown
-  std::shared_ptr<const void> owner = {};                          // keeps the memory of `content` alive
+  std::string counted_in = {};                                     // where num_tokens is from, such as "usage"
+  std::int64_t omitted_rows = 0;             // of the first tokens, if the rows lack exactly so many: in a prefix cache
+  std::string prompt = {};                   // equal if prompts are; empty: unknown
+  std::string problem = {};                  // not empty: the sample cannot be read, for this reason
+  std::vector<std::string> weight_versions;  // those that sampled it; empty: unknown
+  std::shared_ptr<const void> owner = {};    // keeps the memory of `content` alive
 };
 // Decodes a source whose format is neither .npy nor one of Megatron-LM's.
 using Decode = std::function<std::vector<DecodedSequence>(ImportFormat, const ImportSource&)>;
@@ -90,23 +94,51 @@ struct ImportOptions {
   int pipeline_stages = 1;         // Megatron: ascending ranks are split evenly into this many pipeline stages
   bool drop_recomputed = false;    // Megatron trace: drop calls that equal an earlier call of their layer
   bool drop_empty_layers = false;  // drop layers without any route, such as dense layers
+  bool strict = false;             // end at the first sample that cannot be read, instead of skipping it
+  bool fill_prefixes = false;      // take rows of first tokens without routes from a sibling with the same prompt
   bool keep_invalid_rows = false;  // keep repeated ids and other shapes, for route_checks.h; not a user's option
   CountsAt counts_at = CountsAt::kAuto;
-  std::string model;  // metadata; a known model sets num_experts, and top_k of counts, unless given
+  std::string model;  // metadata. A preset or config.json is compared, and sets num_experts, and top_k of counts
 };
 
 // Options for the fields above; `experts` and `layers` set num_experts and num_layers.
 std::vector<Option> options_of(ImportOptions& options);
 
-struct ImportReport {
-  ImportFormat format = ImportFormat::kNpy;    // format of the first source
+struct SkippedSample {
+  int sample = 0;  // number in the sources
+  Where where;
+  std::string problem;
+};
+
+// Origin of a sequence.
+struct SampleFacts {
+  int sample = 0;                          // number in the sources, where skipped samples count too
+  std::optional<std::int64_t> num_tokens;  // as DecodedSequence has it
+  std::string counted_in;
+  std::string prompt;
+};
+
+struct RowCounts {
   std::int64_t rows = 0;                       // (token, layer) pairs read
   std::int64_t rows_recorded_missing = 0;      // missing rows: all −1 or an unsigned type's largest value
   std::int64_t rows_repeating = 0;             // rows with repeated ids, which are invalid; imported as missing
+  std::int64_t rows_remapped = 0;              // of these, rows whose entries are not all equal
   std::int64_t rows_partial = 0;               // rows with a route of fewer than top_k ids
   std::int64_t rows_skipped = 0;               // rows of unrecorded calls; imported as missing
+  std::int64_t rows_omitted = 0;               // rows that a prefix cache omitted, as counts say; imported as missing
   std::int64_t last_tokens_without_route = 0;  // sequences whose last token has no row, or only missing rows
-  bool num_experts_inferred = false;           // num_experts is the largest id + 1
+};
+
+struct ImportReport : RowCounts {
+  ImportFormat format = ImportFormat::kNpy;  // format of the first source
+  std::int64_t rows_filled = 0;              // missing rows that were taken from siblings
+  std::vector<SkippedSample> skipped;
+  std::vector<SampleFacts> sequences;  // [sequences]
+
+  std::int64_t rows_missing() const {
+    return rows_recorded_missing + rows_repeating + rows_skipped + rows_omitted - rows_filled;
+  }
+  bool num_experts_inferred = false;  // num_experts is the largest id + 1
   // [sequences], as DecodedSequence has them; empty: unknown of all.
   std::vector<std::vector<std::string>> weight_versions;
   std::vector<std::string> notes;  // assumptions made, as sentences
@@ -127,7 +159,8 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
 bool needs_decoder(const std::string& path, const ImportOptions& options);
 
 // Reads all sources into one trace or load. Throws InputError with source, field and index, also if a source needs
-// `decode` but `decode` is empty. Memory is proportional to the bytes given, not to sizes claimed by headers.
+// `decode` but `decode` is empty. Memory is proportional to the bytes given, not to sizes claimed by headers, except
+// for omitted rows: at most 2²⁰ tokens of a sequence. Unless options.strict, samples that cannot be read are skipped.
 Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& options = {},
                         const Decode& decode = {});
 
@@ -135,6 +168,6 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
 Imported import_files(std::span<const std::string> paths, const ImportOptions& options = {}, const Decode& decode = {});
 
 // Assembles sequences into one trace. Throws InputError like import_rollout.
-RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, const ImportOptions& options);
+RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, ImportOptions options);
 
 }  // namespace foremoe

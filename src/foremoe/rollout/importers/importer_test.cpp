@@ -52,18 +52,97 @@ TEST(Importer, InfersAndReportsTheNumberOfExperts) {
   EXPECT_FALSE(import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)), {.num_experts = 8}).report.num_experts_inferred);
 }
 
+// Rows of `layers` layers that hold the experts l, l + 1, …, with zeros where `kinds` has '0'.
+std::string layers_of(const std::string& kinds, std::int64_t top_k, std::int64_t tokens = 1) {
+  Ids ids;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (std::size_t l = 0; l < kinds.size(); ++l) {
+      for (std::int64_t k = 0; k < top_k; ++k)
+        ids.push_back(kinds[l] == '0' ? 0 : (t * 7 + static_cast<std::int64_t>(l) + k) % 16);
+    }
+  }
+  return npy("|u1",
+             "(" + std::to_string(tokens) + ", " + std::to_string(kinds.size()) + ", " + std::to_string(top_k) + ")",
+             raw(ids, 1));
+}
+
 TEST(Importer, AKnownModelSetsTheNumberOfExperts) {
-  const std::string array = npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
-  const Imported in = import_text(array, {.model = "qwen3-30b-a3b"});
-  EXPECT_EQ(in.trace()->num_experts, 128);
-  EXPECT_EQ(in.trace()->model, "qwen3-30b-a3b");
+  const std::string array = layers_of(std::string(32, 'x'), 2);
+  const Imported in = import_text(array, {.model = "mixtral-16x2b"});
+  EXPECT_EQ(in.trace()->num_experts, 16);
+  EXPECT_EQ(in.trace()->model, "Mixtral-16x2B");
   EXPECT_FALSE(in.report.num_experts_inferred);
-  EXPECT_THAT(in.report.notes, ::testing::Contains("num_experts = 128 is taken from Qwen3-30B-A3B"));
-  EXPECT_EQ(import_text(array, {.num_experts = 8, .model = "qwen3-30b-a3b"}).trace()->num_experts, 8);
-  EXPECT_EQ(import_text(array, {.model = "my own"}).trace()->num_experts, 5);
+  EXPECT_THAT(in.report.notes, ::testing::Contains("num_experts = 16 is taken from Mixtral-16x2B"));
+  EXPECT_EQ(import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)), {.model = "my own"}).trace()->num_experts, 5);
   const Imported counts =
       import_text(R"({"iter": 1, "layer": 1, "tpe": [[3, 4, 1, 0, 0, 0, 0, 0]]})", {.model = "mixtral-8x7b"});
   EXPECT_EQ(counts.load()->top_k, 2);
+}
+
+TEST(Importer, RoutesOfAnotherModelAreRefused) {
+  const std::string routes = layers_of(std::string(48, 'x'), 8);
+  EXPECT_THAT(error_of(routes, {.model = "deepseek-v3"}),
+              HasSubstr("in: routed_experts: has 48 layers, but DeepSeek-V3 has 58 with experts, of 61"));
+  EXPECT_THAT(error_of(layers_of(std::string(62, 'x'), 8), {.model = "deepseek-v3"}),
+              HasSubstr("one of multi-token prediction or of a draft model was recorded too"));
+  EXPECT_THAT(error_of(layers_of(std::string(58, 'x'), 9), {.model = "deepseek-v3"}),
+              HasSubstr("has 9 experts per token, but DeepSeek-V3 has 8: shared experts were recorded too"));
+  EXPECT_THAT(error_of(routes, {.num_experts = 64, .model = "qwen3-30b-a3b"}),
+              HasSubstr("experts: 64, but Qwen3-30B-A3B (`model`) has 128"));
+  EXPECT_THAT(error_of(routes, {.model = "no/such/config.json"}), HasSubstr("no/such/config.json"));
+}
+
+TEST(Importer, AKnownModelSaysWhichLayersAreKept) {
+  const Imported all = import_text(layers_of("0" + std::string(45, 'x'), 8), {.model = "glm-4.5-air"});
+  EXPECT_EQ(all.trace()->num_layers, 45);
+  EXPECT_EQ(all.trace()->layer_ids.front(), 1);
+  const Imported moe = import_text(layers_of(std::string(45, 'x'), 8), {.model = "glm-4.5-air"});
+  EXPECT_EQ(moe.trace()->layer_ids, all.trace()->layer_ids);
+  EXPECT_THAT(error_of(layers_of(std::string(46, 'x'), 8), {.model = "glm-4.5-air"}),
+              HasSubstr("layer 0 has routes, but GLM-4.5-Air has no experts there"));
+  const std::string lost = layers_of("000" + std::string(43, 'x'), 8);
+  EXPECT_THAT(error_of(lost, {.drop_empty_layers = true, .model = "glm-4.5-air"}),
+              HasSubstr("layers 1, 2 have no route, but GLM-4.5-Air has experts there"));
+  EXPECT_EQ(import_text(lost, {.model = "glm-4.5-air"}).trace()->num_layers, 45);
+}
+
+TEST(Importer, LayersThatAreTheSameConstantInAllTokensAreEmpty) {
+  const Imported top1 = import_text(layers_of("0x0x", 1, 40), {.drop_empty_layers = true});
+  EXPECT_THAT(top1.trace()->layer_ids, ElementsAre(1, 3));
+  EXPECT_EQ(import_text(layers_of("0x0x", 1, 40)).trace()->num_layers, 4);
+  EXPECT_EQ(import_text(layers_of("0x", 1, 15), {.drop_empty_layers = true}).trace()->num_layers, 2);  // may be routes
+  Ids first_experts;
+  for (int t = 0; t < 20; ++t) first_experts.insert(first_experts.end(), {0, 1, t % 5, 7});
+  const Imported top2 = import_text(npy("|u1", "(20, 2, 2)", raw(first_experts, 1)), {.drop_empty_layers = true});
+  EXPECT_THAT(top2.trace()->layer_ids, ElementsAre(1));
+  first_experts[4 * 9 + 1] = 2;
+  const Imported routes = import_text(npy("|u1", "(20, 2, 2)", raw(first_experts, 1)), {.drop_empty_layers = true});
+  EXPECT_EQ(routes.trace()->num_layers, 2);
+}
+
+TEST(Importer, ASampleThatCannotBeReadIsSkippedAndCounted) {
+  const std::vector<NamedText> files{{"a", npy("|u1", "(2, 1, 2)", raw({4, 1, 3, 2}, 1))},
+                                     {"b", npy("|u1", "(0, 1, 2)", "")},
+                                     {"c", npy("<u2", "(2, 1, 2)", raw({4, 1, 300, 9}, 2))},
+                                     {"d", npy("|u1", "(1, 1, 2)", raw({5, 6}, 1))}};
+  const Imported in = import_texts(files, {.num_experts = 8});
+  EXPECT_THAT(routes_of(in), ElementsAre(4, 1, 3, 2, 5, 6));
+  EXPECT_THAT(in.trace()->cu_seqlens, ElementsAre(0, 2, 3));
+  EXPECT_EQ(in.report.rows, 3);
+  ASSERT_EQ(in.report.skipped.size(), 2);
+  EXPECT_EQ(in.report.skipped[1].sample, 2);
+  EXPECT_EQ(in.report.sequences[1].sample, 3);
+  EXPECT_THAT(in.report.notes,
+              ::testing::Contains(HasSubstr("2 of 4 samples were skipped: sample 1 (b: routed_experts: has no tokens); "
+                                            "sample 2 (c: routed_experts[1, 0, 0]: expert 300 is out of range")));
+  EXPECT_EQ(error_of(files, {.num_experts = 8, .strict = true}), "b: routed_experts: has no tokens");
+  EXPECT_EQ(error_of({files[1], files[1]}), "b: routed_experts: has no tokens; none of the 2 samples can be read");
+}
+
+TEST(Importer, ASampleThatIsSkippedFirstDoesNotSetTheShape) {
+  const std::string bad = npy("|u1", "(1, 1, 3)", raw({4, 1, 9}, 1));
+  const std::string good = npy("|u1", "(1, 2, 2)", raw({4, 1, 2, 3}, 1));
+  EXPECT_EQ(import_texts({{"bad", bad}, {"good", good}}, {.num_experts = 8}).trace()->num_layers, 2);
 }
 
 TEST(Importer, LastTokensWithoutARouteAreCounted) {
@@ -174,13 +253,14 @@ TEST(Importer, SequencesOfDifferentShapeAreRefused) {
 
 TEST(Importer, FilesWithoutAnyRouteNeedTheNumberOfExperts) {
   const std::string padding = npy("|u1", "(2, 1, 2)", raw({0, 0, 0, 0}, 1));
-  EXPECT_THAT(error_of(padding), HasSubstr("give the number of `experts`"));
+  EXPECT_THAT(error_of(padding), HasSubstr("nothing was recorded: switch recording on"));
   EXPECT_THAT(routes_of(import_text(padding, {.num_experts = 4})), ElementsAre(-1, -1, -1, -1));
 }
 
 TEST(Importer, UnknownBytesAreRefusedWithAHint) {
   EXPECT_THAT(error_of("hello"), HasSubstr("in: is in none of the formats npy, npz, torch"));
-  EXPECT_THAT(error_of(""), HasSubstr("in: is in none of the formats npy, npz, torch"));
+  EXPECT_EQ(error_of(""), "in: is empty");
+  EXPECT_EQ(error_of(" \n"), "in: is empty");
   EXPECT_THROW(import_rollout({}), InputError);
   EXPECT_EQ(error_of("x", {.num_experts = 70000}),
             "experts: must be an integer from 0 to 65535 (is 70000; 0: unknown)");

@@ -1,16 +1,35 @@
 #include "foremoe/rollout/importers/trace_assembler.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <utility>
+
+#include "foremoe/rollout/importers/prompt_prefixes.h"
 
 namespace foremoe {
 
 namespace {
+
+constexpr std::int64_t kMaxOmittedTokens = std::int64_t{1} << 20;  // of a sequence
+constexpr std::int64_t kLeastFiller = 16;                          // rows 0, 1, … of a layer; fewer may be routes
+constexpr std::string_view kOtherShape = ", but the first sequence (";
+constexpr std::size_t kNamedSamples = 3;
+
+std::string describe_skipped(const std::vector<SkippedSample>& skipped, std::size_t samples) {
+  std::string places;
+  for (std::size_t i = 0; i < std::min(skipped.size(), kNamedSamples); ++i) {
+    const InputError error(skipped[i].where, skipped[i].problem);
+    places += fmt::format("{}sample {} ({})", i == 0 ? "" : "; ", skipped[i].sample, error.what());
+  }
+  return fmt::format("{} of {} samples were skipped: {}{}; with `strict`, the first ends the import", skipped.size(),
+                     samples, places, skipped.size() > kNamedSamples ? "; …" : "");
+}
 
 std::int64_t sentinel_of_width(std::size_t width) { return width == 1 ? 0xFF : 0xFFFF; }
 
@@ -27,11 +46,54 @@ void write_entry(std::byte* at, std::size_t width, std::int64_t value) {
 
 }  // namespace
 
-TraceAssembler::TraceAssembler(const ImportOptions& options)
+TraceAssembler::TraceAssembler(const ImportOptions& options, std::optional<ModelShape> model)
     : options_(options),
+      model_(std::move(model)),
       width_(options.num_experts + options.weightless_experts > 0xFF ? 2 : 1),
       seen_in_row_(kMaxImportedExperts, 0) {
   assert(options.num_experts >= 0 && options.num_experts <= kMaxImportedExperts);
+}
+
+void TraceAssembler::add_sample(const std::function<void()>& add) {
+  if (options_.strict) return add();
+  const RowCounts counts = report_;
+  const SequenceInfo info = sequence_;
+  const std::vector<std::int64_t> routed_in_layer = routed_in_layer_;
+  const std::vector<IdsOfRows> ids_in_layer = ids_in_layer_;
+  const std::size_t sequences = num_sequences();
+  const std::size_t versions = report_.weight_versions.size();
+  const std::size_t written = written_;
+  const std::int64_t max_id = max_id_;
+  try {
+    add();
+  } catch (const InputError& error) {
+    static_cast<RowCounts&>(report_) = counts;
+    sequence_ = info;
+    row_ = info.num_tokens * info.num_layers;
+    routed_in_layer_ = routed_in_layer;
+    ids_in_layer_ = ids_in_layer;
+    written_ = written;
+    entries_.resize(written * width_);
+    max_id_ = max_id;
+    cu_seqlens_.resize(sequences + 1);
+    for (std::vector<std::int32_t>* of : {&prompt_lengths_, &micro_step_, &rank_}) of->resize(sequences);
+    report_.sequences.resize(sequences);
+    report_.weight_versions.resize(versions);
+    report_.skipped.push_back({static_cast<int>(num_samples()), error.where(), error.problem()});
+  }
+}
+
+std::int64_t TraceAssembler::omitted_rows(const DecodedSequence& sequence, std::int64_t rows) const {
+  if (!sequence.num_tokens) return 0;
+  const std::int64_t tokens = *sequence.num_tokens;
+  const auto fits = [&](std::int64_t n) { return n == tokens || n == tokens - 1; };  // the last token may have no row
+  if (fits(rows)) return 0;
+  const std::int64_t omitted = sequence.omitted_rows;
+  if (omitted > 0 && omitted <= kMaxOmittedTokens && fits(rows + omitted)) return omitted;
+  if (options_.keep_invalid_rows) return 0;
+  throw InputError(sequence.where,
+                   fmt::format("has {} rows for {} tokens (by {}); expected {} or {}", rows, tokens,
+                               sequence.counted_in.empty() ? "the response" : sequence.counted_in, tokens - 1, tokens));
 }
 
 void TraceAssembler::begin_sequence(Where where, const SequenceInfo& info) {
@@ -45,6 +107,7 @@ void TraceAssembler::begin_sequence(Where where, const SequenceInfo& info) {
   prompt_lengths_.push_back(info.prompt_length);
   micro_step_.push_back(info.micro_step);
   rank_.push_back(info.rank);
+  report_.sequences.push_back({.sample = static_cast<int>(num_samples())});
 }
 
 void TraceAssembler::check_shape(const SequenceInfo& info) {
@@ -71,8 +134,9 @@ void TraceAssembler::check_shape(const SequenceInfo& info) {
     routed_in_layer_.assign(static_cast<std::size_t>(num_layers_), 0);
     ids_in_layer_.assign(static_cast<std::size_t>(num_layers_), {});
   } else if (info.num_layers != num_layers_ || info.top_k != top_k_) {
-    fail(fmt::format("has {} layers and top-{}, but the first sequence ({}) has {} layers and top-{}", info.num_layers,
-                     info.top_k, first_where_.file, num_layers_, top_k_));
+    ++other_shapes_;
+    fail(fmt::format("has {} layers and top-{}{}{}) has {} layers and top-{}", info.num_layers, info.top_k, kOtherShape,
+                     first_where_.file, num_layers_, top_k_));
   }
 }
 
@@ -103,7 +167,7 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
   }
   if (repeating) {
     ++report_.rows_repeating;
-    if (std::ranges::count(ids, ids[0]) < std::ssize(ids) && rows_remapped_++ == 0) first_remapped_ = where_of_row();
+    if (std::ranges::count(ids, ids[0]) < std::ssize(ids) && report_.rows_remapped++ == 0) first_remapped_ = where_of_row();
     if (!options_.keep_invalid_rows) return put_missing();
   }
   for (const std::int64_t id : ids) max_id_ = is_absent(id) ? max_id_ : std::max(max_id_, id);
@@ -120,14 +184,19 @@ void TraceAssembler::add_skipped_row() {
   put_missing();
 }
 
-void TraceAssembler::sequence_had_tokens(std::optional<std::int64_t> num_tokens) {
-  if (num_tokens == sequence_.num_tokens + 1) ++report_.last_tokens_without_route;
+void TraceAssembler::add_omitted_rows(std::int64_t tokens) {
+  report_.rows += tokens * num_layers_;
+  report_.rows_omitted += tokens * num_layers_;
+  for (std::int64_t row = 0; row < tokens * num_layers_; ++row) put_missing();
 }
 
-void TraceAssembler::sequence_had_versions(const std::vector<std::string>& weight_versions) {
-  if (weight_versions.empty()) return;
+void TraceAssembler::sequence_was(const DecodedSequence& sequence) {
+  if (sequence.num_tokens == sequence_.num_tokens + 1) ++report_.last_tokens_without_route;
+  SampleFacts& facts = report_.sequences.back();
+  facts = {facts.sample, sequence.num_tokens, sequence.counted_in, sequence.prompt};
+  if (sequence.weight_versions.empty()) return;
   report_.weight_versions.resize(num_sequences());
-  report_.weight_versions.back() = weight_versions;
+  report_.weight_versions.back() = sequence.weight_versions;
 }
 
 bool TraceAssembler::is_missing(std::span<const std::int64_t> ids) const {
@@ -188,13 +257,13 @@ void TraceAssembler::expect_few_repetitions() const {
   constexpr std::int64_t kFew = 8;
   const std::int64_t routed = report_.rows - report_.rows_recorded_missing;
   if (options_.keep_invalid_rows || options_.drop_repeating_rows) return;
-  if (rows_remapped_ <= std::max(kFew, routed / 100)) return;
+  if (report_.rows_remapped <= std::max(kFew, routed / 100)) return;
   throw InputError(first_remapped_,
                    fmt::format("{} of {} rows with a route repeat an id, this is the first: the engine writes one id "
                                "for experts without weights (LongCat), or its buffer was not filled; record the "
                                "router's own ids, with --weightless-experts, or drop these rows with "
                                "--drop-repeating-rows",
-                               rows_remapped_, routed));
+                               report_.rows_remapped, routed));
 }
 
 // Sets the lists per layer: those of the model, or the numbers of ids if some rows have fewer than others.
@@ -206,7 +275,6 @@ void TraceAssembler::describe_layers(RoutingTrace& trace) {
   const bool constant = std::ranges::all_of(ids_in_layer_, [](const IdsOfRows& of) { return of.least == of.most; });
   if (constant && trace.top_k_of_layer.empty()) {
     for (std::size_t l = 0; l < ids_in_layer_.size(); ++l) {
-      if (options_.drop_empty_layers && routed_in_layer_[l] == 0) continue;
       trace.top_k_of_layer.push_back(static_cast<int>(ids_in_layer_[l].most > 0 ? ids_in_layer_[l].most : top_k_));
     }
   }
@@ -216,11 +284,32 @@ void TraceAssembler::describe_layers(RoutingTrace& trace) {
 
 Imported TraceAssembler::finish() && {
   assert(row_ == sequence_.num_tokens * sequence_.num_layers && "the last sequence is complete");
-  assert(num_sequences() > 0 && "a source without any is refused by its name");
+  if (num_sequences() == 0) {
+    const SkippedSample& first = report_.skipped.at(0);
+    const std::size_t n = report_.skipped.size();
+    throw InputError(first.where,
+                     n == 1 ? first.problem : fmt::format("{}; none of the {} samples can be read", first.problem, n));
+  }
+  if (other_shapes_ >= num_sequences()) {
+    const auto is_other = [](const SkippedSample& of) { return of.problem.find(kOtherShape) != std::string::npos; };
+    const SkippedSample& first = *std::ranges::find_if(report_.skipped, is_other);
+    throw InputError(first.where, first.problem);
+  }
   expect_few_repetitions();
   const bool inferred = options_.num_experts == 0;
   if (inferred && max_id_ < 0 && !options_.keep_invalid_rows) {
-    throw InputError(first_where_, "no row has a route: give the number of `experts`");
+    throw InputError(
+        first_where_,
+        "no row has a route, so nothing was recorded: switch recording on in the engine that samples (vLLM "
+        "and SGLang: --enable-return-routed-experts), or keep the rows as missing with the number of "
+        "`experts`");
+  }
+  if (options_.fill_prefixes) {
+    const auto token_bytes = static_cast<std::size_t>(num_layers_ * top_k_) * width_;
+    const FilledPrefixes filled =
+        foremoe::fill_prefixes(entries_, token_bytes, cu_seqlens_, prompt_lengths_, report_.sequences);
+    report_.rows_filled = filled.tokens * num_layers_;
+    report_.notes.push_back(describe(filled));
   }
 
   RoutingTrace trace;
@@ -241,19 +330,20 @@ Imported TraceAssembler::finish() && {
     trace.ranks = *std::max_element(trace.rank.begin(), trace.rank.end()) + 1;
     trace.ranks_per_node = options_.ranks_per_node > 0 ? options_.ranks_per_node : std::min(8, trace.ranks);
   }
+  numbered_ = !layer_ids_.empty();
   trace.layer_ids = std::move(layer_ids_);
-  if (trace.layer_ids.empty()) {
+  if (!numbered_) {
     trace.layer_ids.resize(static_cast<std::size_t>(num_layers_));
     std::iota(trace.layer_ids.begin(), trace.layer_ids.end(), 0);
   }
   trace.name = first_where_.file;
   trace.model = options_.model;
 
-  const auto empty_layers = std::count(routed_in_layer_.begin(), routed_in_layer_.end(), 0);
-  if (empty_layers > 0 && empty_layers < num_layers_) {
-    if (options_.drop_empty_layers) drop_empty_layers(trace, entries_);
-    report_.notes.push_back(fmt::format("{} of {} layers have no route in any token (dense layers?){}", empty_layers,
-                                        num_layers_, options_.drop_empty_layers ? "; they were dropped" : ""));
+  keep_layers(choose_layers(empty_layers(), trace), trace);
+  if (!report_.skipped.empty()) report_.notes.push_back(describe_skipped(report_.skipped, num_samples()));
+  if (report_.rows_omitted > 0) {
+    report_.notes.push_back(
+        fmt::format("{} rows of first tokens were in a prefix cache, as the token counts say", report_.rows_omitted));
   }
   describe_layers(trace);
   if (inferred) {
@@ -272,22 +362,108 @@ Imported TraceAssembler::finish() && {
   return {std::move(trace), std::move(report_)};
 }
 
+// Whether a row is missing, or 0, 1, …
+bool TraceAssembler::is_filler(std::int64_t token, std::size_t layer) const {
+  const auto row = (static_cast<std::size_t>(token * num_layers_) + layer) * static_cast<std::size_t>(top_k_);
+  if (read_entry(&entries_[row * width_], width_) == sentinel_of_width(width_)) return true;
+  for (std::int64_t k = 0; k < top_k_; ++k) {
+    if (read_entry(&entries_[(row + static_cast<std::size_t>(k)) * width_], width_) != k) return false;
+  }
+  return true;
+}
+
+// [layers], layers without routes: all rows are missing, or all of so many that it is no coincidence are 0, 1, ….
+std::vector<bool> TraceAssembler::empty_layers() const {
+  const auto tokens = static_cast<std::int64_t>(written_) / (num_layers_ * top_k_);
+  std::vector<bool> missing;
+  for (const std::int64_t routed : routed_in_layer_) missing.push_back(routed == 0);
+  std::vector<bool> empty = missing;
+  for (std::size_t l = 0; l < empty.size() && top_k_ <= max_id_; ++l) {
+    if (empty[l] || routed_in_layer_[l] < kLeastFiller) continue;
+    std::int64_t t = 0;
+    while (t < tokens && is_filler(t, l)) ++t;
+    empty[l] = t == tokens;
+  }
+  return std::ranges::find(empty, false) == empty.end() ? missing : empty;
+}
+
+// Returns which layers to keep. Throws InputError if the model has others.
+std::vector<bool> TraceAssembler::choose_layers(const std::vector<bool>& empty, RoutingTrace& trace) {
+  std::vector<bool> kept(empty.size(), true);
+  const auto num_empty = std::ranges::count(empty, true);
+  if (!model_) {
+    if (num_empty == 0 || num_empty == num_layers_) return kept;
+    if (options_.drop_empty_layers) {
+      kept = empty;
+      kept.flip();
+    }
+    report_.notes.push_back(
+        fmt::format("{} of {} layers have no route in any token{}: dense layers have none, but nor have hash-routed "
+                    "layers (DeepSeek-V4) in some captures; `model` decides",
+                    num_empty, num_layers_, options_.drop_empty_layers ? "; they were dropped" : ""));
+    return kept;
+  }
+  const std::vector<int> moe = model_->moe_layer_numbers();
+  const auto fail = [&](const std::string& what) { throw InputError(first_where_, what); };
+  if (top_k_ != model_->top_k) {
+    fail(fmt::format("has {} experts per token, but {} has {}{}", top_k_, model_->name, model_->top_k,
+                     top_k_ == model_->top_k + model_->shared_experts ? ": shared experts were recorded too" : ""));
+  }
+  const std::size_t decoder = std::max(model_->layer_kinds.size(), static_cast<std::size_t>(model_->layers()));
+  const bool all = empty.size() == decoder;  // decoder layers
+  if (!all && empty.size() != moe.size()) {
+    fail(fmt::format("has {} layers, but {} has {} with experts, of {}{}", num_layers_, model_->name, moe.size(),
+                     decoder,
+                     empty.size() == moe.size() + 1 || empty.size() == decoder + 1
+                         ? ": one of multi-token prediction or of a draft model was recorded too"
+                         : ""));
+  }
+  if (!all && !numbered_) trace.layer_ids = moe;
+  std::vector<int> lost;
+  for (std::size_t l = 0; l < empty.size(); ++l) {
+    const int number = all ? static_cast<int>(l) : moe[l];
+    kept[l] = std::ranges::binary_search(moe, number);
+    if (kept[l] && empty[l]) lost.push_back(number);
+    if (!kept[l] && !empty[l]) {
+      fail(
+          fmt::format("layer {} has routes, but {} has no experts there: a draft model wrote into it, or layers are "
+                      "shifted",
+                      l, model_->name));
+    }
+  }
+  if (!lost.empty() && num_empty < num_layers_) {
+    const std::string what = fmt::format(
+        "layers {} have no route, but {} has experts there: they were not recorded, or are routed by hash "
+        "(the experts of tid2eid[token])",
+        fmt::join(lost, ", "), model_->name);
+    if (options_.drop_empty_layers) fail(what + ", so they cannot be dropped (`drop_empty_layers`)");
+    report_.notes.push_back(what);
+  }
+  if (all && moe.size() < decoder) {
+    report_.notes.push_back(fmt::format("{} of {} layers have no experts in {}, and were dropped", decoder - moe.size(),
+                                        decoder, model_->name));
+  }
+  return kept;
+}
+
 // Compacts rows in place. Rows move only towards the front, so unread rows are never overwritten.
-void TraceAssembler::drop_empty_layers(RoutingTrace& trace, std::vector<std::byte>& entries) const {
+void TraceAssembler::keep_layers(const std::vector<bool>& kept, RoutingTrace& trace) {
+  if (std::ranges::find(kept, false) == kept.end()) return;
   const std::size_t row_bytes = static_cast<std::size_t>(top_k_) * width_;
-  std::byte* to = entries.data();
-  const std::byte* from = entries.data();
+  std::byte* to = entries_.data();
+  const std::byte* from = entries_.data();
   for (std::int64_t row = 0; row < trace.num_tokens * num_layers_; ++row, from += row_bytes) {
-    if (routed_in_layer_[static_cast<std::size_t>(row % num_layers_)] == 0) continue;
+    if (!kept[static_cast<std::size_t>(row % num_layers_)]) continue;
     std::memmove(to, from, row_bytes);
     to += row_bytes;
   }
-  entries.resize(static_cast<std::size_t>(to - entries.data()));
-  std::vector<std::int32_t> kept;
-  for (std::size_t l = 0; l < trace.layer_ids.size(); ++l) {
-    if (routed_in_layer_[l] > 0) kept.push_back(trace.layer_ids[l]);
-  }
-  trace.layer_ids = std::move(kept);
+  entries_.resize(static_cast<std::size_t>(to - entries_.data()));
+  const auto keep = [&](auto& of_layer) {
+    std::size_t l = 0;
+    std::erase_if(of_layer, [&](const auto&) { return !kept[l++]; });
+  };
+  keep(trace.layer_ids);
+  keep(ids_in_layer_);
   trace.num_layers = static_cast<int>(trace.layer_ids.size());
 }
 

@@ -8,12 +8,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/importers/importer.h"
 
@@ -34,7 +36,14 @@ struct SequenceInfo {
 
 class TraceAssembler {
  public:
-  explicit TraceAssembler(const ImportOptions& options);
+  // model: Compared with the routes, if known.
+  explicit TraceAssembler(const ImportOptions& options, std::optional<ModelShape> model = {});
+
+  // Adds the next sample, with add(). If it throws InputError, skips the sample, unless options.strict.
+  void add_sample(const std::function<void()>& add);
+
+  // Returns the number of first tokens whose rows were omitted. Throws InputError if the rows contradict the tokens.
+  std::int64_t omitted_rows(const DecodedSequence& sequence, std::int64_t rows) const;
 
   // Requires that the input contains num_tokens · num_layers · top_k entries, which limits memory to the input's size.
   // `where`: file and field of the sequence; rows add their index.
@@ -43,17 +52,17 @@ class TraceAssembler {
   // Adds the next row of the sequence, in [token][layer] order. `ids`: top_k entries.
   void add_row(std::span<const std::int64_t> ids);
   void add_skipped_row();
-  // Passes the token count of the completed sequence, if known. The last token may have no row.
-  void sequence_had_tokens(std::optional<std::int64_t> num_tokens);
-  // Passes the weights that sampled the current sequence.
-  void sequence_had_versions(const std::vector<std::string>& weight_versions);
+  void add_omitted_rows(std::int64_t tokens);
+  // Passes what else is known of the completed sequence.
+  void sequence_was(const DecodedSequence& sequence);
 
   ImportReport& report() { return report_; }
   void set_layer_ids(std::vector<std::int32_t> ids) { layer_ids_ = std::move(ids); }
 
-  std::size_t num_sequences() const { return cu_seqlens_.size() - 1; }  // including the current one
+  std::size_t num_sequences() const { return report_.sequences.size(); }  // including the current one
+  std::size_t num_samples() const { return num_sequences() + report_.skipped.size(); }
 
-  // Requires at least one sequence; all must be complete.
+  // Requires at least one sample; all must be complete. Throws InputError if all were skipped.
   Imported finish() &&;
 
  private:
@@ -66,11 +75,15 @@ class TraceAssembler {
   void put_missing();
   void end_row(bool routed);
   void widen();
-  void drop_empty_layers(RoutingTrace& trace, std::vector<std::byte>& entries) const;
+  bool is_filler(std::int64_t token, std::size_t layer) const;
+  std::vector<bool> empty_layers() const;
+  std::vector<bool> choose_layers(const std::vector<bool>& empty, RoutingTrace& trace);
+  void keep_layers(const std::vector<bool>& kept, RoutingTrace& trace);
   Where where_of_row(std::size_t k = 0) const;
   [[noreturn]] void fail_row(std::size_t k, const std::string& what) const;
 
   const ImportOptions& options_;
+  std::optional<ModelShape> model_;
   ImportReport report_;
   std::vector<std::byte> entries_;  // [tokens][layers][top_k], `width_` bytes each
   std::size_t width_ = 1;           // 1 or 2
@@ -82,6 +95,8 @@ class TraceAssembler {
   std::int64_t row_ = 0;          // row index in the current sequence
   bool token_is_routed_ = false;  // in any layer so far
   Where first_where_;             // first sequence, which sets the shape
+  std::size_t other_shapes_ = 0;  // samples of another shape
+  bool numbered_ = false;         // the recording has layer numbers
   std::int64_t num_layers_ = 0;
   std::int64_t top_k_ = 0;
 
@@ -93,7 +108,6 @@ class TraceAssembler {
     std::int64_t most = 0;
   };
   std::vector<IdsOfRows> ids_in_layer_;  // [layer], of rows with a route
-  std::int64_t rows_remapped_ = 0;       // repeating rows whose entries are not all equal
   Where first_remapped_;
 
   std::vector<std::int64_t> cu_seqlens_{0};
