@@ -119,6 +119,20 @@ class Import(CommandTest):
         self.assertEqual((counted["assignments"], counted["rows_missing"]), (4, 2))
         self.assertEqual(self.json_of("inspect", "step")["model"], "tiny")
 
+    def test_commands_remark_on_rows_without_a_route_except_last_ones(self):
+        clean, lacking = [0, 1] * 9 + [255, 255], [255, 255] * 4 + [0, 1] * 5 + [255, 255]
+        for name, rows in (("clean", clean), ("lacking", lacking)):
+            (self.folder / f"{name}.npy").write_bytes(npy((10, 1, 2), rows))
+            self.succeed("import", f"{name}.npy", "--experts", 4, "--out", name)
+        for command in (["collect", "--out", "load"], ["compare"], ["plan", "--out", "plan"], ["inspect"],
+                        ["pack", "--tokens-per-rank", 100, "--out", "packed"]):  # fmt: skip
+            for name in ("clean", "lacking"):
+                ranks = [] if command[0] == "inspect" else ["--ranks", 1]
+                done = self.foremoe(command[0], name, *ranks, *command[1:])
+                remark = f"{name}: 40 % of the rows (4 of 10) have no route and do not count; 1 sequences lack their first"
+                self.assertEqual(remark in done.stderr, name == "lacking", done.stderr)
+                self.assertEqual("no route and do not count" in done.stderr, name == "lacking", done.stderr)
+
     def test_reports_missing_rows_as_text(self):
         (self.folder / "a.npy").write_bytes(npy((2, 1, 2), [0, 1, 2, 2]))
         self.assertIn("1 of 2 rows have no route", self.succeed("import", "a.npy", "--out", "step"))

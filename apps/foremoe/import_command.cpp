@@ -40,6 +40,10 @@ Sequences have the order of the files (Megatron: one file per rank). A row is on
 expert ids are padding, not routes: they are stored as rows without a route, and the report counts them. If more than
 1 % of the rows repeat an id, but not in all entries, the recording is refused (--drop-repeating-rows). −1 in some
 entries of a row: the token has fewer experts.
+A sample must have as many rows as tokens, or one less, if usage, token ids, meta_info or tokens count these. If cached
+tokens explain that rows lack, the first rows are missing. Samples that are aborted, damaged or contradict these counts
+are skipped and named; --strict makes the first an error. --fill-prefixes compares prompts by their token ids or text,
+else by group and length, else by length alone, and takes rows only if all sequences with the prompt agree.
 )";
 
 struct ImportArguments {

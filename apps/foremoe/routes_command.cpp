@@ -23,7 +23,9 @@ constexpr std::string_view kRoutesExamples = R"(  foremoe routes check step.trac
 constexpr std::string_view kRoutesMeaning =
     R"(Reads traces and the files that foremoe import reads. Each line names a check, the first place where it failed,
 the number of places, a probable cause, and a remedy:
-  row-count          rows do not match --lengths; the last token may have no row
+  row-count          rows do not match --lengths, or the token counts in the files; the last token may have no row
+  skipped-sample     a sample without routes, as of an aborted request, or that cannot be read
+  repeated-block     rows of an aborted request, then the whole sequence again
   expert-range       ids beyond the experts        duplicate-experts  an expert twice in a row
   top-k-differs      rows or sequences of other k  padding            zeros or filler instead of -1
   prefix-missing     first tokens have no route    missing-rows       other tokens have none
@@ -32,6 +34,7 @@ the number of places, a probable cause, and a remedy:
   layer-shift        dense layers were counted     empty-layer        a layer without routes
   mtp-layers         layers beyond the model       weight-versions    several weights in a step
 Thresholds raise no alarm on real routes of two models. --model, --layers, --experts and --top-k set what is expected.
+Sequences are numbered like the samples of the files, including skipped ones.
 Exit code 0: nothing was found. 1: something was. 2: a file could not be read.
 )";
 

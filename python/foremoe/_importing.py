@@ -108,15 +108,11 @@ def _members(file: str, data: bytes) -> Iterator[Decoded]:
 
 
 def _responses(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[Decoded]:
-    first, _, rest = data.strip().partition(b"\n")
-    one_per_line = False
-    if rest:
-        try:
-            json.loads(first)
-            one_per_line = True
-        except (ValueError, RecursionError):
-            pass
-    documents = _lines(file, data) if one_per_line else [(data.strip(), SourcePlace(file, ""))]
+    lines = list(_lines(file, data))
+    one_per_line = len(lines) > 1 and (
+        _is_json(lines[0][0]) or (not _is_json(data) and any(_is_json(line) for line, _ in lines if line[:1] == b"{"))
+    )  # the first line may be the damaged one
+    documents = lines if one_per_line else [(data.strip(), SourcePlace(file, ""))]
     samples: list[Decoded] = []
     for text, place in documents:
         try:
@@ -126,6 +122,14 @@ def _responses(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[D
     if all(sample.problem for sample in samples) and any(MISSING in sample.problem for sample in samples):
         samples[0] = samples[0]._replace(problem=f"{samples[0].problem}: {REMEDY}")
     return iter(samples)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) -> Iterator[Decoded]:

@@ -269,6 +269,8 @@ def test_one_bad_response_does_not_cost_a_rollout(imported: Any, bad: str, words
     assert report["skipped"][0]["sample"] == 1 and f"0.in: line 2: {words}" in report["skipped"][0]["problem"].replace(
         "choices[0]: routed_experts: ", "").replace("routed_experts: ", "")  # fmt: skip
     assert any(note.startswith("1 of 3 samples were skipped: sample 1 (") for note in report["notes"])
+    if bad.startswith("{"):
+        assert imported("\n".join([bad, *lines[::2]]))[2]["skipped"][0]["sample"] == 0
     if bad.startswith("{") and bad.endswith("}"):
         assert imported(json.dumps([GOOD, json.loads(bad)]))[2]["samples_skipped"] == 1
     with pytest.raises(foremoe.InputError, match="line 2"):

@@ -186,6 +186,8 @@ def test_skipped_samples_are_found_and_sequences_keep_their_numbers(tmp_path: pa
     path.write_text("\n".join(map(json.dumps, [responses[0], {"choices": []}, responses[1]])))
     done = command("routes", "check", path, "--experts", 128, "--json", "--lengths", "456,1,456")
     skipped, twice = json.loads(done.stdout)["findings"]
+    ((sample, problem),) = [of.values() for of in json.loads(done.stdout)["skipped"]]
+    assert sample == 1 and problem.endswith("line 2: choices: is empty") and problem == skipped["cause"]
     assert (done.returncode, skipped["check"], skipped["sequence"]) == (1, "skipped-sample", 1), done.stderr
     assert (twice["check"], twice["sequence"], twice["token"]) == ("duplicate-experts", 2, 9)
     assert command("routes", "check", path, "--experts", 128, "--strict").returncode == 2

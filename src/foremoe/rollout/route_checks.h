@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "foremoe/cluster/model_shape.h"
@@ -50,6 +51,8 @@ struct RouteFinding {
 struct RouteReport {
   std::vector<RouteFinding> findings;  // one per check that failed
   std::vector<std::string> remarks;    // what may be a fault, depending on the model
+  // Samples that could not be read: number in the sources, and problem. Also a finding.
+  std::vector<std::pair<int, std::string>> skipped = {};
 };
 
 // The routes themselves may be invalid. Throws InputError if an expectation has the wrong length.

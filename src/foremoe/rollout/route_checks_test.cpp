@@ -1,5 +1,6 @@
 #include "foremoe/rollout/route_checks.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -80,6 +81,33 @@ TEST(RouteChecks, AcceptFewerExpertsInAllRowsOfALayerAndIdsWithoutWeights) {
   const Damage weightless = [](Bytes& r) { fill(r, 5 * kToken, 1, 200); };
   EXPECT_THAT(names(weightless, {.experts = 128, .weightless_experts = 80}), testing::IsEmpty());
   EXPECT_THAT(names(weightless, {.experts = 128, .weightless_experts = 72}), testing::ElementsAre("expert-range"));
+}
+
+TEST(RouteChecks, CompareLayersWithTheirKindsInTheModel) {
+  using enum LayerKind;
+  const auto found = [](const std::vector<LayerKind>& kinds, int empty) {
+    auto [trace, bytes] = make_random_trace(
+        {.type = RouteType::kU8, .lengths = {40, 30, 40}, .num_layers = 4, .top_k = 8, .num_experts = 128});
+    for (std::size_t t = 0; t < 110 && empty >= 0; ++t)
+      fill(*bytes, t * kToken + static_cast<std::size_t>(empty) * kRow, kRow, 0);
+    std::vector<std::string> lines;
+    for (const RouteFinding& of :
+         find_route_faults(trace, {.layers = 3, .dense_layers = 1, .layer_kinds = kinds}).findings)
+      lines.push_back(fmt::format("{} {} {}", of.check, of.layer, of.cause.find("hash") != std::string::npos));
+    return lines;
+  };
+  using testing::ElementsAre;
+  EXPECT_THAT(found({kMoe, kMoe, kDense, kMoe}, 2), ElementsAre());
+  EXPECT_THAT(found({kMoe, kMoe, kNone, kHashMoe}, 2), ElementsAre());
+  EXPECT_THAT(found({kMoe, kMoe, kDense, kMoe}, 1), ElementsAre("empty-layer 1 false", "layer-shift 2 false"));
+  EXPECT_THAT(found({kHashMoe, kMoe, kMoe, kMoe}, 0), ElementsAre("empty-layer 0 true"));
+  EXPECT_THAT(found({kDense, kMoe, kMoe, kMoe}, -1), ElementsAre("layer-shift 0 false"));
+}
+
+TEST(RouteChecks, FindABlockThatRepeats) {
+  const Damage aborted = [](Bytes& r) { copy(r, 0, 12 * kToken, 20 * kToken); };  // 12 rows, then the same and others
+  EXPECT_THAT(names(aborted), testing::ElementsAre("repeated-block"));
+  EXPECT_THAT(names([](Bytes& r) { copy(r, 0, 12 * kToken, 7 * kToken); }), testing::IsEmpty());
 }
 
 TEST(RouteChecks, NoteSequencesThatAreTooShortToCompare) {

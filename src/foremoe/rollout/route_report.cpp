@@ -103,6 +103,8 @@ RouteReport check_route_files(const std::vector<std::string>& paths, const Route
     expected.weight_versions = of_sequences(std::move(expected.weight_versions), report);
   }
   RouteReport found = find_route_faults(trace, expected);
+  for (const SkippedSample& of : report.skipped)
+    found.skipped.emplace_back(of.sample, InputError(of.where, of.problem).what());
   if (!report.skipped.empty()) found.findings.insert(found.findings.begin(), finding_of(report.skipped));
   return found;
 }
@@ -140,7 +142,10 @@ nlohmann::ordered_json to_json(const RouteReport& report) {
                         {"cause", f.cause},
                         {"remedy", f.remedy}});
   }
-  return {{"ok", findings.empty()}, {"findings", std::move(findings)}, {"remarks", report.remarks}};
+  Json json{{"ok", findings.empty()}, {"findings", std::move(findings)}, {"remarks", report.remarks}};
+  for (const auto& [sample, problem] : report.skipped)
+    json["skipped"].push_back({{"sample", sample}, {"problem", problem}});
+  return json;
 }
 
 }  // namespace foremoe

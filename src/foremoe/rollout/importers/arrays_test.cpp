@@ -147,9 +147,10 @@ TEST(DecodedImport, PrefixesAreFilledFromSiblingsThatAgree) {
   EXPECT_EQ(missing({{9, prompt}, {12, prompt, 4, 3}}), 4);                  // its own rows of the prompt differ
   EXPECT_EQ(missing({{9, prompt}, {9, prompt, 0, 3}, {12, prompt, 6}}), 6);  // donors differ
   const Imported in = import_samples({{9, prompt}, {12, prompt, 6}}, {.num_experts = 64, .fill_prefixes = true});
-  EXPECT_THAT(in.report.notes, ::testing::Contains(HasSubstr(
-                                   "6 first tokens of 1 sequences were filled from sequences with the same prompt: the "
-                                   "first is sample 1, from sample 0")));
+  EXPECT_THAT(in.report.notes,
+              ::testing::Contains(
+                  HasSubstr("6 first tokens of 1 sequences were filled from sequences with the same length of "
+                            "the prompt, which is all that is known of it: the first is sample 1, from sample 0")));
   EXPECT_EQ(import_samples({{9, prompt}, {12, prompt, 6}}, {.num_experts = 64}).report.rows_missing(), 6);
 }
 

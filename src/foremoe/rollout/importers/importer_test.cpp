@@ -1,7 +1,10 @@
 // Behaviour shared by all importers: missing rows, invalid ids and the order of sequences.
 
+#include <algorithm>
 #include <fstream>
+#include <span>
 
+#include "foremoe/rollout/importers/formats.h"
 #include "foremoe/rollout/trace_file.h"
 #include "foremoe/testing/recorded_formats.h"
 
@@ -104,6 +107,35 @@ TEST(Importer, AKnownModelSaysWhichLayersAreKept) {
   EXPECT_THAT(error_of(lost, {.drop_empty_layers = true, .model = "glm-4.5-air"}),
               HasSubstr("layers 1, 2 have no route, but GLM-4.5-Air has experts there"));
   EXPECT_EQ(import_text(lost, {.model = "glm-4.5-air"}).trace()->num_layers, 45);
+}
+
+// Imports 40 tokens in three layers with a model; layers without an 'x' are zeros.
+Imported with_kinds(const std::string& recorded, std::vector<LayerKind> kinds, ImportOptions options = {}) {
+  const auto moe =
+      std::ranges::count_if(kinds, [](LayerKind k) { return k == LayerKind::kMoe || k == LayerKind::kHashMoe; });
+  const ModelShape model{.name = "M",
+                         .moe_layers = static_cast<int>(moe),
+                         .dense_layers = static_cast<int>(std::ssize(kinds) - moe),
+                         .experts = 16,
+                         .top_k = 2,
+                         .layer_kinds = std::move(kinds)};
+  options.num_experts = 16;
+  TraceAssembler assembler(options, model);
+  const std::string bytes = layers_of(recorded, 2, 40);
+  add_sequence(assembler, {.where = {.file = "in"}, .content = std::as_bytes(std::span(bytes))});
+  return std::move(assembler).finish();
+}
+
+TEST(Importer, HashRoutedLayersAreNeverDropped) {
+  using enum LayerKind;
+  const Imported kept = with_kinds("0xx", {kHashMoe, kMoe, kMoe});
+  EXPECT_EQ(kept.trace()->num_layers, 3);
+  EXPECT_THAT(kept.report.notes, ::testing::Contains(HasSubstr("layers 0 have no route, but M has experts there")));
+  EXPECT_THROW(with_kinds("0xx", {kHashMoe, kMoe, kMoe}, {.drop_empty_layers = true}), InputError);
+  EXPECT_THAT(with_kinds("0xx", {kDense, kMoe, kMoe}).trace()->layer_ids, ElementsAre(1, 2));
+  EXPECT_THAT(with_kinds("x0x", {kMoe, kDense, kMoe}).trace()->layer_ids, ElementsAre(0, 2));
+  EXPECT_THAT(with_kinds("xx", {kMoe, kDense, kMoe}).trace()->layer_ids, ElementsAre(0, 2));
+  EXPECT_THROW(with_kinds("xx0", {kMoe, kDense, kMoe}), InputError);
 }
 
 TEST(Importer, LayersThatAreTheSameConstantInAllTokensAreEmpty) {

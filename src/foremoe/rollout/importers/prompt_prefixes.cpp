@@ -45,6 +45,7 @@ FilledPrefixes fill_prefixes(std::span<std::byte> routes, std::size_t token_byte
       }
       std::ranges::copy(rows(donor.s, donor.first, end), rows(of.s, donor.first, end).begin());
       filled.tokens += end - donor.first;
+      filled.by_length |= prompt.first.empty();
       if (filled.sequences++ == 0)
         std::tie(filled.first, filled.source) = std::pair(facts[of.s].sample, facts[donor.s].sample);
     }
@@ -53,12 +54,14 @@ FilledPrefixes fill_prefixes(std::span<std::byte> routes, std::size_t token_byte
 }
 
 std::string describe(const FilledPrefixes& filled) {
-  std::string text = "no first tokens were filled";
+  std::string text = "no first tokens were filled: no sequence with the same known prompt has them";
   if (filled.sequences > 0) {
     text = fmt::format(
-        "{} first tokens of {} sequences were filled from sequences with the same prompt: the first is "
-        "sample {}, from sample {}",
-        filled.tokens, filled.sequences, filled.first, filled.source);
+        "{} first tokens of {} sequences were filled from sequences with the same {}: the first is sample {}, "
+        "from sample {}",
+        filled.tokens, filled.sequences,
+        filled.by_length ? "length of the prompt, which is all that is known of it" : "prompt", filled.first,
+        filled.source);
   }
   if (filled.in_disagreement > 0) {
     text += fmt::format("; {} sequences were not filled, since sequences with their prompt have different rows",

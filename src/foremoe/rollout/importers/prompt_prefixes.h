@@ -22,6 +22,7 @@ struct FilledPrefixes {
   int sequences = 0;
   int first = -1;           // number of the first filled sample in the sources
   int source = -1;          // from which sample
+  bool by_length = false;   // some prompts are known by their lengths alone
   int in_disagreement = 0;  // sequences that lack rows, whose siblings disagree
 };
 
