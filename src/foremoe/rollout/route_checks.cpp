@@ -19,10 +19,12 @@ namespace {
 
 constexpr double kBitsOfUniqueRoutes = 100;  // two tokens with the same route are then no coincidence
 constexpr double kBitsOfRoutes = 10;
-constexpr std::int64_t kRepeatedRows = 8;      // consecutive tokens with equal routes, with fewer bits
-constexpr std::int64_t kLeastRows = 16;        // whole sequences of fewer tokens are not compared
-constexpr std::int64_t kBlock = 32;            // consecutive tokens with the routes of as many earlier ones
-constexpr std::int64_t kUniqueBlock = 8;       // the same, if two tokens with the same route are no coincidence
+constexpr std::int64_t kRepeatedRows = 8;  // consecutive tokens with equal routes, with fewer bits
+constexpr std::int64_t kLeastRows = 16;    // whole sequences of fewer tokens are not compared
+constexpr double kBitsOfBlock = 40;
+constexpr std::int64_t kShortBlock = 16;       // consecutive tokens with the routes of as many earlier ones
+constexpr std::int64_t kLongBlock = 32;        // with fewer bits
+constexpr std::int64_t kUniqueBlock = 8;       // if two tokens with the same route are no coincidence
 constexpr int kFillerLayers = 4;               // a token with the same row in so many layers, and in all, is filler
 constexpr std::int64_t kSampledTokens = 1024;  // of the trace
 constexpr std::int64_t kSampledInSequence = 64;
@@ -331,7 +333,7 @@ class Checks {
   // are followed by the whole sequence.
   void check_repeated_block(int s) {
     if (bits_ < kBitsOfRoutes) return;
-    const std::int64_t least = unique_routes() ? kUniqueBlock : kBlock;
+    const std::int64_t least = unique_routes() ? kUniqueBlock : bits_ >= kBitsOfBlock ? kShortBlock : kLongBlock;
     std::unordered_map<std::string_view, std::int64_t> first;  // token with this route
     std::int64_t run = 0;
     std::int64_t distance = 0;

@@ -8,7 +8,8 @@
 // has the route of the token before it in all layers; with 80 bits, 2 of 90,000 have. In one layer, at most 40 tokens
 // in a row share a route, and at most 0.2 % of the tokens have the same route in two layers. If ids ascend in every
 // row, as without an order by weight, up to 6 tokens in a row share a route in all layers, and 208 in one. At most 10
-// tokens in a row, 3 with 100 bits or more, have the routes of as many earlier ones of their sequence.
+// tokens in a row, 7 with 40 bits and 3 with 100 bits or more, have the routes of as many earlier ones of their
+// sequence.
 //
 // Time is n log n in the number of tokens; comparing pairs of layers reads at most 1,024 tokens, and 64 of a sequence.
 // A remark gives the number of sequences of fewer than 16 tokens, which are not compared on their own.

@@ -108,6 +108,14 @@ TEST(RouteChecks, FindABlockThatRepeats) {
   const Damage aborted = [](Bytes& r) { copy(r, 0, 12 * kToken, 20 * kToken); };  // 12 rows, then the same and others
   EXPECT_THAT(names(aborted), testing::ElementsAre("repeated-block"));
   EXPECT_THAT(names([](Bytes& r) { copy(r, 0, 12 * kToken, 7 * kToken); }), testing::IsEmpty());
+  const auto with_fewer_bits = [](std::size_t rows) {  // 77 bits
+    auto [trace, bytes] =
+        make_random_trace({.type = RouteType::kU8, .lengths = {80}, .num_layers = 4, .top_k = 4, .num_experts = 64});
+    copy(*bytes, 0, 20 * 16, rows * 16);
+    return find_route_faults(trace, {}).findings.size();
+  };
+  EXPECT_EQ(with_fewer_bits(15), 0);
+  EXPECT_EQ(with_fewer_bits(16), 1);
 }
 
 TEST(RouteChecks, NoteSequencesThatAreTooShortToCompare) {

@@ -114,6 +114,8 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
                   fmt::join(import_format_names(), ", ")));
 }
 
+static bool is_empty(const ImportSource& source) { return trimmed(text_of(source)).empty(); }
+
 static bool is_decoded(ImportFormat format) {
   return format != ImportFormat::kNpy && format != ImportFormat::kMegatronTrace &&
          format != ImportFormat::kMegatronCounts;
@@ -122,6 +124,7 @@ static bool is_decoded(ImportFormat format) {
 bool needs_decoder(const std::string& path, const ImportOptions& options) {
   if (options.format) return is_decoded(*options.format);
   const MappedFile file(path);
+  if (is_empty({path, file.bytes()})) return false;
   return is_decoded(detect_format({path, file.bytes()}, options));
 }
 
@@ -192,10 +195,12 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
   const auto format_of = [&](const ImportSource& source) {
     return given.format ? *given.format : detect_format(source, given);
   };
-  const ImportFormat first = format_of(sources.front());
+  const auto nonempty = std::ranges::find_if_not(sources, is_empty);
+  const ImportFormat first = format_of(nonempty == sources.end() ? sources.front() : *nonempty);
   const bool together = first == ImportFormat::kMegatronTrace || first == ImportFormat::kMegatronCounts;
   std::vector<ImportFormat> formats;  // formats of the sources
   for (const ImportSource& source : sources) {
+    if (is_empty(source) && !together) continue;
     const ImportFormat format = format_of(source);
     if (together && format != first) {
       throw InputError({.file = source.name},
@@ -214,6 +219,10 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
       import_megatron_trace(sources, options, assembler);
     } else {
       for (const ImportSource& source : sources) {
+        if (is_empty(source) && !given.format) {
+          assembler.add_sample([&] { throw InputError({.file = source.name}, "is empty"); });
+          continue;
+        }
         const std::size_t before = assembler.num_samples();
         read_source(format_of(source), source, decode, assembler);
         if (assembler.num_samples() == before) throw InputError({.file = source.name}, "holds no sequence");

@@ -171,6 +171,16 @@ TEST(Importer, ASampleThatCannotBeReadIsSkippedAndCounted) {
   EXPECT_EQ(error_of({files[1], files[1]}), "b: routed_experts: has no tokens; none of the 2 samples can be read");
 }
 
+TEST(Importer, AnEmptyFileAmongOthersIsASkippedSample) {
+  const std::string good = npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
+  const Imported in = import_texts({{"a", ""}, {"b", good}});
+  EXPECT_THAT(routes_of(in), ElementsAre(4, 1));
+  EXPECT_EQ(in.report.skipped.at(0).problem, "is empty");
+  EXPECT_EQ(in.report.sequences.at(0).sample, 1);
+  EXPECT_EQ(error_of({{"b", good}, {"a", ""}}, {.strict = true}), "a: is empty");
+  EXPECT_EQ(error_of({{"a", ""}, {"b", ""}}), "a: is empty");
+}
+
 TEST(Importer, ASampleThatIsSkippedFirstDoesNotSetTheShape) {
   const std::string bad = npy("|u1", "(1, 1, 3)", raw({4, 1, 9}, 1));
   const std::string good = npy("|u1", "(1, 2, 2)", raw({4, 1, 2, 3}, 1));

@@ -1,15 +1,15 @@
 #include "foremoe/rollout/importers/trace_assembler.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cassert>
 #include <cstring>
-#include <functional>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
+#include "foremoe/rollout/importers/layer_choice.h"
 #include "foremoe/rollout/importers/prompt_prefixes.h"
 
 namespace foremoe {
@@ -27,7 +27,7 @@ std::string describe_skipped(const std::vector<SkippedSample>& skipped, std::siz
     const InputError error(skipped[i].where, skipped[i].problem);
     places += fmt::format("{}sample {} ({})", i == 0 ? "" : "; ", skipped[i].sample, error.what());
   }
-  return fmt::format("{} of {} samples were skipped: {}{}; with `strict`, the first ends the import", skipped.size(),
+  return fmt::format("{} of {} samples were skipped: {}{}; with --strict, the first ends the import", skipped.size(),
                      samples, places, skipped.size() > kNamedSamples ? "; …" : "");
 }
 
@@ -330,16 +330,18 @@ Imported TraceAssembler::finish() && {
     trace.ranks = *std::max_element(trace.rank.begin(), trace.rank.end()) + 1;
     trace.ranks_per_node = options_.ranks_per_node > 0 ? options_.ranks_per_node : std::min(8, trace.ranks);
   }
-  numbered_ = !layer_ids_.empty();
-  trace.layer_ids = std::move(layer_ids_);
-  if (!numbered_) {
+  trace.layer_ids = layer_ids_;
+  if (layer_ids_.empty()) {
     trace.layer_ids.resize(static_cast<std::size_t>(num_layers_));
     std::iota(trace.layer_ids.begin(), trace.layer_ids.end(), 0);
   }
   trace.name = first_where_.file;
   trace.model = options_.model;
 
-  keep_layers(choose_layers(empty_layers(), trace), trace);
+  LayerChoice choice = choose_layers(empty_layers(), trace.top_k, model_, options_.drop_empty_layers, first_where_);
+  std::ranges::move(choice.notes, std::back_inserter(report_.notes));
+  if (!choice.numbers.empty() && layer_ids_.empty()) trace.layer_ids = std::move(choice.numbers);
+  keep_layers(choice.kept, trace);
   if (!report_.skipped.empty()) report_.notes.push_back(describe_skipped(report_.skipped, num_samples()));
   if (report_.rows_omitted > 0) {
     report_.notes.push_back(
@@ -385,65 +387,6 @@ std::vector<bool> TraceAssembler::empty_layers() const {
     empty[l] = t == tokens;
   }
   return std::ranges::find(empty, false) == empty.end() ? missing : empty;
-}
-
-// Returns which layers to keep. Throws InputError if the model has others.
-std::vector<bool> TraceAssembler::choose_layers(const std::vector<bool>& empty, RoutingTrace& trace) {
-  std::vector<bool> kept(empty.size(), true);
-  const auto num_empty = std::ranges::count(empty, true);
-  if (!model_) {
-    if (num_empty == 0 || num_empty == num_layers_) return kept;
-    if (options_.drop_empty_layers) {
-      kept = empty;
-      kept.flip();
-    }
-    report_.notes.push_back(
-        fmt::format("{} of {} layers have no route in any token{}: dense layers have none, but nor have hash-routed "
-                    "layers (DeepSeek-V4) in some captures; `model` decides",
-                    num_empty, num_layers_, options_.drop_empty_layers ? "; they were dropped" : ""));
-    return kept;
-  }
-  const std::vector<int> moe = model_->moe_layer_numbers();
-  const auto fail = [&](const std::string& what) { throw InputError(first_where_, what); };
-  if (top_k_ != model_->top_k) {
-    fail(fmt::format("has {} experts per token, but {} has {}{}", top_k_, model_->name, model_->top_k,
-                     top_k_ == model_->top_k + model_->shared_experts ? ": shared experts were recorded too" : ""));
-  }
-  const std::size_t decoder = std::max(model_->layer_kinds.size(), static_cast<std::size_t>(model_->layers()));
-  const bool all = empty.size() == decoder;  // decoder layers
-  if (!all && empty.size() != moe.size()) {
-    fail(fmt::format("has {} layers, but {} has {} with experts, of {}{}", num_layers_, model_->name, moe.size(),
-                     decoder,
-                     empty.size() == moe.size() + 1 || empty.size() == decoder + 1
-                         ? ": one of multi-token prediction or of a draft model was recorded too"
-                         : ""));
-  }
-  if (!all && !numbered_) trace.layer_ids = moe;
-  std::vector<int> lost;
-  for (std::size_t l = 0; l < empty.size(); ++l) {
-    const int number = all ? static_cast<int>(l) : moe[l];
-    kept[l] = std::ranges::binary_search(moe, number);
-    if (kept[l] && empty[l]) lost.push_back(number);
-    if (!kept[l] && !empty[l]) {
-      fail(
-          fmt::format("layer {} has routes, but {} has no experts there: a draft model wrote into it, or layers are "
-                      "shifted",
-                      l, model_->name));
-    }
-  }
-  if (!lost.empty() && num_empty < num_layers_) {
-    const std::string what = fmt::format(
-        "layers {} have no route, but {} has experts there: they were not recorded, or are routed by hash "
-        "(the experts of tid2eid[token])",
-        fmt::join(lost, ", "), model_->name);
-    if (options_.drop_empty_layers) fail(what + ", so they cannot be dropped (`drop_empty_layers`)");
-    report_.notes.push_back(what);
-  }
-  if (all && moe.size() < decoder) {
-    report_.notes.push_back(fmt::format("{} of {} layers have no experts in {}, and were dropped", decoder - moe.size(),
-                                        decoder, model_->name));
-  }
-  return kept;
 }
 
 // Compacts rows in place. Rows move only towards the front, so unread rows are never overwritten.

@@ -77,7 +77,6 @@ class TraceAssembler {
   void widen();
   bool is_filler(std::int64_t token, std::size_t layer) const;
   std::vector<bool> empty_layers() const;
-  std::vector<bool> choose_layers(const std::vector<bool>& empty, RoutingTrace& trace);
   void keep_layers(const std::vector<bool>& kept, RoutingTrace& trace);
   Where where_of_row(std::size_t k = 0) const;
   [[noreturn]] void fail_row(std::size_t k, const std::string& what) const;
@@ -96,7 +95,6 @@ class TraceAssembler {
   bool token_is_routed_ = false;  // in any layer so far
   Where first_where_;             // first sequence, which sets the shape
   std::size_t other_shapes_ = 0;  // samples of another shape
-  bool numbered_ = false;         // the recording has layer numbers
   std::int64_t num_layers_ = 0;
   std::int64_t top_k_ = 0;
 

@@ -1,0 +1,72 @@
+#include "foremoe/rollout/importers/layer_choice.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+
+namespace foremoe {
+
+LayerChoice choose_layers(const std::vector<bool>& empty, int top_k, const std::optional<ModelShape>& model,
+                          bool drop_empty, const Where& where) {
+  LayerChoice choice{.kept = std::vector<bool>(empty.size(), true)};
+  std::vector<bool>& kept = choice.kept;
+  const std::size_t layers = empty.size();
+  const auto num_empty = std::ranges::count(empty, true);
+  if (!model) {
+    if (num_empty == 0 || num_empty == std::ssize(empty)) return choice;
+    if (drop_empty) {
+      kept = empty;
+      kept.flip();
+    }
+    choice.notes.push_back(
+        fmt::format("{} of {} layers have no route in any token{}: dense layers have none, but nor have hash-routed "
+                    "layers (DeepSeek-V4) in some captures; --model decides",
+                    num_empty, layers, drop_empty ? "; they were dropped" : ""));
+    return choice;
+  }
+  const std::vector<int> moe = model->moe_layer_numbers();
+  const auto fail = [&](const std::string& what) { throw InputError(where, what); };
+  if (top_k != model->top_k) {
+    fail(fmt::format("has {} experts per token, but {} has {}{}", top_k, model->name, model->top_k,
+                     top_k == model->top_k + model->shared_experts ? ": shared experts were recorded too" : ""));
+  }
+  const std::size_t decoder = std::max(model->layer_kinds.size(), static_cast<std::size_t>(model->layers()));
+  const bool all = empty.size() == decoder;  // decoder layers
+  if (!all && empty.size() != moe.size()) {
+    fail(fmt::format("has {} layers, but {} has {} with experts, of {}{}", layers, model->name, moe.size(), decoder,
+                     empty.size() == moe.size() + 1 || empty.size() == decoder + 1
+                         ? ": one of multi-token prediction or of a draft model was recorded too"
+                         : ""));
+  }
+  if (!all) choice.numbers = moe;
+  std::vector<int> lost;
+  for (std::size_t l = 0; l < empty.size(); ++l) {
+    const int number = all ? static_cast<int>(l) : moe[l];
+    kept[l] = std::ranges::binary_search(moe, number);
+    if (kept[l] && empty[l]) lost.push_back(number);
+    if (!kept[l] && !empty[l]) {
+      fail(
+          fmt::format("layer {} has routes, but {} has no experts there: a draft model wrote into it, or layers are "
+                      "shifted",
+                      l, model->name));
+    }
+  }
+  if (!lost.empty() && num_empty < std::ssize(empty)) {
+    const std::string what = fmt::format(
+        "layers {} have no route, but {} has experts there: they were not recorded, or are routed by hash "
+        "(the experts of tid2eid[token])",
+        fmt::join(lost, ", "), model->name);
+    if (drop_empty) fail(what + ", so they cannot be dropped (`drop_empty_layers`)");
+    choice.notes.push_back(what);
+  }
+  if (all && moe.size() < decoder) {
+    choice.notes.push_back(fmt::format("{} of {} layers have no experts in {}, and were dropped", decoder - moe.size(),
+                                       decoder, model->name));
+  }
+  return choice;
+}
+
+}  // namespace foremoe
