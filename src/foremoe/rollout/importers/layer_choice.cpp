@@ -9,8 +9,8 @@
 
 namespace foremoe {
 
-LayerChoice choose_layers(const std::vector<bool>& empty, int top_k, const std::optional<ModelShape>& model,
-                          bool drop_empty, const Where& where) {
+LayerChoice choose_layers(const std::vector<bool>& empty, const std::optional<ModelShape>& model, bool drop_empty,
+                          const Where& where) {
   LayerChoice choice{.kept = std::vector<bool>(empty.size(), true)};
   std::vector<bool>& kept = choice.kept;
   const std::size_t layers = empty.size();
@@ -27,14 +27,16 @@ LayerChoice choose_layers(const std::vector<bool>& empty, int top_k, const std::
                     num_empty, layers, drop_empty ? "; they were dropped" : ""));
     return choice;
   }
-  const std::vector<int> moe = model->moe_layer_numbers();
+  std::vector<int> moe = model->moe_layer_numbers();
   const auto fail = [&](const std::string& what) { throw InputError(where, what); };
-  if (top_k != model->top_k) {
-    fail(fmt::format("has {} experts per token, but {} has {}{}", top_k, model->name, model->top_k,
-                     top_k == model->top_k + model->shared_experts ? ": shared experts were recorded too" : ""));
-  }
   const std::size_t decoder = std::max(model->layer_kinds.size(), static_cast<std::size_t>(model->layers()));
-  const bool all = empty.size() == decoder;  // decoder layers
+  const bool all = empty.size() == decoder;                                     // decoder layers
+  if (all && model->layer_kinds.empty() && num_empty == model->dense_layers) {  // dense layers may be anywhere
+    moe.clear();
+    for (int l = 0; l < static_cast<int>(layers); ++l) {
+      if (!empty[static_cast<std::size_t>(l)]) moe.push_back(l);
+    }
+  }
   if (!all && empty.size() != moe.size()) {
     fail(fmt::format("has {} layers, but {} has {} with experts, of {}{}", layers, model->name, moe.size(), decoder,
                      empty.size() == moe.size() + 1 || empty.size() == decoder + 1

@@ -19,8 +19,8 @@ struct LayerChoice {
 };
 
 // `empty`: [recorded layers], without any route. Throws InputError at `where` if the model has other
-// layers or another top-k, or if drop_empty would drop layers with experts.
-LayerChoice choose_layers(const std::vector<bool>& empty, int top_k, const std::optional<ModelShape>& model,
-                          bool drop_empty, const Where& where);
+// layers, or if drop_empty would drop layers with experts.
+LayerChoice choose_layers(const std::vector<bool>& empty, const std::optional<ModelShape>& model, bool drop_empty,
+                          const Where& where);
 
 }  // namespace foremoe

@@ -128,6 +128,10 @@ void TraceAssembler::check_shape(const SequenceInfo& info) {
     if (!options_.keep_invalid_rows && options_.top_k > 0 && info.top_k != options_.top_k) {
       fail(fmt::format("has {} experts per token, but {} were asked for", info.top_k, options_.top_k));
     }
+    if (model_ && info.top_k != model_->top_k) {
+      fail(fmt::format("has {} experts per token, but {} has {}{}", info.top_k, model_->name, model_->top_k,
+                       info.top_k > model_->top_k ? ": shared experts may have been recorded too" : ""));
+    }
     first_where_ = where_;
     num_layers_ = info.num_layers;
     top_k_ = info.top_k;
@@ -338,7 +342,7 @@ Imported TraceAssembler::finish() && {
   trace.name = first_where_.file;
   trace.model = options_.model;
 
-  LayerChoice choice = choose_layers(empty_layers(), trace.top_k, model_, options_.drop_empty_layers, first_where_);
+  LayerChoice choice = choose_layers(empty_layers(), model_, options_.drop_empty_layers, first_where_);
   std::ranges::move(choice.notes, std::back_inserter(report_.notes));
   if (!choice.numbers.empty() && layer_ids_.empty()) trace.layer_ids = std::move(choice.numbers);
   keep_layers(choice.kept, trace);
