@@ -170,7 +170,7 @@ class Maps(CommandTest):
         out = ("--to", "sglang", "--out", "map.json")
         self.succeed("synth", "--kind", "trace", "--ranks", 4, "--experts", 16, "--layers", 1, "--micro-steps", 2,
                      "--tokens-per-rank", 16, "--out", "trace.safetensors")  # fmt: skip
-        self.refuse("maps", "trace.safetensors", *out, saying=["trace.safetensors: is a trace", "foremoe collect"])
+        self.refuse("maps", "trace.safetensors", *out, saying=["trace.safetensors: is a trace, expected a load or a plan. Count it with: foremoe collect trace.safetensors"])
         self.succeed("plan", self.step, "-G", 1, "--policy", "moonep", "--out", "plan.safetensors")
         self.refuse("maps", "plan.safetensors", *out, saying=["plan.safetensors: slot_expert[1, 0, ", "--residency static"])
         self.refuse("maps", "plan.safetensors", *out, "-G", 2, saying=["--guest-slots: cannot be combined with a plan"])

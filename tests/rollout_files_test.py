@@ -99,7 +99,7 @@ class Pack(CommandTest):
             ),
             ([trace, "--ranks", 4, "--tokens-per-rank", 64, "--mini-batches", 99], ["--mini-batches: 99", "24"]),
             ([trace, "--ranks", 4, "--tokens-per-rank", 64, "--effort", "-1"], ["--effort"]),
-            ([load, "--ranks", 4, "--tokens-per-rank", 64], [load, "format", "foremoe.load/1"]),
+            ([load, "--ranks", 4, "--tokens-per-rank", 64], [load, "is a load, expected a trace"]),
         ):
             with self.subTest(arguments):
                 self.refuse("pack", *arguments, "--out", "new", saying=saying)
@@ -157,11 +157,12 @@ class Import(CommandTest):
         self.refuse("import", "step", "--out", "new", saying=["step", "foremoe.trace/1", "already"])
         self.refuse("import", "empty.npy", "--out", "new", saying=["empty.npy", "no tokens"])
 
-    def test_rejects_a_pipe_without_a_writer_immediately(self):
+    def test_a_pipe_without_a_writer_is_empty(self):
         os.mkfifo(self.folder / "pipe")
         done = self.foremoe("import", "pipe", "--out", "new")
         self.assertEqual(done.returncode, 2)
-        self.assertIn("pipe: is a pipe, not a regular file", done.stderr)
+        self.assertIn("pipe: is empty", done.stderr)
+        self.refuse("inspect", "pipe", saying=["pipe: is a pipe, not a regular file"])
 
 
 class Collect(CommandTest):

@@ -237,10 +237,26 @@ class WrongFiles(CommandTest):
         self.for_every_reader(".", [])
 
     def test_rejects_a_file_that_is_not_safetensors(self):
-        for name, data in (("empty", b""), ("short", b"\x01\x02"), ("text", b"routes? which routes?"), ("long", b"\xff" * 64)):
+        unknown = ["is not a safetensors file", "foremoe import"]
+        advice = "Convert it with: foremoe import {} --out trace.safetensors"
+        for name, data, saying in (
+            ("empty", b"", ["is empty"]),
+            ("short", b"\x01\x02", unknown),
+            ("text", b"routes? which routes?", unknown),
+            ("long", b"\xff" * 64, unknown),
+            ("a.npy", npy((1, 1, 2), [0, 1]), ["is a npy file", advice]),
+            ("a.npz", b"PK\x03\x04" + b"\0" * 40, ["is a npz file", advice]),
+            ("a.pt", b"PK\x03\x04" + b"\0" * 22 + b"\x0a\0\0\0x/data.pkl", ["is a torch file", advice]),
+            ("a.json", b'{"routed_experts": []}', ["is a json file", advice]),
+            ("dump.json", b'{"logical_count": []}', ["is a counts file", "foremoe import dump.json --ranks R --top-k K --out load"]),
+            ("config.json", b'{"model_type": "qwen3_moe"}', ["is the config.json of a model: give it as", "model"]),
+            ("map.json", b'{"physical_to_logical_map": []}', ["is a map for an engine, without counts"]),
+            ("a.toml", b'name = "h100"', ["is a TOML file. If it describes a cluster, give it as", "cluster"]),
+        ):  # fmt: skip
             (self.folder / name).write_bytes(data)
             with self.subTest(name):
-                self.for_every_reader(name, ["is not a safetensors file", "foremoe import"])
+                self.for_every_reader(name, [word.format(name) for word in saying])
+                self.refuse("plan", self.step, "--homes", name, "--out", "new", saying=[name, saying[0]])
                 self.refuse("verify", self.step, name, saying=[name])
 
     def test_rejects_a_truncated_file(self):
@@ -249,12 +265,19 @@ class WrongFiles(CommandTest):
         self.for_every_reader("cut", ["load"])
 
     def test_rejects_a_file_of_another_kind(self):
-        self.refuse("plan", "plan.safetensors", "--out", "new", saying=["plan.safetensors", "format"])
-        self.refuse("compare", "plan.safetensors", saying=["plan.safetensors", "format"])
-        self.refuse("collect", self.step, "--out", "new", saying=[self.step, "format", "foremoe.load/1"])
-        self.refuse("verify", self.step, self.step, saying=[self.step, "format", "foremoe.load/1"])
-        self.refuse("verify", "plan.safetensors", "plan.safetensors", saying=["plan.safetensors", "format"])
-        self.refuse("plan", self.step, "--homes", self.trace, "--out", "new", saying=[self.trace, "format"])
+        is_plan = "plan.safetensors: is a plan, expected a trace or a load. Give the trace or load that it plans"
+        self.refuse("plan", "plan.safetensors", "--out", "new", saying=[is_plan])
+        self.refuse("compare", "plan.safetensors", saying=[is_plan])
+        self.refuse("verify", "plan.safetensors", "plan.safetensors", saying=[is_plan])
+        self.refuse("collect", self.step, "--out", "new", saying=[f"{self.step}: is a load, expected a trace", "no routes"])
+        for path, kind in ((self.step, "a load"), (self.trace, "a trace")):
+            saying = [f"{path}: is {kind}, expected a plan. Plan it with: foremoe plan {path} --out plan.safetensors"]
+            self.refuse("verify", self.step, path, saying=saying)
+            self.refuse("plan", self.step, "--previous", path, "--out", "new", saying=saying)
+            saying = [f"{path}: is {kind}, expected homes or a plan. Choose homes", "foremoe homes"]
+            self.refuse("plan", self.step, "--homes", path, "--out", "new", saying=saying)
+        self.succeed("homes", self.trace, "--out", "homes.safetensors")
+        self.refuse("compare", "homes.safetensors", saying=["is homes, expected a trace or a load", "--homes"])
         self.change(self.step, lambda metadata, tensors: metadata.update(format="foremoe.load/7"))
         self.refuse("plan", self.step, "--out", "new", saying=[self.step, "format", "foremoe.load/7"])
 
@@ -283,7 +306,13 @@ class WrongFiles(CommandTest):
 
     def test_rejects_experts_that_ranks_do_not_divide(self):
         self.refuse("plan", self.trace, "--ranks", 3, "--out", "new", saying=[self.trace, "16 experts", "3 ranks"])
-        self.synthesise("odd.safetensors", experts=15)
+        self.refuse("collect", self.trace, "--ranks", 3, "--out", "new", saying=[self.trace, "16 experts", "3 ranks"])
+        for kind in ("load", "trace"):
+            self.refuse("synth", "--kind", kind, "--ranks", 7, "--out", "new", saying=["--ranks: 7 ranks do not divide the 128 --experts"])
+        metadata, tensors = st.read(self.folder / self.step)
+        dtype, shape, _ = tensors["load"]
+        tensors["load"] = st.tensor(dtype, [*shape[:3], 15], [1] * (3 * 2 * 4 * 15))
+        st.write(self.folder / "odd.safetensors", metadata | {"num_experts": "15"}, tensors)
         self.refuse("plan", "odd.safetensors", "--out", "new", saying=["odd.safetensors", "15 experts", "4 ranks"])
 
     def test_a_load_folds_only_to_a_divisor(self):

@@ -13,6 +13,7 @@
 #include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/workload.h"
 #include "foremoe/rollout/collector.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/load_statistics.h"
 #include "foremoe/rollout/rollout_follower.h"

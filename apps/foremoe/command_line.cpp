@@ -131,7 +131,7 @@ std::string help(const Command& command, bool all) {
 
 std::string help() {
   std::string text = fmt::format("{}\n\nUsage: foremoe [OPTIONS] SUBCOMMAND\n\nOptions:\n", kDescription);
-  text += entry("-h,--help", "Print this help and exit") + entry("--version", "Print the version and exit");
+  text += entry("-h,--help", "Print this help and exit") + entry("-V,--version", "Print the version and exit");
   text += "\nSubcommands:\n";
   for (const CommandEntry& command : command_entries())
     text += entry(std::string(command.name), command.make().summary);
@@ -209,6 +209,15 @@ std::string describe_unknown(const std::string& argument) {
   return fmt::format("'{}' is not an option that can precede a subcommand{}", option, did_you_mean(option, names));
 }
 
+// Names the value that an option lacks; CLI11 says "--plot: 1 required TEXT missing".
+std::string describe_mistake(const CLI::ParseError& error, const Command& command) {
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return error.what();
+  const std::string name = std::string(error.what()).substr(0, std::string_view(error.what()).find(':'));
+  const auto option =
+      std::ranges::find(command.options, name, [](const Option& o) { return command_line_name(o.name); });
+  return option == command.options.end() ? error.what() : fmt::format("{} requires a value: {}", name, option->value);
+}
+
 int fail(const std::string& command, const std::string& message, bool usage, int code = kBadInput) {
   std::string line = fmt::format("{}: {}", command, message);
   std::ranges::replace(line, '\n', ' ');
@@ -266,7 +275,7 @@ void Given::refuse_beside(std::string_view name, std::initializer_list<std::stri
 int run_command_line(int argc, char** argv) {
   const std::string_view first = command_name(std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
   CLI::App app;
-  app.set_version_flag("--version", "foremoe " FOREMOE_VERSION);
+  app.set_version_flag("-V,--version", "foremoe " FOREMOE_VERSION);
   app.set_help_flag("-h,--help");
   app.set_help_all_flag("--help-all");
   app.require_subcommand(1);
@@ -304,8 +313,8 @@ int run_command_line(int argc, char** argv) {
       const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr
                                 ? !unexpected.empty()
                                 : std::ranges::any_of(unexpected, is_option);
-      return fail("foremoe " + called()->name, is_extra ? describe_unexpected(*called(), unexpected) : error.what(),
-                  usage);
+      return fail("foremoe " + called()->name,
+                  is_extra ? describe_unexpected(*called(), unexpected) : describe_mistake(error, *called()), usage);
     }
     return fail(name, argc < 2 ? "a subcommand is required" : describe_unknown(argv[1]), usage);
   } catch (const InputError& error) {

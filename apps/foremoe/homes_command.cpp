@@ -14,6 +14,7 @@
 #include "foremoe/evaluate/workload.h"
 #include "foremoe/homes/choose_homes.h"
 #include "foremoe/homes/homes_json.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/trace_file.h"
 #include "progress.h"
 

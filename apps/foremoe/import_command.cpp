@@ -23,6 +23,7 @@ constexpr std::string_view kImportExamples = R"(  foremoe import sample-*.npy --
   foremoe import routed.bin --format sglang --layers 48 --top-k 8 --out step.trace.safetensors
   foremoe import router_trace_rank*.jsonl --drop-recomputed --out step.trace.safetensors
   foremoe import tokens_per_expert/rank*.jsonl --top-k 8 --out step.load.safetensors
+  foremoe import expert_distribution_recorder_*.pt --ranks 32 --top-k 8 --out step.load.safetensors
 )";
 
 constexpr std::string_view kImportMeaning =
@@ -36,6 +37,9 @@ constexpr std::string_view kImportMeaning =
   nrlre1 *         NeMo-RL's text envelope, one sequence per line
   megatron-trace   Megatron-LM's router_trace_rank{N}.jsonl; one sequence per call; a layer's n-th call is micro-step n
   megatron-counts  Megatron-LM's tokens_per_expert/rank{N}.jsonl; produces a load file
+  counts *         tokens per expert [steps, layers, experts] or [layers, experts], in npy, npz, torch or JSON: dumps of
+                   SGLang's expert distribution recorder and of vLLM's EPLB; other arrays need --counts. Produces a load
+                   file, in which each of --ranks sends an even part of every expert's tokens
 Sequences have the order of the files (Megatron: one file per rank). A row is one token in one layer. Rows with repeated
 expert ids are padding, not routes: they are stored as rows without a route, and the report counts them. If more than
 1 % of the rows repeat an id, but not in all entries, the recording is refused (--drop-repeating-rows). −1 in some
@@ -78,7 +82,7 @@ int run(const ImportArguments& arguments, const Given& given) {
 
 Command import_command() {
   auto a = std::make_shared<ImportArguments>();
-  Option out = out_option(a->out, "FILE", "Write the trace (megatron-counts: the load) here, atomically");
+  Option out = out_option(a->out, "FILE", "Write the trace (of counts: the load) here, atomically");
   out.required = true;
   return {
       .name = "import",

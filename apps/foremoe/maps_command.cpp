@@ -42,10 +42,7 @@ struct MapsArguments {
 EngineMap placed(const MapsArguments& arguments, const Given& given) {
   const Safetensors file = open_input(arguments.input);
   const FileKind kind = file_kind(file);
-  if (kind == FileKind::kTrace)
-    throw InputError({.file = arguments.input}, "is a trace. Count it with foremoe collect");
-  if (kind == FileKind::kHomes)
-    throw InputError({.file = arguments.input}, "contains homes, expected a load or a plan");
+  if (kind == FileKind::kTrace || kind == FileKind::kHomes) refuse_kind(file, {kLoadFormat, kPlanFormat});
   if (kind == FileKind::kLoad) {
     LoadTable load = read_load(file);
     load.name = arguments.input;

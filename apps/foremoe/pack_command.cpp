@@ -12,6 +12,7 @@
 #include "foremoe/evaluate/workload.h"
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/collector.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/packing.h"
 #include "foremoe/rollout/trace_file.h"
 #include "progress.h"

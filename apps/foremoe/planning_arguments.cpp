@@ -49,7 +49,8 @@ PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given,
   const std::vector<std::string> files = files_of(a);
   const std::vector<const Policy*> named_policies = policies_named(request.policies);
   if (request.one_policy && named_policies.size() > 1) {
-    throw InputError({.field = "policy"}, fmt::format("'{}', expected one policy", request.policies.front()));
+    throw InputError({.field = "policy"},
+                     fmt::format("'{}', expected one policy; foremoe compare takes several", request.policies.front()));
   }
   for (const PolicyWithOptions& with : policies_with_options(named_policies, a.policy_options)) {
     owned.push_back(with.policy);
@@ -77,6 +78,11 @@ PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given,
   }
 
   const EvaluateOptions& options = a.evaluate;
+  const int others = first.load.num_experts() - first.load.num_experts() / first.load.num_ranks();
+  if (options.planner.guest_slots > others) {
+    note(fmt::format("--guest-slots {}: a rank can use {}, one for each expert of other ranks",
+                     options.planner.guest_slots, others));
+  }
   note_all(first.remarks);
   if (given("residency") && !options.choose_residency && policies.size() == 1) residency = options.planner.residency;
 }

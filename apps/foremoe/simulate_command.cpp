@@ -67,7 +67,10 @@ std::vector<std::string> remarks(const std::vector<Evaluation>& evaluations, con
   for (const Evaluation& e : evaluations) {
     if (e.step) needed.push_back({.who = e.policy, .bytes = e.step->memory_bytes_per_rank});
   }
-  return memory_remarks(needed, cost, budget);
+  std::vector<std::string> said = memory_remarks(needed, cost, budget);
+  if (!said.empty()) said.push_back(optimizer_remark(cost, evaluations.front().plan.num_ranks()));
+  std::erase(said, std::string{});
+  return said;
 }
 
 // Placement is measured, so it is printed separately from the modelled figures.

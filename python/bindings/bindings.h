@@ -68,6 +68,8 @@ struct Plan {
 };
 
 Load load_of(LoadTable table);
+Load load_from_counts(const nb::object& counts, int ranks, int top_k, std::optional<int> ranks_per_node,
+                      std::string name);
 
 // Adds Homes and choose_homes() to the module.
 void bind_homes(nb::module_& m);

@@ -88,7 +88,7 @@ std::shared_ptr<const void> owner_of(nb::object object) {
 }
 
 // Decodes (file, field, index, bytes of an .npy file or C-ordered integers, prompt tokens or −1, tokens or None, weight
-// versions, where tokens were counted, omitted rows, prompt, problem).
+// versions, where tokens were counted, omitted rows, prompt, problem, forward pass or None).
 DecodedSequence decoded(const nb::tuple& t) {
   DecodedSequence sequence{.where = {.file = nb::cast<std::string>(t[0]),
                                      .field = nb::cast<std::string>(t[1]),
@@ -101,6 +101,7 @@ DecodedSequence decoded(const nb::tuple& t) {
                            .weight_versions = nb::cast<std::vector<std::string>>(t[6]),
                            .owner = owner_of(t[3])};
   if (!t[5].is_none()) sequence.num_tokens = nb::cast<std::int64_t>(t[5]);
+  if (!t[11].is_none()) sequence.forward_pass = nb::cast<std::int64_t>(t[11]);
   if (nb::isinstance<nb::bytes>(t[3])) {
     const auto bytes = nb::cast<nb::bytes>(t[3]);
     sequence.content = std::span(static_cast<const std::byte*>(bytes.data()), bytes.size());
@@ -186,6 +187,22 @@ std::shared_ptr<Trace> import_decoded(const nb::list& list, const nb::dict& keyw
 }
 
 }  // namespace
+
+Load load_from_counts(const nb::object& counts, int ranks, int top_k, std::optional<int> ranks_per_node,
+                      std::string name) {
+  if (ranks_per_node) expect_range("ranks_per_node", *ranks_per_node, 1, kMaxRanks);
+  expect_range("ranks", ranks, 1, kMaxRanks);
+  expect_range("top_k", top_k, 1, kMaxExperts);
+  const auto parts = decoded(nb::cast<nb::list>(nb::module_::import_("foremoe._counts").attr("decode_counts")(counts)));
+  const nb::gil_scoped_release release;
+  Imported imported =
+      import_counts(parts, {.top_k = top_k, .ranks = ranks, .ranks_per_node = ranks_per_node.value_or(0)});
+  LoadTable& table = std::get<LoadTable>(imported.value);
+  table.name = std::move(name);
+  Workload workload = make_workload(std::move(table));
+  workload.remarks = std::move(imported.report.notes);
+  return {std::make_shared<const Workload>(std::move(workload))};
+}
 
 void bind_inputs(nb::module_& m) {
   m.def("_collect", &collect_trace, "trace"_a, "options"_a, "threads"_a);

@@ -251,6 +251,25 @@ Args:
 
 Raises:
     InputError: for a wrong dtype, layout or shape, for negative counts, or if the ranks do not divide the experts.)")
+      .def_static("from_counts", &load_from_counts, "counts"_a, nb::kw_only(), "ranks"_a, "top_k"_a,
+                  "ranks_per_node"_a = nb::none(), "name"_a = "load",
+                  nb::sig("def from_counts(counts: typing.Any, *, ranks: int, top_k: int, ranks_per_node: int | None = "
+                          "None, name: str = 'load') -> Load"),
+                  R"(Creates a load from tokens per expert without source ranks, such as those that engines report.
+
+Every rank sends an even part of each expert's tokens, so loads of experts and ranks are exact; traffic between ranks is
+not. Layers and steps without tokens are dropped; `remarks` names them.
+
+Args:
+    counts: [steps, layers, experts] or [layers, experts]: an array of numpy or torch, or nested lists. Floats must be
+        whole numbers.
+    ranks: Ranks of the expert-parallel group, a divisor of the experts.
+    top_k: Experts per token.
+    ranks_per_node: None for 8, or all ranks if fewer.
+    name: Name for display.
+
+Raises:
+    InputError: for a wrong shape, and with its index for the first number that is no count.)")
       .def_prop_ro(
           "array",
           [](const nb::object& self) { return view_of<std::int64_t>(nb::cast<const Load&>(self).table().load, self); },

@@ -40,6 +40,7 @@ class Decoded(NamedTuple):
     omitted_rows: int = 0  # rows of first tokens that may have been omitted, as the response says
     prompt: str = ""  # equal if prompts are; "": unknown
     problem: str = ""  # why the sample cannot be read; "": it can
+    forward_pass: int | None = None  # counts of one pass are added
 
 
 def attempt(decode: Callable[[], Decoded]) -> Decoded:

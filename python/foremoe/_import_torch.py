@@ -35,7 +35,9 @@ from ._decoding import (
 
 ARRAY_DTYPES = ("i1", "i2", "i4", "i8", "u1", "u2")
 PICTURES = ("multimodal_train_inputs", "multimodal_inputs")
+COUNT_DTYPES = (*ARRAY_DTYPES, "u4", "u8", "f2", "f4", "f8")
 STORAGE_DTYPES = {"Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8"}
+STORAGE_DTYPES |= {"Half": "f2", "Float": "f4", "Double": "f8"}
 
 
 class _Skipped:
@@ -106,18 +108,39 @@ class _Unpickler(pickle.Unpickler):
         return _Storage(str(pid[1]), str(pid[2]))
 
 
-def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[Decoded]:
-    """Yields the sequences of a rollout. Raises InputError if it has no samples."""
+class Saved(NamedTuple):
+    """What torch.save() wrote. Arrays and tensors in `content` are decoded by array_of()."""
+
+    content: Any
+    members: Mapping[str, bytes]
+    folder: str
+
+    def array_of(self, value: Any, place: SourcePlace, dtypes: Sequence[str] = ARRAY_DTYPES) -> Any:
+        """Returns an array or tensor as an array of numpy, and other values as they are."""
+        if isinstance(value, _Array):
+            return _array(value, place, dtypes)
+        return _tensor(value, self, place, dtypes) if isinstance(value, _Tensor) else value
+
+
+def read_saved(file: str, data: bytes) -> Saved:
+    """Reads what torch.save() wrote, without running its code. Raises InputError if it is damaged."""
     members = {place.field: content for place, content in read_members(file, data)}
     pickled = next((name for name in members if name.endswith("data.pkl")), None)
     place = SourcePlace(file, "")
     if pickled is None:
         place.refuse("contains no data.pkl, so torch.save() has not written it")
     try:
-        rollout = _Unpickler(io.BytesIO(members[pickled])).load()
+        content = _Unpickler(io.BytesIO(members[pickled])).load()
     except Exception as error:  # the unpickler raises any exception if a pickle is damaged
         place.at(pickled).refuse(f"is damaged: {error}")
-    samples = member(rollout, "samples")
+    return Saved(content, members, pickled.removesuffix("data.pkl"))
+
+
+def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[Decoded]:
+    """Yields the sequences of a rollout. Raises InputError if it has no samples."""
+    place = SourcePlace(file, "")
+    saved = read_saved(file, data)
+    samples = member(saved.content, "samples")
     if not isinstance(samples, list):
         place.at("samples").refuse("is no list: slime and miles save rollouts with --save-debug-rollout-data")
 
@@ -130,11 +153,8 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
                 f"is missing{f' (status {status!s:.20})' if isinstance(status, str) else ''}: "
                 "was the rollout run with --use-rollout-routing-replay?"
             )
-        if isinstance(routes, _Array):
-            routes = _array(routes, at)
-        elif isinstance(routes, _Tensor):
-            routes = _tensor(routes, members, str(pickled).removesuffix("data.pkl"), at)
-        elif not isinstance(routes, list):
+        routes = saved.array_of(routes, at)
+        if not isinstance(routes, list | np.ndarray):
             at.refuse("is neither an array nor a tensor nor a list")
         return _with_facts(decode_routes(routes, at, options), sample)
 
@@ -142,35 +162,44 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
         yield attempt(functools.partial(read, i, sample))
 
 
-def _array(array: _Array, place: SourcePlace) -> npt.NDArray[Any]:
+def _array(array: _Array, place: SourcePlace, dtypes: Sequence[str]) -> npt.NDArray[Any]:
     state = array.state if isinstance(array.state, tuple) and len(array.state) == 5 else _Array.state
     _, shape, dtype, fortran_order, data = state
     name = str(getattr(dtype, "name", "none"))
-    if name.lstrip("<|") not in ARRAY_DTYPES or not isinstance(data, bytes):
-        place.refuse(f"is an array of dtype {name:.16}; expected integers")
-    rows = expect_bytes(data, _extents(shape, place), np.dtype(name), place)
+    if name.lstrip("<|") not in dtypes or not isinstance(data, bytes):
+        place.refuse(f"is an array of dtype {name:.16}; expected {_described(dtypes)}")
+    rows = expect_bytes(data, _extents(shape, place, dtypes), np.dtype(name), place)
     return rows.ravel().reshape(rows.shape, order="F") if fortran_order else rows
 
 
-def _tensor(tensor: _Tensor, members: Mapping[str, bytes], folder: str, place: SourcePlace) -> npt.NDArray[Any]:
+def _tensor(tensor: _Tensor, saved: Saved, place: SourcePlace, dtypes: Sequence[str]) -> npt.NDArray[Any]:
     kind, key = tensor.storage if isinstance(tensor.storage, _Storage) else ("none", "")
-    if kind.removesuffix("Storage") not in STORAGE_DTYPES:
-        place.refuse(f"is a tensor in a {kind:.32}; expected integers")
-    shape = _extents(tensor.shape, place)
+    if STORAGE_DTYPES.get(kind.removesuffix("Storage")) not in dtypes:
+        place.refuse(f"is a tensor in a {kind:.32}; expected {_described(dtypes)}")
+    shape = _extents(tensor.shape, place, dtypes)
     dtype = np.dtype(STORAGE_DTYPES[kind.removesuffix("Storage")])
-    if tensor.strides != (shape[1] * shape[2], shape[2], 1) or type(tensor.offset) is not int or tensor.offset < 0:
+    if (
+        tensor.strides != tuple(map(math.prod, (shape[i + 1 :] for i in range(len(shape)))))
+        or type(tensor.offset) is not int
+        or tensor.offset < 0
+    ):
         place.refuse(f"is a tensor of strides {tensor.strides!r:.40}; expected a contiguous one")
-    data = members.get(f"{folder}data/{key}")
+    data = saved.members.get(f"{saved.folder}data/{key}")
     if data is None:
-        place.refuse(f"is in {folder}data/{key:.32}, which the file does not contain")
+        place.refuse(f"is in {saved.folder}data/{key:.32}, which the file does not contain")
     begin = tensor.offset * dtype.itemsize
     return expect_bytes(data[begin : begin + math.prod(shape) * dtype.itemsize], shape, dtype, place)
 
 
-def _extents(shape: Any, place: SourcePlace) -> Sequence[int]:
-    if not isinstance(shape, tuple) or len(shape) != 3 or not all(type(n) is int and n >= 0 for n in shape):
-        place.refuse(f"has shape {shape!r:.40}; expected [tokens, layers, top_k]")
+def _extents(shape: Any, place: SourcePlace, dtypes: Sequence[str]) -> Sequence[int]:
+    axes, expected = ((3,), "[tokens, layers, top_k]") if dtypes is ARRAY_DTYPES else ((2, 3), "2 or 3 axes")
+    if not isinstance(shape, tuple) or len(shape) not in axes or not all(type(n) is int and n >= 0 for n in shape):
+        place.refuse(f"has shape {shape!r:.40}; expected {expected}")
     return shape
+
+
+def _described(dtypes: Sequence[str]) -> str:
+    return "integers" if dtypes is ARRAY_DTYPES else "integers, float16, float32 or float64"
 
 
 def _with_facts(decoded: Decoded, sample: Mapping[str, Any]) -> Decoded:

@@ -6,6 +6,7 @@ nrlre1      NeMo-RL's envelope, "nrlre1:<dtype>:<tokens>x<layers>x<top_k>:<base6
 sglang      int32 without a header, raw (one sequence) or one base64 per line. Layers without experts and tokens without
             routes contain zeros. Repeated ids mark a row as missing
 torch       rollouts of slime and miles: see _import_torch
+counts      tokens per expert: see _counts
 json        server responses, one JSON document or one per line:
     vLLM ≥ 0.22  choices[i].routed_experts = base64 of .npy, prompt and generation. The last generated token has no
                  row; if the response contains the number of tokens, the report counts it
@@ -33,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
+from ._counts import read_counts
 from ._decoding import (
     Decoded,
     SourcePlace,
@@ -74,6 +76,8 @@ def decoder(options: Mapping[str, Any]) -> Callable[[str, str, bytes], list[Deco
     def decode(format: str, file: str, data: bytes) -> list[Decoded]:
         if format == "npz":
             return list(_members(file, data))
+        if format == "counts":
+            return list(read_counts(file, data, options))
         if format == "torch":
             return list(read_rollout(file, data, options))
         if format == "json":

@@ -118,11 +118,13 @@ class ImportOptions(TypedDict, total=False):
     """Options of import_files()."""
 
     format: Annotated[str | None, None]  # None: detected
+    counts: Annotated[bool, False]  # the files contain tokens per expert
     model: Annotated[str | None, None]
     experts: Annotated[int | None, None]  # None: the largest id + 1
     weightless_experts: Annotated[int, 0]
     layers: Annotated[int | None, None]
     top_k: Annotated[int | None, None]
+    ranks: Annotated[int | None, None]  # of the load, for counts
     ranks_per_node: Annotated[int | None, None]  # None: 8, or all if fewer
     pipeline_stages: Annotated[int, 1]
     drop_recomputed: Annotated[bool, False]

@@ -152,3 +152,36 @@ def test_pickles_with_any_byte_altered_are_read_or_rejected() -> None:
                 decode("torch", "in", out.getvalue())
             except foremoe.InputError as error:
                 assert str(error).startswith("in: ")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64])
+def test_dumps_of_counts_are_read(path: pathlib.Path, dtype: torch.dtype) -> None:
+    """As SGLang's recorder saves them, in modes stat and per_pass."""
+    counts = torch.arange(2 * 3 * 8).reshape(2, 3, 8)
+    of = torch.stack([torch.randperm(8) for _ in range(3)])
+    slots = torch.gather(counts, 2, of.expand(2, 3, 8))
+    records = [{"forward_pass_id": i, "rank": 0, "global_physical_count": slots[i].to(dtype)} for i in range(2)]
+    for dump, asked in (
+        ({"rank": 0, "logical_count": counts.to(dtype), "average_utilization_rate_over_window": None}, {}),
+        ({"records": records, "last_physical_to_logical_map": of}, {}),
+        (counts.to(dtype), {"counts": True}),
+        ({"anything": counts.to(dtype)[:, :, :]}, {"counts": True}),
+        ({"logical_count": counts.numpy()}, {}),
+    ):
+        torch.save(dump, path)
+        load, report = foremoe.import_files(path, ranks=4, top_k=2, **asked)
+        assert isinstance(load, foremoe.Load)
+        np.testing.assert_array_equal(load.array.sum(2), counts.numpy())
+        assert report["format"] == "counts"
+    torch.save({"logical_count": counts.bfloat16()}, path)
+    with pytest.raises(
+        foremoe.InputError, match="logical_count: is a tensor in a BFloat16Storage; expected integers, "
+    ):
+        foremoe.import_files(path, ranks=4, top_k=2)
+
+
+def test_a_load_is_made_of_tensors() -> None:
+    counts = torch.arange(3 * 8).reshape(3, 8)
+    for dtype in (torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float64):
+        load = foremoe.Load.from_counts(counts.to(dtype).requires_grad_(dtype.is_floating_point), ranks=2, top_k=2)
+        np.testing.assert_array_equal(load.array.sum(2)[0], counts.numpy())

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <system_error>
 
@@ -20,7 +21,8 @@ constexpr int kReadWithoutWaiting = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 class Descriptor {
  public:
-  explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), kReadWithoutWaiting)) {}
+  explicit Descriptor(const std::string& path)
+      : fd_(path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), kReadWithoutWaiting)) {}
   ~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
   }
@@ -42,12 +44,40 @@ const char* kind_of(mode_t mode) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) {
+std::unique_ptr<const MappedFile> MappedFile::or_stream(const std::string& path) {
+  return std::unique_ptr<const MappedFile>(new MappedFile(path, /*or_stream=*/true));
+}
+
+bool is_stream(const std::string& path) {
+  struct stat status {};
+  if (path == "-") return true;
+  return ::stat(path.c_str(), &status) == 0 && S_ISFIFO(status.st_mode);
+}
+
+void MappedFile::read_stream(const std::string& path, int fd) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);  // waits for writers that have opened the pipe
+  std::array<char, 1 << 16> part{};
+  for (;;) {
+    const ::ssize_t size = ::read(fd, part.data(), part.size());
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) fail(path, errno);
+    if (size == 0) break;
+    read_.append(part.data(), static_cast<std::size_t>(size));
+  }
+  bytes_ = std::as_bytes(std::span(read_));
+}
+
+MappedFile::MappedFile(const std::string& path, bool or_stream) {
+  if (path == "-" && !or_stream) throw InputError({.file = path}, "standard input is not read here: give a file");
   const Descriptor fd(path);
   if (fd.get() < 0) fail(path, errno);
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) fail(path, errno);
   if (!S_ISREG(status.st_mode)) {
+    if (or_stream && (path == "-" || S_ISFIFO(status.st_mode))) {
+      read_stream(path, fd.get());
+      return;
+    }
     throw InputError({.file = path}, fmt::format("is {}, not a regular file", kind_of(status.st_mode)));
   }
   const auto size = static_cast<std::size_t>(status.st_size);
@@ -58,7 +88,7 @@ MappedFile::MappedFile(const std::string& path) {
 }
 
 MappedFile::~MappedFile() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+  if (read_.empty() && !bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
 }  // namespace foremoe

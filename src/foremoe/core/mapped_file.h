@@ -3,6 +3,7 @@
 // Input files that are mapped into memory or embedded in the program.
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,7 +16,9 @@ namespace foremoe {
 class MappedFile {
  public:
   // Throws InputError if the path is not a readable regular file. Does not block: rejects a pipe immediately.
-  explicit MappedFile(const std::string& path);
+  explicit MappedFile(const std::string& path) : MappedFile(path, /*or_stream=*/false) {}
+  // Accepts also "-", standard input, and pipes, which are read until their end.
+  static std::unique_ptr<const MappedFile> or_stream(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -24,8 +27,15 @@ class MappedFile {
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
 
  private:
+  MappedFile(const std::string& path, bool or_stream);
+  void read_stream(const std::string& path, int fd);
+
   std::span<const std::byte> bytes_;
+  std::string read_;  // from a stream, instead of a map
 };
+
+// Returns whether the path is "-" or a pipe, whose contents can be read only once.
+bool is_stream(const std::string& path);
 
 // A file of the repository embedded in the program (src/foremoe/CMakeLists.txt), so that presets need no search path.
 struct EmbeddedFile {

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <string>
+#include <thread>
 
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
@@ -41,6 +44,26 @@ TEST(MappedFile, RejectsOtherThanRegularFilesWithoutBlocking) {
   EXPECT_EQ(refusal_of("/dev/null"), "is a device, not a regular file");
   EXPECT_EQ(refusal_of(testing::TempDir()), "is a directory, not a regular file");
   EXPECT_THAT(refusal_of("no/such/file"), testing::HasSubstr("cannot be read"));
+}
+
+TEST(MappedFile, ReadsAPipeToItsEndIfStreamsAreAccepted) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  const std::string path = "/dev/fd/" + std::to_string(ends[0]);
+  EXPECT_TRUE(is_stream(path));
+  const std::string text(200'000, 'x');  // more than a pipe holds
+  std::jthread writer([&] {
+    EXPECT_EQ(::write(ends[1], text.data(), text.size()), static_cast<::ssize_t>(text.size()));
+    ::close(ends[1]);
+  });
+  EXPECT_EQ(MappedFile::or_stream(path)->text(), text);
+  ::close(ends[0]);
+  const std::string file = testing::TempDir() + "mapped_file_test";
+  write_file(file, text);
+  EXPECT_FALSE(is_stream(file));
+  EXPECT_EQ(MappedFile::or_stream(file)->text(), text);
+  std::remove(file.c_str());
+  EXPECT_EQ(refusal_of("-"), "standard input is not read here: give a file");
 }
 
 }  // namespace

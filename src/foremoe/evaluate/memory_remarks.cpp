@@ -40,4 +40,17 @@ std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed,
   return remarks;
 }
 
+std::string optimizer_remark(const CostModel& cost, int num_ranks) {
+  constexpr int kShards = 8;  // an example
+  const CostOptions& options = cost.options();
+  if (options.optimizer_shards != 1) return {};
+  const ModelShape& model = cost.model();
+  const Bytes bytes{model.expert_parameters() * model.moe_layers * (model.experts / num_ranks) *
+                    options.optimizer_bytes_per_parameter};
+  return fmt::format(
+      "the experts' optimizer state is not sharded (--optimizer-shards 1): {} GB per rank; with {} "
+      "data-parallel ranks that share it, {} GB",
+      gigabytes(bytes), kShards, gigabytes(Bytes{bytes.value / kShards}));
+}
+
 }  // namespace foremoe

@@ -23,4 +23,7 @@ struct NeededMemory {
 std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
                                         std::optional<Bytes> budget);
 
+// Returns how the optimizer state of a rank's experts depends on --optimizer-shards; empty if that is not 1.
+std::string optimizer_remark(const CostModel& cost, int num_ranks);
+
 }  // namespace foremoe

@@ -3,15 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "foremoe/core/error.h"
-#include "foremoe/core/mapped_file.h"
 #include "foremoe/plan/homes_file.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/planner/planner.h"
@@ -84,14 +81,6 @@ Workload collected(RoutingTrace trace, const InputOptions& options, ThreadPool& 
   return workload;
 }
 
-// Checks for 8 bytes of header length, then the beginning of a JSON object. A damaged file can pass.
-bool looks_like_safetensors(std::span<const std::byte> bytes) {
-  std::uint64_t header_bytes = 0;
-  if (bytes.size() <= sizeof header_bytes) return false;
-  std::memcpy(&header_bytes, bytes.data(), sizeof header_bytes);
-  return header_bytes <= kMaxHeaderBytes && bytes[sizeof header_bytes] == std::byte{'{'};
-}
-
 struct Shape {
   int layers = 0;
   int ranks = 0;
@@ -117,8 +106,10 @@ void expect_shape(const std::string& path, const auto& read, const LoadTable& lo
 // Returns the homes in a plan or homes file, or nullopt if homes are contiguous.
 std::optional<Homes> named_homes(const std::string& homes) {
   if (homes == kContiguous) return std::nullopt;
-  const Safetensors file = Safetensors::open(homes);
-  if (file_kind(file) == FileKind::kHomes) return read_homes(file);
+  const Safetensors file = open_input(homes);
+  const FileKind kind = file_kind(file);
+  if (kind == FileKind::kHomes) return read_homes(file);
+  if (kind != FileKind::kPlan) refuse_kind(file, {kHomesFormat, kPlanFormat});
   StepPlan plan = read_plan(file);
   return Homes{.home = std::move(plan.home), .num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
 }
@@ -221,12 +212,17 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vect
   Batching batching = make_batching(trace, {.num_ranks = options.ranks != 0 ? options.ranks : options.wanted_ranks,
                                             .ranks_per_node = options.ranks_per_node,
                                             .tokens_per_rank = options.tokens_per_rank});
+  expect_even_homes(options.path, trace.num_experts, batching.num_ranks);
   if (!batching.recorded) {
     const std::string recorded =
         trace.has_batching() ? fmt::format("recorded for {} ranks", trace.ranks) : std::string("no batching recorded");
     remarks.push_back(fmt::format("{}: {}, batched again: {} on {}, at most {} tokens each", options.path, recorded,
                                   counted(batching.num_micro_steps, "micro-step"), counted(batching.num_ranks, "rank"),
                                   options.tokens_per_rank));
+    constexpr int kFewMicroSteps = 3;
+    if (batching.num_micro_steps <= kFewMicroSteps && options.tokens_per_rank == BatchingOptions{}.tokens_per_rank) {
+      remarks.back() += ". A smaller --tokens-per-rank gives more micro-steps, which statistics over them need";
+    }
   }
   return batching;
 }
@@ -256,14 +252,6 @@ void note_missing_rows(const RoutingTrace& trace, const LoadTable& load, std::ve
                                        without_first)));
 }
 
-Safetensors open_input(const std::string& path) {
-  const auto file = std::make_shared<MappedFile>(path);
-  if (!looks_like_safetensors(file->bytes())) {
-    reject(path, "is not a safetensors file; `foremoe import` reads other formats");
-  }
-  return Safetensors::parse(file->bytes(), path, file);
-}
-
 int number_to_use(const char* field, int asked, int there, const std::string& file) {
   if (asked > there) throw InputError({.field = field}, fmt::format("{}, but {} has only {}", asked, file, there));
   return asked != 0 ? asked : there;
@@ -281,7 +269,7 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
       break;
     case FileKind::kPlan:
     case FileKind::kHomes:
-      file.fail("__metadata__.format", "", fmt::format("'{}', expected a trace or a load", file.text("format")));
+      refuse_kind(file, {kTraceFormat, kLoadFormat});
   }
   const auto to_use = [&](const char* field, int asked, int wanted, int there) {
     return asked == 0 && 0 < wanted && wanted < there ? wanted : number_to_use(field, asked, there, options.path);

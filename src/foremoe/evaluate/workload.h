@@ -116,9 +116,6 @@ InputOptions input_as_planned(const StepPlan& plan, InputOptions options);
 // Adds a remark if rows have no route, besides those of last tokens. `load` was counted from the trace.
 void note_missing_rows(const RoutingTrace& trace, const LoadTable& load, std::vector<std::string>& remarks);
 
-// Opens a safetensors file. The error for any other file suggests `foremoe import`.
-Safetensors open_input(const std::string& path);
-
 // "14 micro-steps × 2 layers, 128 experts on 8 ranks (1 node)".
 std::string describe(const LoadTable& load);
 // The same; with `ep`, of the first group, after the number of groups.

@@ -49,7 +49,7 @@ Homes read_homes(const Safetensors& file) {
   return homes;
 }
 
-Homes read_homes(const std::string& path) { return read_homes(Safetensors::open(path)); }
+Homes read_homes(const std::string& path) { return read_homes(open_input(path)); }
 
 void write_homes(const Homes& homes, const std::string& path) {
   const std::vector<std::size_t> shape{homes.home.extent(0), homes.home.extent(1)};

@@ -235,7 +235,7 @@ StepPlan read_plan(const Safetensors& file) {
   return plan;
 }
 
-StepPlan read_plan(const std::string& path) { return read_plan(Safetensors::open(path)); }
+StepPlan read_plan(const std::string& path) { return read_plan(open_input(path)); }
 
 void expect_plan_for(const LoadTable& load, const StepPlan& plan, const std::string& path) {
   if (plan.load_digest == load_digest(load)) return;

@@ -3,6 +3,7 @@
 // Kind of a file, from the `format` in its metadata, limits on the sizes that it may claim, and numbers per layer.
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,9 +30,14 @@ inline constexpr std::string_view kLoadFormat2 = "foremoe.load/2";
 inline constexpr std::string_view kPlanFormat = "foremoe.plan/1";
 inline constexpr std::string_view kHomesFormat = "foremoe.homes/1";
 
+// Opens one of ForeMoE's files. For any other file, throws InputError with what it is and the command that converts it.
+Safetensors open_input(const std::string& path);
+
 // Throw InputError if the file has no known format, or a version that this build does not read.
 FileKind file_kind(const Safetensors& file);
 FileKind file_kind(const std::string& path);
+
+// Throws InputError unless the file has this format: what it is and, if there is one, the command that converts it.
 void expect_format(const Safetensors& file, std::string_view format, std::string_view newer = {});
 
 // Reads the optional metadata `key`, a JSON list [layers] of integers from `least` on. Empty if absent.
@@ -48,5 +54,8 @@ struct LayerShapes {
 // Throws InputError with field and index unless each layer has 1 to `experts` experts, and tokens choose 1 to `top_k`
 // of them.
 void expect_layers(const LayerShapes& shapes, const std::string& file);
+
+// Throws InputError for a file of ours that has another kind than those expected, such as {kHomesFormat, kPlanFormat}.
+[[noreturn]] void refuse_kind(const Safetensors& file, std::initializer_list<std::string_view> expected);
 
 }  // namespace foremoe

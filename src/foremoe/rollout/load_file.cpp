@@ -59,7 +59,7 @@ LoadTable read_load(const Safetensors& file) {
   return table;
 }
 
-LoadTable read_load(const std::string& path) { return read_load(Safetensors::open(path)); }
+LoadTable read_load(const std::string& path) { return read_load(open_input(path)); }
 
 void write_load(const LoadTable& table, const std::string& path, const Metadata& extra) {
   const bool is_new = !table.experts_of_layer.empty() || !table.top_k_of_layer.empty() || has_short_rows(table);

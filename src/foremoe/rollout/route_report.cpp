@@ -53,6 +53,7 @@ RouteFinding finding_of(const std::vector<SkippedSample>& skipped) {
 
 std::vector<Option> options_of(RouteCheckOptions& options) {
   std::vector<Option> all = options_of(options.import);
+  std::erase_if(all, [](const Option& o) { return o.name == "counts" || o.name == "ranks"; });
   all.push_back(list_option({.name = "lengths", .value = "N,N,…", .help = "Tokens of each sequence", .main = true},
                             options.lengths));
   all.push_back(

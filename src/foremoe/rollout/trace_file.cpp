@@ -95,7 +95,7 @@ RoutingTrace read_trace(const Safetensors& file) {
   return trace;
 }
 
-RoutingTrace read_trace(const std::string& path) { return read_trace(Safetensors::open(path)); }
+RoutingTrace read_trace(const std::string& path) { return read_trace(open_input(path)); }
 
 void write_trace(const RoutingTrace& trace, const std::string& path, const Metadata& extra) {
   const auto tokens = static_cast<std::size_t>(trace.num_tokens);

@@ -174,7 +174,8 @@ TEST(TraceReader, RefusesMetadataThatContradictsTheTensors) {
   EXPECT_EQ(with("layer_ids", "[3, -7]"), "t: __metadata__.layer_ids[1]: must be an integer from 0 to 2147483647");
   EXPECT_EQ(with("whole_batches", "1"), "t: __metadata__.whole_batches: '1', expected true or false");
   EXPECT_EQ(with("whole_batches", "false"), "");
-  EXPECT_THAT(with("format", "foremoe.load/1"), HasSubstr("expected foremoe.trace/1 or foremoe.trace/2"));
+  EXPECT_THAT(with("format", "foremoe.load/1"),
+              HasSubstr("is a load, expected a trace. A load has no routes: give the trace that it counts"));
   EXPECT_THAT(with("format", "foremoe.trace/3"), HasSubstr("expected foremoe.trace/1 or foremoe.trace/2"));
 }
 

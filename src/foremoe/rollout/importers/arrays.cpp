@@ -187,7 +187,19 @@ IntegerArray npy_array(std::span<const std::byte> bytes, const Where& where) {
 }  // namespace
 
 void import_npy(const ImportSource& source, TraceAssembler& assembler) {
-  add_sequence(assembler, {.where = {.file = source.name, .field = "routed_experts"}, .content = source.bytes});
+  const Where where{.file = source.name, .field = "routed_experts"};
+  try {
+    add_sequence(assembler, {.where = where, .content = source.bytes});
+  } catch (const InputError& error) {
+    const NpyParts file = split_npy(source.bytes, where);
+    const std::string_view shape = value_of(file.header, "shape", where);
+    const bool floats = value_of(file.header, "descr", where).substr(0, 3).find('f') != std::string_view::npos;
+    const auto axes = 1 + std::ranges::count(shape.substr(0, shape.find(')')), ',');
+    const bool may_count =
+        axes == 2 || (axes == 3 && (floats || !error.where().index.empty() || npy_shape(shape, where)[2] > 16));
+    if (!may_count) throw;
+    throw InputError(error.where(), error.problem() + ". If these are tokens per expert, give `counts`");
+  }
 }
 
 void add_sequence(TraceAssembler& assembler, const DecodedSequence& sequence) {

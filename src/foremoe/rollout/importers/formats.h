@@ -16,6 +16,8 @@ void add_sequence(TraceAssembler& assembler, const DecodedSequence& sequence);
 // Imports all rank files together, since their calls interleave into micro-steps.
 void import_megatron_trace(std::span<const ImportSource> sources, const ImportOptions& options,
                            TraceAssembler& assembler);
+// Shares the expert's tokens evenly among the load's ranks.
+void share_evenly(std::int64_t tokens, std::size_t micro_step, std::size_t layer, std::size_t expert, LoadTable& table);
 Imported import_megatron_counts(std::span<const ImportSource> sources, const ImportOptions& options);
 
 inline std::string_view text_of(const ImportSource& source) {

@@ -21,6 +21,7 @@ nlohmann::ordered_json to_json(const ImportReport& report) {
           {"rows_missing", report.rows_missing()},
           {"samples_skipped", report.skipped.size()},
           {"skipped", std::move(skipped)},
+          {"layer_ids", report.layer_ids},
           {"notes", report.notes}};
 }
 

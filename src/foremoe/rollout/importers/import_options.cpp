@@ -26,8 +26,14 @@ std::vector<Option> options_of(ImportOptions& o) {
                                                         did_you_mean(name, names)));
     }
   };
+  Option counts = flag_option({.name = "counts",
+                               .help = "The files contain tokens per expert [steps, layers, experts] or [layers, "
+                                       "experts], not routes; needs --ranks and --top-k. Dumps of engines are detected",
+                               .main = true},
+                              o.counts);
   return {
       std::move(format),
+      std::move(counts),
       text_option({.name = "model",
                    .value = "NAME|FILE",
                    .help = "Name of the model, for the trace's metadata. The routes must be those of a known model or "
@@ -43,6 +49,7 @@ std::vector<Option> options_of(ImportOptions& o) {
       count("layers", o.num_layers, 65535, "Layers of headerless arrays; other formats are checked against it",
             "as recorded"),
       count("top_k", o.top_k, 65535, "Experts per token, for headerless arrays and counts", "as recorded"),
+      count("ranks", o.ranks, kMaxRanks, "Ranks of the load, for counts without source ranks", "none"),
       count("ranks_per_node", o.ranks_per_node, kMaxRanks, "Ranks per node, for formats that record ranks",
             "8, or all if fewer"),
       count("pipeline_stages", o.pipeline_stages, kMaxRanks,

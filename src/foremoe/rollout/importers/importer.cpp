@@ -7,12 +7,14 @@
 #include <array>
 #include <cctype>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <memory>
 
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/mapped_file.h"
 #include "foremoe/core/safetensors.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/importers/formats.h"
 #include "foremoe/rollout/importers/text.h"
 
@@ -20,7 +22,7 @@ namespace foremoe {
 
 namespace {
 
-constexpr std::array<std::pair<ImportFormat, std::string_view>, 9> kNames{
+constexpr std::array<std::pair<ImportFormat, std::string_view>, 10> kNames{
     {{ImportFormat::kNpy, "npy"},
      {ImportFormat::kNpz, "npz"},
      {ImportFormat::kTorch, "torch"},
@@ -29,7 +31,13 @@ constexpr std::array<std::pair<ImportFormat, std::string_view>, 9> kNames{
      {ImportFormat::kSglang, "sglang"},
      {ImportFormat::kNrlre1, "nrlre1"},
      {ImportFormat::kMegatronTrace, "megatron-trace"},
-     {ImportFormat::kMegatronCounts, "megatron-counts"}}};
+     {ImportFormat::kMegatronCounts, "megatron-counts"},
+     {ImportFormat::kCounts, "counts"}}};
+
+// Keys of dumps that contain counts. foremoe/_counts.py reads them.
+constexpr std::array<std::string_view, 9> kKeysOfCounts{
+    "logical_count", "global_physical_count",     "physical_count", "expert_load_window", "expert_load_pass",
+    "expert_load",   "global_expert_load_window", "expert_counts",  "expert_count"};
 
 void check_options(const ImportOptions& options) {
   const auto expect = [](const char* field, int value, int most) {
@@ -45,6 +53,7 @@ void check_options(const ImportOptions& options) {
   }
   expect("layers", options.num_layers, kMost);
   expect("top_k", options.top_k, kMost);
+  expect("ranks", options.ranks, static_cast<int>(kMaxRanks));
   expect("ranks_per_node", options.ranks_per_node, kMost);
 }
 
@@ -87,14 +96,29 @@ static std::string_view first_member(std::string_view zip) {
   return zip.substr(kNameAt, byte(kNameLengthAt) | byte(kNameLengthAt + 1) << 8U);
 }
 
-ImportFormat detect_format(const ImportSource& source, const ImportOptions& options) {
+// Looks for the key near the beginning and the end, where dumps have their keys.
+static bool has_key(std::string_view text, std::string_view key) {
+  constexpr std::size_t kWindow = std::size_t{1} << 16;
+  return text.substr(0, kWindow).find(key) != std::string_view::npos ||
+         text.substr(text.size() - std::min(text.size(), kWindow)).find(key) != std::string_view::npos;
+}
+
+static bool has_key_of_counts(std::string_view text, std::string_view before, std::string_view after) {
+  return !has_key(text, "routed_experts") && std::ranges::any_of(kKeysOfCounts, [&](std::string_view key) {
+    return has_key(text, fmt::format("{}{}{}", before, key, after));
+  });
+}
+
+std::optional<ImportFormat> find_format(const ImportSource& source, const ImportOptions& options) {
   const std::string_view text = text_of(source);
+  const auto refuse = [&](const std::string& what) { throw InputError({.file = source.name}, what); };
   if (const std::string format = format_of_ours(source); !format.empty()) {
-    throw InputError({.file = source.name},
-                     fmt::format("is a {} file already: there is nothing to import, use it as it is", format));
+    refuse(fmt::format("is a {} file already: there is nothing to import, use it as it is", format));
   }
+  if (text.empty()) refuse("is empty");
   if (text.starts_with("\x93NUMPY")) return ImportFormat::kNpy;
   if (text.starts_with("PK\x03\x04") || text.starts_with("PK\x05\x06")) {
+    if (has_key_of_counts(text, "", "")) return ImportFormat::kCounts;
     return first_member(text).ends_with("/data.pkl") ? ImportFormat::kTorch : ImportFormat::kNpz;
   }
   const std::string_view content = trimmed(text);
@@ -105,9 +129,20 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
   if (first_line.starts_with('{') || first_line.starts_with('[')) {
     if (first_line.find("\"top_indices\"") != std::string_view::npos) return ImportFormat::kMegatronTrace;
     if (first_line.find("\"tpe\"") != std::string_view::npos) return ImportFormat::kMegatronCounts;
+    if (has_key_of_counts(text, "\"", "\"")) return ImportFormat::kCounts;
+    if (!has_key(text, "routed_experts")) {
+      if (has_key(text, "\"model_type\"")) refuse("is the config.json of a model: give it as `model`");
+      if (has_key(text, "physical_to_logical_map\"")) refuse("is a map for an engine, without counts");
+    }
     return ImportFormat::kJson;
   }
   if (options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
+  if (source.name.ends_with(".toml")) refuse("is a TOML file. If it describes a cluster, give it as `cluster`");
+  return std::nullopt;
+}
+
+ImportFormat detect_format(const ImportSource& source, const ImportOptions& options) {
+  if (const auto format = find_format(source, options)) return *format;
   throw InputError(
       {.file = source.name},
       fmt::format("is in none of the formats {}. For sglang, an array without a header, give `layers` and `top_k`",
@@ -116,13 +151,27 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
 
 static bool is_empty(const ImportSource& source) { return trimmed(text_of(source)).empty(); }
 
+static std::optional<ImportFormat> asked_format(const ImportOptions& options) {
+  if (!options.counts) return options.format;
+  if (options.format.value_or(ImportFormat::kCounts) != ImportFormat::kCounts)
+    throw InputError({.field = "counts"}, "cannot be combined with another `format`");
+  return ImportFormat::kCounts;
+}
+
 static bool is_decoded(ImportFormat format) {
   return format != ImportFormat::kNpy && format != ImportFormat::kMegatronTrace &&
          format != ImportFormat::kMegatronCounts;
 }
 
+// Returns whether all sources must have this format.
+static bool is_together(ImportFormat format) {
+  return format == ImportFormat::kMegatronTrace || format == ImportFormat::kMegatronCounts ||
+         format == ImportFormat::kCounts;
+}
+
 bool needs_decoder(const std::string& path, const ImportOptions& options) {
-  if (options.format) return is_decoded(*options.format);
+  if (const auto format = asked_format(options)) return is_decoded(*format);
+  if (is_stream(path)) return true;
   const MappedFile file(path);
   if (is_empty({path, file.bytes()})) return false;
   return is_decoded(detect_format({path, file.bytes()}, options));
@@ -174,30 +223,47 @@ static ImportOptions complete(ImportOptions options, bool counts, const std::opt
   return options;
 }
 
-// Reads a source in any format except Megatron-LM's.
-static void read_source(ImportFormat format, const ImportSource& source, const Decode& decode,
-                        TraceAssembler& assembler) {
-  if (format == ImportFormat::kNpy) return import_npy(source, assembler);
-  if (!is_decoded(format)) {
-    throw InputError({.file = source.name},
-                     fmt::format("is a {} file, which cannot be combined with other formats", name_of(format)));
-  }
+// Reads a source in one of the formats that Python decodes.
+static std::vector<DecodedSequence> decoded(ImportFormat format, const ImportSource& source, const Decode& decode) {
   if (!decode) {
     throw InputError({.file = source.name},
                      fmt::format("is a {} file, which requires the Python package: pip install .", name_of(format)));
   }
-  for (const DecodedSequence& sequence : decode(format, source)) add_sequence(assembler, sequence);
+  return decode(format, source);
+}
+
+// Reads a source of routes in any format except Megatron-LM's.
+static void read_source(ImportFormat format, const ImportSource& source, const Decode& decode,
+                        TraceAssembler& assembler) {
+  if (format == ImportFormat::kNpy) return import_npy(source, assembler);
+  if (is_together(format)) {
+    throw InputError({.file = source.name},
+                     fmt::format("is a {} file, which cannot be combined with other formats", name_of(format)));
+  }
+  for (const DecodedSequence& sequence : decoded(format, source, decode)) add_sequence(assembler, sequence);
+}
+
+static Imported read_counts(std::span<const ImportSource> sources, const ImportOptions& options, const Decode& decode) {
+  std::vector<DecodedSequence> parts;
+  for (const ImportSource& source : sources) {
+    std::ranges::move(decoded(ImportFormat::kCounts, source, decode), std::back_inserter(parts));
+  }
+  if (parts.empty()) throw InputError({.file = sources.front().name}, "contains no counts");
+  return import_counts(parts, options);
 }
 
 Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& given, const Decode& decode) {
   if (sources.empty()) throw InputError({}, "no file to import");
   check_options(given);
-  const auto format_of = [&](const ImportSource& source) {
-    return given.format ? *given.format : detect_format(source, given);
-  };
+  const std::optional<ImportFormat> asked = asked_format(given);
+  const auto format_of = [&](const ImportSource& source) { return asked ? *asked : detect_format(source, given); };
   const auto nonempty = std::ranges::find_if_not(sources, is_empty);
   const ImportFormat first = format_of(nonempty == sources.end() ? sources.front() : *nonempty);
-  const bool together = first == ImportFormat::kMegatronTrace || first == ImportFormat::kMegatronCounts;
+  const bool together = is_together(first);
+  if (given.ranks != 0 && first != ImportFormat::kCounts) {
+    throw InputError({.field = "ranks"}, fmt::format("applies only to counts without source ranks, but {} is a {} file",
+                                                     sources.front().name, name_of(first)));
+  }
   std::vector<ImportFormat> formats;  // formats of the sources
   for (const ImportSource& source : sources) {
     if (is_empty(source) && !together) continue;
@@ -210,10 +276,12 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
     if (std::find(formats.begin(), formats.end(), format) == formats.end()) formats.push_back(format);
   }
   std::vector<std::string> notes;
+  const bool counts = first == ImportFormat::kMegatronCounts || first == ImportFormat::kCounts;
   const std::optional<ModelShape> model = shape_of_model(given.model);
-  const ImportOptions options = complete(given, first == ImportFormat::kMegatronCounts, model, notes);
+  const ImportOptions options = complete(given, counts, model, notes);
   const auto imported = [&] {
     if (first == ImportFormat::kMegatronCounts) return import_megatron_counts(sources, options);
+    if (first == ImportFormat::kCounts) return read_counts(sources, options, decode);
     TraceAssembler assembler(options, model);
     if (together) {
       import_megatron_trace(sources, options, assembler);
@@ -254,11 +322,11 @@ RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, Import
 }
 
 Imported import_files(std::span<const std::string> paths, const ImportOptions& options, const Decode& decode) {
-  std::vector<std::unique_ptr<MappedFile>> files;
+  std::vector<std::unique_ptr<const MappedFile>> files;
   std::vector<ImportSource> sources;
   for (const std::string& path : paths) {
-    files.push_back(std::make_unique<MappedFile>(path));
-    sources.push_back({path, files.back()->bytes()});
+    files.push_back(MappedFile::or_stream(path));
+    sources.push_back({path == "-" ? "standard input" : path, files.back()->bytes()});
   }
   return import_rollout(sources, options, decode);
 }

@@ -29,15 +29,16 @@
 namespace foremoe {
 
 enum class ImportFormat : std::uint8_t {
-  kNpy,            // numpy array [tokens, layers, top_k], one sequence
-  kNpz,            // zip of .npy members, one sequence each; Python decodes this and the next five
-  kTorch,          // torch.save() of a rollout of slime or miles, with a sequence in each sample
-  kNpyBase64,      // base64 of .npy, one sequence per line
-  kJson,           // responses of vLLM (≥ 0.22: base64 of .npy; 0.21: nested lists) and SGLang (base64 of int32)
-  kSglang,         // int32 [tokens, layers, top_k] without a header, raw or one base64 per line; needs layers, top_k
-  kNrlre1,         // NeMo-RL text envelope, one sequence per line
-  kMegatronTrace,  // router_trace_rank{N}.jsonl
-  kMegatronCounts  // tokens_per_expert/rank{N}.jsonl: yields a LoadTable
+  kNpy,             // numpy array [tokens, layers, top_k], one sequence
+  kNpz,             // zip of .npy members, one sequence each; Python decodes this and the next five
+  kTorch,           // torch.save() of a rollout of slime or miles, with a sequence in each sample
+  kNpyBase64,       // base64 of .npy, one sequence per line
+  kJson,            // responses of vLLM (≥ 0.22: base64 of .npy; 0.21: nested lists) and SGLang (base64 of int32)
+  kSglang,          // int32 [tokens, layers, top_k] without a header, raw or one base64 per line; needs layers, top_k
+  kNrlre1,          // NeMo-RL text envelope, one sequence per line
+  kMegatronTrace,   // router_trace_rank{N}.jsonl
+  kMegatronCounts,  // tokens_per_expert/rank{N}.jsonl: yields a LoadTable
+  kCounts  // tokens per expert without source ranks, such as dumps of SGLang and vLLM, decoded by Python: a load
 };
 
 std::string_view name_of(ImportFormat format);  // "npy", "npy-base64", "megatron-trace", …
@@ -49,7 +50,7 @@ struct ImportSource {
   std::span<const std::byte> bytes;  // read only during import
 };
 
-// Integer array [tokens, layers, top_k], little-endian.
+// Integer array [tokens, layers, top_k], little-endian; for counts, int64 [steps, layers, experts].
 struct IntegerArray {
   std::span<const std::byte> bytes;  // exactly the bytes of the array
   int type_bytes = 4;                // 1, 2, 4 or 8
@@ -70,6 +71,7 @@ struct DecodedSequence {
   std::string problem = {};                  // not empty: the sample cannot be read, for this reason
   std::vector<std::string> weight_versions;  // those that sampled it; empty: unknown
   std::shared_ptr<const void> owner = {};    // keeps the memory of `content` alive
+  std::optional<std::int64_t> forward_pass = {};  // counts of one pass are added, such as those of several ranks
 };
 // Decodes a source whose format is neither .npy nor one of Megatron-LM's.
 using Decode = std::function<std::vector<DecodedSequence>(ImportFormat, const ImportSource&)>;
@@ -83,6 +85,7 @@ enum class CountsAt : std::uint8_t {
 
 struct ImportOptions {
   std::optional<ImportFormat> format;  // none: detected per source
+  bool counts = false;                 // reads all sources as kCounts
   int num_experts = 0;                 // with weights; 0: largest id + 1
   int weightless_experts = 0;          // ids from num_experts on, which need no expert; needs num_experts
   bool drop_repeating_rows = false;    // accept any number of rows with repeated ids, as missing
@@ -90,6 +93,7 @@ struct ImportOptions {
   std::vector<int> top_k_of_layer;
   int num_layers = 0;              // for headerless arrays; otherwise 0 or the recorded number
   int top_k = 0;                   // for headerless arrays and counts (0: 1 for counts); otherwise 0 or as recorded
+  int ranks = 0;                   // of the load, for counts without source ranks
   int ranks_per_node = 0;          // 0: min(8, ranks)
   int pipeline_stages = 1;         // Megatron: ascending ranks are split evenly into this many pipeline stages
   bool drop_recomputed = false;    // Megatron trace: drop calls that equal an earlier call of their layer
@@ -139,6 +143,7 @@ struct ImportReport : RowCounts {
     return rows_recorded_missing + rows_repeating + rows_skipped + rows_omitted - rows_filled;
   }
   bool num_experts_inferred = false;  // num_experts is the largest id + 1
+  std::vector<int> layer_ids;         // of a load: numbers of its layers in the file; empty: all layers
   // [sequences], as DecodedSequence has them; empty: unknown of all.
   std::vector<std::vector<std::string>> weight_versions;
   std::vector<std::string> notes;  // assumptions made, as sentences
@@ -152,10 +157,14 @@ struct Imported {
   const LoadTable* load() const { return std::get_if<LoadTable>(&value); }
 };
 
-// Detects the format from the contents. Throws InputError if the format is unknown or one of ForeMoE's own.
+// Detects the format from the contents; nullopt: unknown. Throws InputError with what the file is if it is known but
+// cannot be imported: ForeMoE's own files, config.json, TOML, maps of engines, empty files.
+std::optional<ImportFormat> find_format(const ImportSource& source, const ImportOptions& options = {});
+// As above, but throws InputError if the format is unknown.
 ImportFormat detect_format(const ImportSource& source, const ImportOptions& options = {});
 
-// Returns whether the file needs `Decode`. Throws InputError like detect_format, and also if the path cannot be read.
+// Returns whether the file needs `Decode`, or may need it since it is a stream. Throws InputError like detect_format,
+// and also if the path cannot be read.
 bool needs_decoder(const std::string& path, const ImportOptions& options);
 
 // Reads all sources into one trace or load. Throws InputError with source, field and index, also if a source needs
@@ -164,8 +173,13 @@ bool needs_decoder(const std::string& path, const ImportOptions& options);
 Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& options = {},
                         const Decode& decode = {});
 
-// Imports files, which are memory-mapped during import. Throws InputError if a path cannot be read.
+// Imports files, which are memory-mapped during import, and streams. Throws InputError if a path cannot be read.
 Imported import_files(std::span<const std::string> paths, const ImportOptions& options = {}, const Decode& decode = {});
+
+// Makes a load of counts without source ranks, each int64 [steps, layers, experts], steps after steps. Every rank sends
+// an even part of each expert's tokens; the remainder starts at another rank for each expert. Layers and steps without
+// tokens are dropped. Throws InputError, in particular if `ranks` or `top_k` is missing.
+Imported import_counts(std::span<const DecodedSequence> counts, const ImportOptions& options);
 
 // Assembles sequences into one trace. Throws InputError like import_rollout.
 RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, ImportOptions options);

@@ -196,18 +196,13 @@ bool decide_received(const Array<std::int64_t, 4>& count, const ImportOptions& o
                                                                width, ranks, options.num_experts));
 }
 
-// Distributes each expert's tokens evenly over the sources; the remainder starts at the next source for each expert.
 void spread_received(const Array<std::int64_t, 4>& count, LoadTable& table) {
   const std::size_t ranks = count.extent(2);
   const std::size_t width = count.extent(3);
   for (std::size_t m = 0; m < count.extent(0); ++m) {
     for (std::size_t l = 0; l < count.extent(1); ++l) {
       for (std::size_t e = 0; e < ranks * width; ++e) {
-        const std::int64_t received = count(m, l, e / width, e % width);
-        const auto share = received / static_cast<std::int64_t>(ranks);
-        const auto remainder = static_cast<std::size_t>(received) % ranks;
-        for (std::size_t i = 0; i < ranks; ++i)
-          table.load(m, l, (e + i) % ranks, e) = Tokens{share + (i < remainder ? 1 : 0)};
+        share_evenly(count(m, l, e / width, e % width), m, l, e, table);
       }
     }
   }

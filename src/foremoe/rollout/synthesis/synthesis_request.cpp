@@ -94,6 +94,10 @@ SynthesisOptions synthesis_options(const SynthesisRequest& request) {
                      fmt::format("is required if `{}` is given", given ? "expert_groups" : "groups_per_token"));
   }
   options.groups = {.count = request.expert_groups.value_or(1), .per_token = request.groups_per_token.value_or(1)};
+  if (options.num_experts % options.num_ranks != 0) {
+    throw InputError({.field = "ranks"},
+                     fmt::format("{} ranks do not divide the {} `experts`", options.num_ranks, options.num_experts));
+  }
   return options;
 }
 
