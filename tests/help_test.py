@@ -68,7 +68,8 @@ class Help(CommandTest):
         self.refuse("report", "x", "--cluster", "h100", "--out", "y", saying=["Python package", "pip install '.[report]'"])
 
     def test_prints_the_version(self):
-        self.assertRegex(self.succeed("--version"), r"^foremoe \d+\.\d+\.\d+\n$")
+        for option in ("--version", "-V"):
+            self.assertRegex(self.succeed(option), r"^foremoe \d+\.\d+\.\d+\n$")
 
 
 if __name__ == "__main__":

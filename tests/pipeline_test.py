@@ -152,6 +152,18 @@ class Pipeline(CommandTest):
         other = self.foremoe("plan", BUNDLED, "--ranks", 16, "--json")
         self.assertEqual(other.returncode, 0)
         self.assertIn("batched again", other.stderr)
+        more = "A smaller --tokens-per-rank gives more micro-steps"
+        collect = ("collect", self.synthesise("step.trace.safetensors", kind="trace"), "--ranks", 2, "--out", "load.safetensors")
+        self.assertIn(more, self.foremoe(*collect).stderr)
+        self.assertNotIn(more, self.foremoe(*collect, "--tokens-per-rank", 300).stderr)
+
+    def test_says_that_one_policy_is_expected_which_values_are_missing_and_which_guest_slots_are_useless(self):
+        step = self.synthesise()
+        self.refuse("plan", step, "--policy", "vanilla,eplb", saying=["--policy: 'vanilla,eplb', expected one policy; foremoe compare"])
+        self.refuse("compare", step, "--plot", saying=["--plot requires a value: FILE"])
+        useless = "--guest-slots 13: a rank can use 12"
+        self.assertIn(useless, self.foremoe("plan", step, "--guest-slots", 13).stderr)
+        self.assertEqual(self.foremoe("plan", step, "--guest-slots", 12).stderr, "")
 
     def test_notes_folding_and_the_verifier_folds_equally(self):
         step = self.synthesise()

@@ -156,6 +156,12 @@ class Simulate(CommandTest):
         least = f"nothing fits the 80 GB of a rank of H100; the least is {row['memory_bytes_per_rank'] / 1e9:.1f} GB, vanilla"
         self.assertIn(least.lower(), self.succeed(*given).lower())
         self.assertIn(least.lower(), self.foremoe(*given, "--json").stderr.lower())
+        experts = 3 * 4096 * 1536 * 94 * 128 // 2 * 12  # bytes of a rank: 12 per parameter of 64 experts in 94 layers
+        sharding = f"not sharded (--optimizer-shards 1): {experts / 1e9:.1f} GB per rank; with 8 data-parallel ranks that"
+        self.assertIn(sharding, self.succeed(*given))
+        self.assertIn(f"share it, {experts / 8e9:.1f} GB", self.succeed(*given))
+        self.assertNotIn("not sharded", self.succeed(*given, "--optimizer-shards", 2))
+        self.assertIn("the routes are synthetic", self.succeed(*given))
 
     def test_notes_policies_that_exceed_the_memory_budget(self):
         auto = ("--policy", "foremoe", "--residency", "auto", "--memory-budget")

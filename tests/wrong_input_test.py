@@ -249,9 +249,9 @@ class WrongFiles(CommandTest):
             ("a.pt", b"PK\x03\x04" + b"\0" * 22 + b"\x0a\0\0\0x/data.pkl", ["is a torch file", advice]),
             ("a.json", b'{"routed_experts": []}', ["is a json file", advice]),
             ("dump.json", b'{"logical_count": []}', ["is a counts file", "foremoe import dump.json --ranks R --top-k K --out load"]),
-            ("config.json", b'{"model_type": "qwen3_moe"}', ["is the config.json of a model: give it as", "model"]),
+            ("config.json", b'{"model_type": "qwen3_moe"}', ["is a model's config.json, which simulate, fit and compare read as", "model"]),
             ("map.json", b'{"physical_to_logical_map": []}', ["is a map for an engine, without counts"]),
-            ("a.toml", b'name = "h100"', ["is a TOML file. If it describes a cluster, give it as", "cluster"]),
+            ("a.toml", b'name = "h100"', ["is a TOML file; simulate, fit and compare read that of a cluster as", "cluster"]),
         ):  # fmt: skip
             (self.folder / name).write_bytes(data)
             with self.subTest(name):
@@ -276,6 +276,8 @@ class WrongFiles(CommandTest):
             self.refuse("plan", self.step, "--previous", path, "--out", "new", saying=saying)
             saying = [f"{path}: is {kind}, expected homes or a plan. Choose homes", "foremoe homes"]
             self.refuse("plan", self.step, "--homes", path, "--out", "new", saying=saying)
+        self.refuse("simulate", self.step, "--cluster", self.step, saying=["--cluster: ", "is no TOML file of a cluster"])
+        self.refuse("fit", self.step, "--cluster", "h100", "--model", self.step, saying=["--model: ", "is no config.json"])
         self.succeed("homes", self.trace, "--out", "homes.safetensors")
         self.refuse("compare", "homes.safetensors", saying=["is homes, expected a trace or a load", "--homes"])
         self.change(self.step, lambda metadata, tensors: metadata.update(format="foremoe.load/7"))

@@ -47,11 +47,12 @@ std::vector<std::string> files_of(const PlanningArguments& a) {
 PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given, const SessionRequest& request)
     : pool(static_cast<std::size_t>(a.threads)) {
   const std::vector<std::string> files = files_of(a);
-  const std::vector<const Policy*> named_policies = policies_named(request.policies);
-  if (request.one_policy && named_policies.size() > 1) {
+  const std::string& name = request.policies.front();
+  if (request.one_policy && (name.find(',') != std::string::npos || policies_named({name}).size() > 1)) {
     throw InputError({.field = "policy"},
-                     fmt::format("'{}', expected one policy; foremoe compare takes several", request.policies.front()));
+                     fmt::format("'{}', expected one policy; foremoe compare takes several", name));
   }
+  const std::vector<const Policy*> named_policies = policies_named(request.policies);
   for (const PolicyWithOptions& with : policies_with_options(named_policies, a.policy_options)) {
     owned.push_back(with.policy);
     policies.push_back(with.policy.get());

@@ -145,7 +145,8 @@ void print(const JobEvaluation& job, const PlanningSession& session, const Evalu
   }
   print_groups(job);
   print_placement(evaluations);
-  const std::vector<std::string> said = remarks(evaluations, cost, options.memory_budget());
+  std::vector<std::string> said = remarks(evaluations, cost, options.memory_budget());
+  if (input.origin.starts_with("synthetic")) said.emplace_back("the routes are synthetic, not recorded");
   for (const std::string& remark : said) print_values("{}\n", remark);
   fmt::print("{}Columns:\n{}{}{}{}", said.empty() ? "" : "\n", chooses ? kOfResidency : "", kSimulateColumns,
              rollout ? kOfRollout : "", options.memory_budget() ? kOfBudget : "");

@@ -217,7 +217,13 @@ def test_refuses_wrong_maps_and_files(imported: Any) -> None:
 
 
 def test_an_array_of_counts_is_not_taken_for_routes(imported: Any) -> None:
-    for array in (COUNTS[0], COUNTS.astype("f4"), np.arange(160).reshape(2, 4, 20) * 1000, COUNTS[0].astype("f8")):
+    for array in (
+        COUNTS[0],
+        COUNTS.astype("f4"),
+        np.arange(64).reshape(2, 4, 8) * 5000,
+        np.arange(160, dtype="u1").reshape(2, 4, 20),
+        COUNTS[0].astype("f8"),
+    ):
         with pytest.raises(foremoe.InputError, match="If these are tokens per expert, give counts"):
             imported(npy(array), ranks=None, top_k=8)
     with pytest.raises(foremoe.InputError, match="ranks: applies only to counts without source ranks"):

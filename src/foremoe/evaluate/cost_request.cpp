@@ -139,6 +139,11 @@ std::vector<Option> options_of(ModelShape& s) {
 }
 
 NamedCost read_cost(const CostRequest& request) {
+  const auto refuse_safetensors = [](const char* field, const std::string& path, const char* expected) {
+    if (path.ends_with(".safetensors")) reject(field, fmt::format("{} is no {}", path, expected));
+  };
+  refuse_safetensors("cluster", request.cluster, "TOML file of a cluster");
+  refuse_safetensors("model", request.model, "config.json of a model");
   NamedCost named{.cluster = request.changed, .model = request.shape, .options = request.options};
   if (!named.cluster && !request.cluster.empty()) named.cluster = find_cluster(request.cluster);
   if (!named.model && !request.model.empty()) named.model = model_named(request.model);

@@ -281,6 +281,7 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
     input.load = take_first(input.load, micro_steps, layers);
     input.cut = true;
   }
+  input.origin = file.text_or("origin", "");
   input.asked = options;
   return options.ep != 0 && options.group >= 0 ? take_group(input, options.ep, options.group) : std::move(input);
 }

@@ -49,6 +49,7 @@ struct Workload {
   Array<RankId, 2> homes;              // [layer][expert], before planning
   std::optional<StepPlan> previous;
   std::optional<LoadTable> previous_load;
+  std::string origin;                // of the input, from its metadata
   InputOptions asked;                // the options that it was read with
   std::vector<std::string> remarks;  // what the reader decided by itself, e.g. "… batched anew …"
 

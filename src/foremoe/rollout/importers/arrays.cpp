@@ -192,11 +192,13 @@ void import_npy(const ImportSource& source, TraceAssembler& assembler) {
     add_sequence(assembler, {.where = where, .content = source.bytes});
   } catch (const InputError& error) {
     const NpyParts file = split_npy(source.bytes, where);
-    const std::string_view shape = value_of(file.header, "shape", where);
-    const bool floats = value_of(file.header, "descr", where).substr(0, 3).find('f') != std::string_view::npos;
-    const auto axes = 1 + std::ranges::count(shape.substr(0, shape.find(')')), ',');
-    const bool may_count =
-        axes == 2 || (axes == 3 && (floats || !error.where().index.empty() || npy_shape(shape, where)[2] > 16));
+    const std::string_view value = value_of(file.header, "shape", where);
+    const std::string_view shape = value.substr(0, value.find(')'));
+    const std::string_view type = value_of(file.header, "descr", where).substr(0, 4);  // "'<f8"
+    const bool floats = type.find('f') != std::string_view::npos;
+    const bool large = type.ends_with("i8") && !error.where().index.empty();  // an id out of range
+    const auto axes = std::ranges::count(shape, ',') + (shape.ends_with(',') ? 0 : 1);
+    const bool may_count = axes == 2 || (axes == 3 && (floats || large || npy_shape(value, where)[2] > 16));
     if (!may_count) throw;
     throw InputError(error.where(), error.problem() + ". If these are tokens per expert, give `counts`");
   }

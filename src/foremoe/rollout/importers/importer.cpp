@@ -131,13 +131,15 @@ std::optional<ImportFormat> find_format(const ImportSource& source, const Import
     if (first_line.find("\"tpe\"") != std::string_view::npos) return ImportFormat::kMegatronCounts;
     if (has_key_of_counts(text, "\"", "\"")) return ImportFormat::kCounts;
     if (!has_key(text, "routed_experts")) {
-      if (has_key(text, "\"model_type\"")) refuse("is the config.json of a model: give it as `model`");
+      if (has_key(text, "\"model_type\""))
+        refuse("is a model's config.json, which simulate, fit and compare read as `model`");
       if (has_key(text, "physical_to_logical_map\"")) refuse("is a map for an engine, without counts");
     }
     return ImportFormat::kJson;
   }
   if (options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
-  if (source.name.ends_with(".toml")) refuse("is a TOML file. If it describes a cluster, give it as `cluster`");
+  if (source.name.ends_with(".toml"))
+    refuse("is a TOML file; simulate, fit and compare read that of a cluster as `cluster`, and of a model as `model`");
   return std::nullopt;
 }
 
@@ -248,6 +250,7 @@ static Imported read_counts(std::span<const ImportSource> sources, const ImportO
   for (const ImportSource& source : sources) {
     std::ranges::move(decoded(ImportFormat::kCounts, source, decode), std::back_inserter(parts));
   }
+  if (options.keep_invalid_rows) throw InputError({.file = sources.front().name}, "contains counts, not routes");
   if (parts.empty()) throw InputError({.file = sources.front().name}, "contains no counts");
   return import_counts(parts, options);
 }
