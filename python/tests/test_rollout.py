@@ -162,6 +162,40 @@ def test_saved_files_can_be_read_back(tmp_path: pathlib.Path) -> None:
     np.testing.assert_array_equal(foremoe.read_load(tmp_path / "load.safetensors").array, load.array)
 
 
+def test_layers_may_differ_and_ids_may_have_no_weights(tmp_path: pathlib.Path) -> None:
+    routes = np.array([[[0, 5, 3], [7, -1, 2]], [[4, 9, 8], [-1, -1, -1]]], "i2")
+    trace = foremoe.Trace.from_arrays(
+        routes,
+        np.array([0, 2], "i8"),
+        num_experts=8,
+        weightless_experts=2,
+        experts_of_layer=[6, 8],
+        top_k_of_layer=[3, 2],
+    )
+    load = foremoe.collect(trace, ranks=2)
+    expected = np.zeros((2, 8), "i8")
+    expected[0, [0, 3, 4, 5]] = 1
+    expected[1, [2, 7]] = 1
+    assert np.array_equal(load.array.sum((0, 2)), expected)
+    assert load.tokens is not None and load.tokens.sum() == 2
+    assert load.missing_rows == 1
+    assert (load.experts_of_layer, load.top_k_of_layer) == ([6, 8], [3, 2])
+
+    load.save(tmp_path / "load.safetensors")
+    same = foremoe.read_load(tmp_path / "load.safetensors")
+    assert (same.experts_of_layer, same.top_k_of_layer, same.missing_rows) == ([6, 8], [3, 2], 1)
+    assert np.array_equal(same.tokens, load.tokens)
+    assert foremoe.check(foremoe.plan(load, guest_slots=1), load) == []
+
+
+def test_a_load_refuses_tokens_of_absent_experts() -> None:
+    array = np.ones((1, 2, 2, 4), "i8")
+    with pytest.raises(foremoe.InputError, match=r"array\[0, 1, 0, 2\]: 1 tokens, but this layer has only 2 experts"):
+        foremoe.Load.from_array(array, experts_of_layer=[4, 2])
+    with pytest.raises(foremoe.InputError, match=r"tokens\[0, 1\]: -1"):
+        foremoe.Load.from_array(array, tokens=np.array([[4, -1]], "i8"))
+
+
 def test_a_load_folds_to_fewer_ranks(load: foremoe.Load) -> None:
     micro_steps, layers, ranks, experts = load.array.shape
     folded = load.array.reshape(micro_steps, layers, 2, ranks // 2, experts).sum(3)

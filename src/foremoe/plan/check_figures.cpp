@@ -172,7 +172,7 @@ int moved_homes(const Subject& subject) {
   int moves = 0;
   for (int l = 0; l < plan.num_layers(); ++l) {
     for (int e = 0; e < plan.num_experts(); ++e) {
-      const RankId contiguous{e / (plan.num_experts() / plan.num_ranks())};
+      const RankId contiguous = subject.load.contiguous_home(LayerId{l}, ExpertId{e});
       if (plan.home(l, e) != (given.data() ? given(l, e) : contiguous)) ++moves;
     }
   }

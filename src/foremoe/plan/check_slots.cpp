@@ -281,11 +281,10 @@ void home_moves(const Subject& subject, const Budgets& budgets, Findings& findin
         fmt::format("home moves, because {}, which has the initial homes, was not given", budgets.homes));
     return;
   }
-  const int experts_per_rank = plan.num_experts() / plan.num_ranks();
   for (int l = 0; l < plan.num_layers(); ++l) {
     int moves = 0;
     for (int e = 0; e < plan.num_experts(); ++e) {
-      const RankId before = initial.data() ? initial(l, e) : RankId{e / experts_per_rank};
+      const RankId before = initial.data() ? initial(l, e) : subject.load.contiguous_home(LayerId{l}, ExpertId{e});
       if (plan.home(l, e) != before) ++moves;
     }
     if (moves <= budgets.home_moves) continue;

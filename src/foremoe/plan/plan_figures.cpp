@@ -140,12 +140,11 @@ void add_copies_and_guests(const StepPlan& plan, const ThreadPool* pool, PlanFig
   figures.guests_per_layer = static_cast<double>(guests) / layer_events;
 }
 
-int count_home_moves(const StepPlan& plan, ArrayView<const RankId, 2> initial_home) {
-  const int experts_per_rank = plan.num_experts() / plan.num_ranks();
+int count_home_moves(const StepPlan& plan, const LoadTable& load, ArrayView<const RankId, 2> initial_home) {
   int moves = 0;
   for (int l = 0; l < plan.num_layers(); ++l) {
     for (int e = 0; e < plan.num_experts(); ++e) {
-      const RankId initial = initial_home.data() ? initial_home(l, e) : RankId{e / experts_per_rank};
+      const RankId initial = initial_home.data() ? initial_home(l, e) : load.contiguous_home(LayerId{l}, ExpertId{e});
       moves += plan.home(l, e) != initial;
     }
   }
@@ -187,7 +186,7 @@ PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const Figu
                       .align = options.align};
   add_balance_and_traffic(plan, load, options, figures);
   add_copies_and_guests(plan, options.pool, figures);
-  figures.home_moves = count_home_moves(plan, options.initial_home);
+  figures.home_moves = count_home_moves(plan, load, options.initial_home);
   return figures;
 }
 

@@ -47,9 +47,8 @@ struct PlannedStep {
   PlanTimes times;
 };
 
-// Homes [layer][expert] in contiguous blocks: the home of expert e is rank e / (E/R). In a layer of only E_l experts it
-// is e / (E_l/R), and experts that do not exist there fill the remaining homes in the same way, without tokens. Throws
-// InputError unless num_ranks divides num_experts and the experts of every layer.
+// Homes [layer][expert] in contiguous blocks, as LoadTable::contiguous_home() defines them. Throws InputError unless
+// num_ranks divides num_experts and the experts of every layer.
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks,
                                   std::span<const int> experts_of_layer = {});
 Array<RankId, 2> contiguous_homes(const LoadTable& load);

@@ -235,7 +235,9 @@ TEST_P(EachResidency, PlansLayersOfFewerExperts) {
     }
     EXPECT_THAT(homes_of_rank, testing::Each(4)) << "the experts that do not exist fill the homes";
   }
-  plan_checked(load, options(1), {.home = &home});
+  const StepPlan plan = plan_checked(load, options(1), {.home = &home}).plan;
+  EXPECT_TRUE(check_plan(plan, load, {}).ok()) << "homes that are not given are contiguous";
+  EXPECT_EQ(plan_figures(plan, load, {}).home_moves, 0);
 }
 
 TEST(ContiguousHomes, NeedRanksThatDivideTheExpertsOfEveryLayer) {

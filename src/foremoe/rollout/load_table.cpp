@@ -20,6 +20,13 @@ void LoadTable::expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> o
   }
 }
 
+RankId LoadTable::contiguous_home(LayerId l, ExpertId e) const {
+  const int experts = experts_in(l);
+  const bool exists = e.value < experts;
+  const int of_rank = (exists ? experts : num_experts() - experts) / num_ranks();
+  return RankId{(exists ? e.value : e.value - experts) / std::max(of_rank, 1)};
+}
+
 void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::string& file) {
   const auto refuse = [&](const char* what) {
     throw InputError({.file = file, .field = "load"}, fmt::format("shape [{}] is {}", fmt::join(shape, ", "), what));

@@ -34,6 +34,9 @@ struct LoadTable {
   int num_experts() const { return static_cast<int>(load.extent(3)); }
   Topology topology() const { return {.num_ranks = num_ranks(), .ranks_per_node = ranks_per_node}; }
   int experts_in(LayerId l) const { return experts_of_layer.empty() ? num_experts() : experts_of_layer[l.index()]; }
+  // Home of expert e if homes are contiguous: rank e / (E_l/R) for the E_l experts of the layer. The experts that it
+  // does not have fill the remaining homes in the same way.
+  RankId contiguous_home(LayerId l, ExpertId e) const;
   int top_k_in(LayerId l) const { return top_k_of_layer.empty() ? top_k : top_k_of_layer[l.index()]; }
 
   // Sums one (micro-step, layer) over source ranks: [expert], tokens. Throws InputError if `out` has another size.
