@@ -317,7 +317,13 @@ Raises:
           "remarks", [](const Load& l) { return l.input->remarks; },
           "Choices that collecting made by default, as sentences.")
       .def(
-          "fold", [](const Load& l, int ranks) { return load_of(fold_ranks(l.table(), ranks)); }, "ranks"_a,
+          "fold",
+          [](const Load& l, int ranks) {
+            Workload folded = make_workload(fold_ranks(l.table(), ranks));
+            folded.asked.fold = true;  // for the options of its plans
+            return Load{std::make_shared<const Workload>(std::move(folded))};
+          },
+          "ranks"_a,
           "Returns the load on fewer ranks, a divisor of their number, by adding consecutive sources. This is another "
           "experiment than groups().")
       .def(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 from reports import MODEL
@@ -76,6 +77,18 @@ def test_every_function_evaluates_the_groups(job: foremoe.Load) -> None:
     found = foremoe.fit(job, ep=EP, **ON)
     assert found["ep"] == EP and len(found["now"]["ranks"]) == job.num_ranks
     assert foremoe.compare(job, "vanilla", ep=None)[0].keys() < vanilla.keys()
+
+
+def test_plans_equal_those_of_the_command(job: foremoe.Load, tmp_path: pathlib.Path) -> None:
+    job.save(tmp_path / "job")
+    planned = ["plan", str(tmp_path / "job"), "--out", str(tmp_path / "plan")]
+    assert commands.run(*planned, "--ep", str(EP)) == 0
+    for i, plan in enumerate(foremoe.plan(job, ep=EP)):
+        plan.save(tmp_path / "mine")
+        assert (tmp_path / "mine").read_bytes() == (tmp_path / f"plan-group{i}").read_bytes()
+    assert commands.run(*planned, "--ranks", "2", "--fold") == 0
+    foremoe.plan(job.fold(2)).save(tmp_path / "mine")
+    assert (tmp_path / "mine").read_bytes() == (tmp_path / "plan").read_bytes()
 
 
 @pytest.mark.parametrize("ep", [0, 3, 8, -2])
