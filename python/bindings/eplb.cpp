@@ -28,7 +28,6 @@ auto place_replicas(const AnyArray& windows, int num_replicas, int num_groups, i
                         .num_ranks = num_gpus,
                         .num_nodes = num_nodes,
                         .num_groups = num_groups};
-  if (const auto reason = eplb_shape_error(shape)) throw InputError({.field = "num_replicas"}, *reason);
   std::vector<std::int64_t> experts;
   {
     const nb::gil_scoped_release release;

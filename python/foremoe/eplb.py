@@ -5,7 +5,8 @@
     )
 
 The interface is that of https://github.com/deepseek-ai/EPLB. Engines count the tokens of a window, place experts for
-the next window, and let each replica serve an equal part of its expert's tokens.
+the next window, and let each replica serve an equal part of its expert's tokens. The placement differs from that of
+DeepSeek's code, which the policy `eplb` repeats: replicas of an expert are on different GPUs wherever that is as good.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ def rebalance_experts(
 ) -> TensorMaps | ArrayMaps:
     """Chooses how many replicas each expert has, and the GPU of each replica.
 
-    With one window, the busiest GPU has at most the tokens that it has under EPLB in this window. With several windows,
-    the placement allows for experts whose popularity differs between them.
+    With one window, the busiest GPU has at most 0.1 % more tokens than under EPLB in this window. With several windows,
+    the placement allows for experts whose popularity differs between them. A GPU has two replicas of an expert only if
+    it has more slots than its node has experts, or if no placement without was found in which the busiest GPU of the
+    past windows has at most 0.1 % more tokens.
 
     Args:
         weight: Tokens of each expert in the last window, [layers, experts], or in several successive windows, [windows,

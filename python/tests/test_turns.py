@@ -78,7 +78,10 @@ def test_turns_are_indexed_by_pass_and_by_number(load: foremoe.Load) -> None:
     assert (turns.rank, turns.phase, turns.depth) == (1, "policy_update", 2)
     home = turns.at_homes("forward", 0, 0)
     per_home = load.array[0, 0].sum(0)[4:8]
-    np.testing.assert_array_equal(np.diff(home.slot_offsets), per_home)
+    assert plan.guest_slots > 0
+    guests = np.zeros(plan.guest_slots, np.int64)  # have no rows
+    np.testing.assert_array_equal(np.diff(home.slot_offsets), np.append(per_home, guests))
+    np.testing.assert_array_equal(home.received.sum(1), np.append(per_home, guests))
     routes = draw_rows(load, 0, 0, 0)[1]
     homes = load.num_experts // load.num_ranks
     expected = np.where(routes < 0, -1, routes // homes * plan.num_slots + routes % homes)

@@ -339,9 +339,11 @@ class Phase:
             layer = own if own >= 0 else last
             if layer >= 0:
                 where = "" if own >= 0 else "on another rank, "
+                of = self._experts.layers[layer]
+                why = "although they were replayed" if getattr(of, "is_replayed", True) else "by token ids"
                 raise RuntimeError(
-                    f"{self._experts.layers[layer].name}: {where}it ran other experts than its routes say, although "
-                    "they were replayed; under on_mismatch='home' its router may choose"
+                    f"{of.name}: {where}it ran other experts than its routes say, {why}; under on_mismatch='home' its "
+                    "router may choose"
                 )
             if most != -least:
                 with refused_together(group) as given:

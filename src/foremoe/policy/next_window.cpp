@@ -1,7 +1,6 @@
 #include "foremoe/policy/next_window.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -13,6 +12,7 @@ namespace {
 
 constexpr double kLeastPredictedGain = 0.03;  // relative to the busiest rank of EPLB's placement
 constexpr double kLeastShare = 0.01;          // of an expert, relative to the mean; bounds logarithms
+constexpr double kMostForSeparation = 1.001;  // relative to the busiest rank
 constexpr double kNoChange = 1 - 1e-9;        // excludes exchanges that only move rounding errors
 
 struct Forecast {
@@ -173,37 +173,114 @@ class NodeReplicas {
   std::vector<double> rank_load_;
 };
 
-// Places the experts of a node at most once per rank. Experts with more replicas than ranks give them to the expert
-// with the most tokens per replica. Then each expert, those with the most tokens per replica first, goes to the ranks
-// with the most free slots, and among these to those with the fewest tokens; numbers of free slots then differ by at
-// most one, so that each expert finds enough ranks. Does nothing if a rank has more slots than the node has experts.
-// `slots` is [rank of the node][slot].
-void place_apart(ArrayView<ExpertId, 2> slots, std::span<const double> tokens, std::span<int> num_replicas) {
-  const auto num_ranks = static_cast<int>(slots.extent(0));
-  const std::set<ExpertId> of_node(slots.flat().begin(), slots.flat().end());
-  if (of_node.size() < slots.extent(1)) return;
-  const auto each = [&](ExpertId e) { return tokens[e.index()] / num_replicas[e.index()]; };
-  for (const ExpertId e : of_node) {
-    for (; num_replicas[e.index()] > num_ranks; --num_replicas[e.index()]) {
-      ExpertId other = kNoExpert;
-      for (const ExpertId candidate : of_node) {
-        if (num_replicas[candidate.index()] >= num_ranks) continue;
-        if (other == kNoExpert || each(candidate) > each(other)) other = candidate;
+bool repeats(ArrayView<const ExpertId, 2> slots) {
+  for (std::size_t r = 0; r < slots.extent(0); ++r) {
+    const auto row = slots.row(r);
+    if (std::set(row.begin(), row.end()).size() < row.size()) return true;
+  }
+  return false;
+}
+
+// Replicas of one node, and replacements of a replica by one of another expert of the node.
+class NodeCounts {
+ public:
+  NodeCounts(ArrayView<ExpertId, 2> slots, std::span<const double> tokens, std::span<int> num_replicas)
+      : slots_(slots),
+        tokens_(tokens),
+        num_replicas_(num_replicas),
+        experts_(slots.flat().begin(), slots.flat().end()) {
+    for (std::size_t e = 0; e < tokens.size(); ++e) load_.push_back(tokens[e] / std::max(1, num_replicas[e]));
+  }
+
+  void exchange_duplicates() { NodeReplicas(slots_, load_).separate_duplicates(); }
+
+  void replace_duplicates() {
+    for (std::size_t r = 0; r < slots_.extent(0); ++r) {
+      const auto experts = slots_.row(r);
+      for (std::size_t s = 1; s < experts.size(); ++s) {
+        Replacement best;
+        if (std::ranges::count(experts.first(s), experts[s]) > 0) find(r, s, experts_, best);
+        if (best.slot != nullptr) put(*best.slot, best.by);
       }
-      ++num_replicas[other.index()];
     }
   }
-  std::vector<ExpertId> experts(of_node.begin(), of_node.end());
-  std::ranges::stable_sort(experts, std::ranges::greater(), each);
-  std::vector<std::pair<std::size_t, double>> used(num_ranks);  // [rank]: slots and tokens
-  std::vector<std::size_t> ranks(num_ranks);
-  std::iota(ranks.begin(), ranks.end(), std::size_t{0});
-  for (const ExpertId e : experts) {
-    std::ranges::sort(ranks, {}, [&](std::size_t r) { return std::pair(used[r], r); });
-    for (const std::size_t r : std::span(ranks).first(num_replicas[e.index()])) {
-      slots(r, used[r].first++) = e;
-      used[r].second += each(e);
+
+  // Alternates exchanges and replacements until the busiest rank has at most `limit`. Returns whether it has.
+  bool reach(double limit) {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      NodeReplicas(slots_, load_).lower_busiest();
+      const std::size_t rank = busiest();
+      const double most = sum_of_loads(slots_.row(rank), load_);
+      if (most <= limit) return true;
+      Replacement best{.most = most * kNoChange};
+      const std::set<ExpertId> own(slots_.row(rank).begin(), slots_.row(rank).end());
+      for (std::size_t r = 0; r < slots_.extent(0); ++r) {
+        for (std::size_t s = 0; s < slots_.extent(1); ++s) find(r, s, r == rank ? experts_ : own, best);
+      }
+      if (best.slot == nullptr) return false;
+      put(*best.slot, best.by);
     }
+    return false;
+  }
+
+ private:
+  struct Replacement {
+    double most = std::numeric_limits<double>::infinity();  // load of the busiest rank afterwards
+    ExpertId* slot = nullptr;
+    ExpertId by = kNoExpert;
+  };
+
+  std::size_t busiest() const {
+    std::vector<double> of_rank;
+    for (std::size_t r = 0; r < slots_.extent(0); ++r) of_rank.push_back(sum_of_loads(slots_.row(r), load_));
+    return static_cast<std::size_t>(std::ranges::max_element(of_rank) - of_rank.begin());
+  }
+
+  void put(ExpertId& slot, ExpertId by) {
+    const ExpertId old = std::exchange(slot, by);
+    --num_replicas_[old.index()];
+    ++num_replicas_[by.index()];
+    for (const ExpertId e : {old, by}) load_[e.index()] = tokens_[e.index()] / num_replicas_[e.index()];
+  }
+
+  // Updates `best` with replacements of one slot by any of `others`.
+  void find(std::size_t rank, std::size_t s, const std::set<ExpertId>& others, Replacement& best) {
+    ExpertId& slot = slots_(rank, s);
+    const ExpertId old = slot;
+    if (num_replicas_[old.index()] < 2) return;
+    for (const ExpertId by : others) {
+      if (std::ranges::count(slots_.row(rank), by) > 0) continue;
+      put(slot, by);
+      if (const double most = sum_of_loads(slots_.row(busiest()), load_); most < best.most) {
+        best = {.most = most, .slot = &slot, .by = by};
+      }
+      put(slot, old);
+    }
+  }
+
+  ArrayView<ExpertId, 2> slots_;
+  std::span<const double> tokens_;
+  std::span<int> num_replicas_;
+  std::set<ExpertId> experts_;  // of the node
+  std::vector<double> load_;    // [expert], of one replica
+};
+
+// Separates the replicas of an expert on each rank of a node, at any price if `distinct`, and otherwise unless the
+// busiest rank would have more than `limit` tokens. Tries to exchange duplicates before it replaces them, then not.
+void separate(ArrayView<ExpertId, 2> slots, std::span<const double> tokens, std::span<int> num_replicas, double limit,
+              bool distinct) {
+  for (const bool exchanges : {true, false}) {
+    Array<ExpertId, 2> tried(slots.shape());
+    std::ranges::copy(slots.flat(), tried.flat().begin());
+    std::vector<int> counts(num_replicas.begin(), num_replicas.end());
+    NodeCounts node(tried, tokens, counts);
+    if (exchanges) node.exchange_duplicates();
+    node.replace_duplicates();
+    if (repeats(tried)) return;
+    if (!node.reach(limit) && !(distinct && !exchanges)) continue;
+    std::ranges::copy(tried.flat(), slots.flat().begin());
+    std::ranges::copy(counts, num_replicas.begin());
+    return;
   }
 }
 
@@ -212,30 +289,38 @@ EplbPlacement place_layer(ArrayView<const double, 3> windows, std::size_t layer,
                           bool distinct) {
   const Forecast expected = forecast(windows, layer);
   EplbPlacement placement = eplb_rebalance(in_eplb_units(expected.tokens), shape);
-  const EplbPlacement reference =
+  EplbPlacement reference =
       expected.spread == 0 ? placement : eplb_rebalance(in_eplb_units(sum_of(windows, layer)), shape);
   const auto ranks_per_node = static_cast<std::size_t>(
       shape.num_groups % shape.num_nodes == 0 ? shape.num_ranks / shape.num_nodes : shape.num_ranks);
-  std::vector<ArrayView<ExpertId, 2>> nodes;  // [node][rank of the node][slot]
-  for (std::size_t r = 0; r < placement.slot_expert.extent(1); r += ranks_per_node) {
-    nodes.push_back({placement.slot_expert.row(0, r).data(), {ranks_per_node, placement.slot_expert.extent(2)}});
-    if (distinct) place_apart(nodes.back(), expected.tokens, placement.num_replicas.row(0));
-  }
+  const auto nodes_of = [&](EplbPlacement& of) {
+    std::vector<ArrayView<ExpertId, 2>> nodes;  // [node][rank of the node][slot]
+    for (std::size_t r = 0; r < of.slot_expert.extent(1); r += ranks_per_node) {
+      nodes.push_back({of.slot_expert.row(0, r).data(), {ranks_per_node, of.slot_expert.extent(2)}});
+    }
+    return nodes;
+  };
   const std::vector<double> load = replica_loads(expected, placement);
-  for (const ArrayView<ExpertId, 2> slots : nodes) {
+  for (const ArrayView<ExpertId, 2> slots : nodes_of(placement)) {
     NodeReplicas node(slots, load);
     node.separate_duplicates();
     node.lower_busiest();
   }
-  if (distinct) return placement;
   const double reference_load = busiest(reference, replica_loads(expected, reference));
-  return busiest(placement, load) < (1 - kLeastPredictedGain) * reference_load ? placement : reference;
+  const bool gains = busiest(placement, load) < (1 - kLeastPredictedGain) * reference_load;
+  EplbPlacement& chosen = gains || distinct ? placement : reference;
+  const double most = busiest(chosen, replica_loads({.tokens = expected.tokens}, chosen));
+  for (const ArrayView<ExpertId, 2> slots : nodes_of(chosen)) {
+    if (!repeats(slots)) continue;
+    separate(slots, expected.tokens, chosen.num_replicas.row(0), most * kMostForSeparation, distinct);
+  }
+  return chosen;
 }
 
 }  // namespace
 
 EplbPlacement place_for_next_window(ArrayView<const double, 3> windows, const EplbShape& shape, bool distinct) {
-  assert(!eplb_shape_error(shape) && windows.extent(2) == static_cast<std::size_t>(shape.num_experts));
+  expect_placeable(shape, windows.extent(2));
   const std::size_t num_layers = windows.extent(1);
   const auto num_ranks = static_cast<std::size_t>(shape.num_ranks);
   EplbPlacement all{.slot_expert = Array<ExpertId, 3>(

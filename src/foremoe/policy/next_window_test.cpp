@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <set>
@@ -73,7 +74,7 @@ TEST(NextWindow, LiesBetweenTheOptimumAndEplbInTheWindowThatItKnows) {
     const double of_eplb = busiest(tokens, slots_of(eplb(window, shape)), 3);
     const double best = optimum(tokens, ours, 3);
     const double of_ours = busiest(tokens, ours, 3);
-    EXPECT_LE(of_ours, of_eplb * (1 + 1e-12));
+    EXPECT_LE(of_ours, of_eplb * 1.001);
     EXPECT_GE(of_ours, best * (1 - 1e-12));
     num_optimal += static_cast<int>(of_ours <= best * 1.03);
     num_optimal_of_eplb += static_cast<int>(of_eplb <= best * 1.03);
@@ -82,14 +83,14 @@ TEST(NextWindow, LiesBetweenTheOptimumAndEplbInTheWindowThatItKnows) {
   EXPECT_GT(num_optimal, num_optimal_of_eplb);
 }
 
-TEST(NextWindow, IsNeverWorseThanEplbInTheWindowThatItKnows) {
+TEST(NextWindow, IsAtMostAThousandthWorseThanEplbInTheWindowThatItKnows) {
   std::mt19937 random(2);
   for (const int num_ranks : {1, 2, 8, 16}) {
     const EplbShape shape{.num_experts = 32, .num_replicas = 32 + 2 * num_ranks, .num_ranks = num_ranks};
     for (int i = 0; i < 20; ++i) {
       const Array<double, 3> window = draw(random, 1, 32);
       EXPECT_LE(busiest(window.flat(), slots_of(place_for_next_window(window, shape)), num_ranks),
-                busiest(window.flat(), slots_of(eplb(window, shape)), num_ranks) * (1 + 1e-12));
+                busiest(window.flat(), slots_of(eplb(window, shape)), num_ranks) * 1.001);
     }
   }
 }
@@ -130,7 +131,7 @@ TEST(NextWindow, SeparatesReplicasOfAnExpertIfAsked) {
       const EplbShape shape{.num_experts = 16, .num_replicas = replicas, .num_ranks = ranks};
       Array<double, 3> windows = draw(random, 2, 16);
       if (replicas % 3 == 0) std::ranges::fill(windows.flat().begin() + 1, windows.flat().end(), 0);
-      num_together += num_repeated(place_for_next_window(windows, shape));
+      num_together += num_repeated(eplb(windows, shape));
       const EplbPlacement placement = place_for_next_window(windows, shape, /*distinct=*/true);
       ASSERT_EQ(num_repeated(placement), 0) << ranks << " ranks, " << replicas << " replicas";
       const std::vector<int> slots = slots_of(placement);
@@ -138,6 +139,51 @@ TEST(NextWindow, SeparatesReplicasOfAnExpertIfAsked) {
     }
   }
   EXPECT_GT(num_together, 0);
+}
+
+// Least busiest rank of all placements of six experts in three ranks of three slots without duplicates.
+double least_without_duplicates(std::span<const double> tokens) {
+  std::vector<std::vector<int>> sets;
+  for (int a = 0; a < 6; ++a) {
+    for (int b = a + 1; b < 6; ++b) {
+      for (int c = b + 1; c < 6; ++c) sets.push_back({a, b, c});
+    }
+  }
+  double least = std::numeric_limits<double>::infinity();
+  for (const auto& x : sets) {
+    for (const auto& y : sets) {
+      for (const auto& z : sets) {
+        std::vector<int> slots(x);
+        slots.insert(slots.end(), y.begin(), y.end());
+        slots.insert(slots.end(), z.begin(), z.end());
+        if (std::set(slots.begin(), slots.end()).size() == 6) least = std::min(least, busiest(tokens, slots, 3));
+      }
+    }
+  }
+  return least;
+}
+
+TEST(NextWindow, SeparatesReplicasOfAnExpertWhereverThatIsAsGood) {
+  std::mt19937 random(9);
+  const EplbShape shape{.num_experts = 6, .num_replicas = 9, .num_ranks = 3};
+  int num_together_in_eplb = 0;
+  int num_separable = 0;
+  int num_together = 0;
+  for (int i = 0; i < 100; ++i) {
+    const Array<double, 3> window = draw(random, 1, 6);
+    const EplbPlacement reference = eplb(window, shape);
+    const EplbPlacement ours = place_for_next_window(window, shape);
+    const double most = 1.001 * busiest(window.flat(), slots_of(reference), 3);
+    EXPECT_LE(busiest(window.flat(), slots_of(ours), 3), most);
+    num_together_in_eplb += static_cast<int>(num_repeated(reference) > 0);
+    if (num_repeated(ours) == 0) continue;
+    ++num_together;
+    num_separable +=
+        static_cast<int>(least_without_duplicates(window.flat()) <= busiest(window.flat(), slots_of(ours), 3));
+  }
+  EXPECT_GE(num_together_in_eplb, 40);
+  EXPECT_LE(num_together, 20);
+  EXPECT_LE(num_separable, 4) << "the search is a heuristic";
 }
 
 // Each node has four of eight experts, and six slots per rank.
@@ -166,7 +212,7 @@ TEST(NextWindow, TreatsEqualWindowsAsOneAndIgnoresEmptyOnes) {
   std::ranges::copy(window.flat(), with_empty.flat().begin());
   EXPECT_EQ(slots_of(place_for_next_window(with_empty, shape)), slots_of(place_for_next_window(window, shape)));
   const EplbPlacement of_nothing = place_for_next_window(Array<double, 3>({1, 1, 12}), shape);
-  EXPECT_EQ(slots_of(of_nothing), slots_of(eplb(Array<double, 3>({1, 1, 12}), shape)));
+  EXPECT_EQ(num_repeated(of_nothing), 0);
 }
 
 // In each of four windows another expert has most tokens, so the differences between experts may be due to chance.

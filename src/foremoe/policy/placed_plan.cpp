@@ -20,7 +20,6 @@ void check_policy_input(const PolicyInput& input) {
 
 const LoadTable* former_load(const PolicyInput& input) {
   const LoadTable* const former = input.previous_load;
-  expect_valid(input.load, input.load.name);
   if (former != nullptr) expect_valid(*former, former->name);
   if (former != nullptr &&
       (former->num_layers() != input.load.num_layers() || former->num_experts() != input.load.num_experts())) {

@@ -22,8 +22,8 @@ namespace foremoe {
 // Throws InputError if an option is out of range or homes do not fit the load. Call expect_valid(load) first.
 void check_policy_input(const PolicyInput& input);
 
-// Returns the previous step's load or nullptr. Throws InputError if one of both loads is invalid, or if they differ in
-// layers or experts.
+// Returns the previous step's load or nullptr. Throws InputError if it is invalid, or if its number of layers or
+// experts differs.
 const LoadTable* former_load(const PolicyInput& input);
 
 // Returns the previous plan if `policy` made it for the same layers, ranks, experts and guest slots; else nullptr.

@@ -65,6 +65,13 @@ static void expect_tokens(const LoadTable& table, const std::string& file) {
   }
 }
 
+// Whether all values are at least 0, and so small that their sum is below the limit. Much faster than the sum.
+static bool are_small(std::span<const Tokens> values) {
+  std::uint64_t bits = 0;  // of any value; negative values have the highest
+  for (const Tokens t : values) bits |= static_cast<std::uint64_t>(t.value);
+  return bits < static_cast<std::uint64_t>(kMaxTokensPerLayer) / values.size();
+}
+
 void expect_valid(const LoadTable& table, const std::string& file) {
   expect_load_shape(table.load.shape(), file);
   const auto expect = [&](const char* field, int value, std::int64_t most) {
@@ -83,6 +90,7 @@ void expect_valid(const LoadTable& table, const std::string& file) {
   for (std::size_t m = 0; m < table.load.extent(0); ++m) {
     for (std::size_t l = 0; l < table.load.extent(1); ++l) {
       const std::span<const Tokens> values = table.load[m][l].flat();
+      if (are_small(values)) continue;
       std::int64_t total = 0;
       const auto fail = [&](std::size_t i, const std::string& what) {
         const std::string index =

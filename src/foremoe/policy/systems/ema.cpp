@@ -29,6 +29,7 @@ class Ema final : public Policy {
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable& load = input.load;
+    expect_valid(load, load.name);
     const LoadTable* const former = former_load(input);
     if (load.num_experts() % load.num_ranks() != 0) {
       return Skipped{fmt::format("{} experts cannot be spread evenly over {} ranks: their number must be a multiple",

@@ -10,6 +10,7 @@
 #include <queue>
 #include <vector>
 
+#include "foremoe/core/error.h"
 #include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
@@ -134,8 +135,14 @@ std::optional<std::string> eplb_shape_error(const EplbShape& shape) {
   return std::nullopt;
 }
 
+void expect_placeable(const EplbShape& shape, std::size_t num_experts) {
+  if (const auto reason = eplb_shape_error(shape)) throw InputError({.field = "num_replicas"}, *reason);
+  if (num_experts == static_cast<std::size_t>(shape.num_experts)) return;
+  throw InputError({.field = "weight"}, fmt::format("has {} experts, expected {}", num_experts, shape.num_experts));
+}
+
 EplbPlacement eplb_rebalance(ArrayView<const std::int64_t, 2> weight, const EplbShape& shape) {
-  assert(!eplb_shape_error(shape) && weight.extent(1) == static_cast<std::size_t>(shape.num_experts));
+  expect_placeable(shape, weight.extent(1));
   const int num_nodes = is_hierarchical(shape) ? shape.num_nodes : 1;
   const int num_groups = is_hierarchical(shape) ? shape.num_groups : 1;
   const auto ranks_per_node = static_cast<std::size_t>(shape.num_ranks / num_nodes);
@@ -203,7 +210,7 @@ class Eplb : public Policy {
   std::string_view summary() const override { return summary_; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    expect_valid(input.load, input.load.name);
+    if (input.load.load.empty() || input.load.ranks_per_node < 1) expect_valid(input.load, input.load.name);
     const EplbShape shape = shape_of(input, options_);
     const bool is_even = input.load.num_experts() % input.load.num_ranks() == 0;
     if (is_even && input.options.guest_slots >= 0) {  // otherwise plan_freely reports the error

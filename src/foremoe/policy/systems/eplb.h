@@ -67,13 +67,15 @@ struct EplbShape {
 
 // Returns the reason why this shape cannot be placed, or nullopt if it can.
 std::optional<std::string> eplb_shape_error(const EplbShape& shape);
+// Throws InputError with that reason, or if the shape has another number of experts.
+void expect_placeable(const EplbShape& shape, std::size_t num_experts);
 
 struct EplbPlacement {
   Array<ExpertId, 3> slot_expert;  // [layer][rank][slot], num_replicas / num_ranks slots, none empty
   Array<int, 2> num_replicas;      // [layer][expert], at least 1
 };
 
-// `weight` is [layer][expert], nonnegative tokens in any unit. Requires !eplb_shape_error(shape).
+// `weight` is [layer][expert], nonnegative tokens in any unit. Throws the errors of expect_placeable().
 EplbPlacement eplb_rebalance(ArrayView<const std::int64_t, 2> weight, const EplbShape& shape);
 
 enum class EplbMode : std::uint8_t {

@@ -141,6 +141,7 @@ class Lplb final : public Policy {
   OnlineWork online() const override { return {.gathers_loads = true, .planning_seconds = 100e-6}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    expect_valid(input.load, input.load.name);
     const LoadTable* const former = former_load(input);
     const Topology topology = input.load.topology();
     const int copies = std::min(input.options.guest_slots, input.load.num_experts() / input.load.num_ranks());
