@@ -90,7 +90,7 @@ void expect_valid(const LoadTable& table, const std::string& file) {
   for (std::size_t m = 0; m < table.load.extent(0); ++m) {
     for (std::size_t l = 0; l < table.load.extent(1); ++l) {
       const std::span<const Tokens> values = table.load[m][l].flat();
-      if (are_small(values)) continue;
+      if (table.experts_of_layer.empty() && are_small(values)) continue;
       std::int64_t total = 0;
       const auto fail = [&](std::size_t i, const std::string& what) {
         const std::string index =
