@@ -39,7 +39,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"tie_word_embeddings": True, "decoder_sparse_step": 2, "num_hidden_layers": 8},
 }  # fmt: skip
 DEFAULT = [
-    "afmoe", "axk1", "ernie4_5_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss",
+    "afmoe", "axk1", "cohere2_moe", "ernie4_5_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss",
     "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "hy_v3", "jamba", "kimi_linear",
     "laguna", "mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl", "mistral4", "mixtral",
     "olmoe", "phimoe", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "qwen3_vl_moe", "solar_open",

@@ -25,7 +25,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxConfigBytes = 64 << 20;  // lists of quantised modules have some megabytes
-constexpr double kMost = 1 << 24;                  // upper bound of every count and width
+constexpr std::size_t kMaxModelBytes = 1 << 20;
+constexpr double kMost = 1 << 24;  // upper bound of every count and width
 constexpr double kMostParameters = 1e15;
 constexpr double kMostLayers = 4096;
 
@@ -381,31 +382,28 @@ const Families& families() {
 [[noreturn]] void refuse(const Config& config, const std::string& file) {
   ModelReader reader(config.any, file, &config);
   const bool has_experts = !reader.try_number("experts").is_null();
-  std::string lines = fmt::format("name = \"{}\"\n", name_of(file));
-  const auto add = [&](const char* key, const char* from, const char* meaning) {
+  std::string lines;
+  const auto add = [&](const std::string& line) { lines += fmt::format(" '{}'", line); };
+  const auto add_number = [&](const char* key, const char* from) {
     const json number = reader.try_number(from);
-    lines += fmt::format("{} = {}  # {}{}\n", key, number.is_null() ? 0 : number.get<std::int64_t>(),
-                         number.is_null() ? "fill in: " : "", meaning);
+    add(fmt::format("{} = {}", key, number.is_null() ? "?" : fmt::format("{}", number.get<std::int64_t>())));
   };
-  add("moe_layers", "layers", "layers with experts; the config's number of layers");
-  lines += "dense_layers = 0  # layers without experts\n";
-  add("experts", "experts", "routed experts of a layer");
-  add("top_k", "top_k", "experts of a token");
-  add("hidden", "hidden", "width of a token");
-  add("intermediate", "intermediate", "width inside an expert");
-  add("vocabulary", "vocabulary", "words");
-  lines += "[attention]\n";
-  add("heads", "heads", "query heads");
-  add("kv_heads", "kv_heads", "key-value heads");
-  add("key_width", "key_width", "width of a head");
+  std::string name = name_of(file);
+  std::ranges::replace_if(
+      name, [](char c) { return c == '\'' || c == '"' || c == '\\'; }, '_');
+  add(fmt::format("name = \"{}\"", name));
+  add_number("moe_layers", "layers");
+  add("dense_layers = 0");
+  for (const char* const key : {"experts", "top_k", "hidden", "intermediate", "vocabulary"}) add_number(key, key);
+  add("[attention]");
+  for (const char* const key : {"heads", "kv_heads", "key_width"}) add_number(key, key);
   throw InputError(
       {.file = file, .field = "model_type"},
-      fmt::format("'{}' is not supported{}. Describe the model by hand: complete these lines "
-                  "(docs/users/formats.md lists more keys), save them as a .toml file and give its path as `model`\n\n"
-                  "{}",
-                  config.model_type,
-                  has_experts ? "" : ", and no known key says how many experts it has (a dense model has none)",
-                  lines));
+      fmt::format(
+          "'{}' is not supported{}. Describe the model by hand (docs/users/formats.md lists more keys): correct "
+          "and run printf '%s\\n'{} > model.toml, and give model.toml as `model`",
+          config.model_type,
+          has_experts ? "" : ", and no known key says how many experts it has (a dense model has none)", lines));
 }
 
 // Python writes NaN and Infinity. Replaces them by null.
@@ -461,6 +459,7 @@ std::vector<const json*> text_configs(const json& config) {
 }  // namespace
 
 ModelShape parse_model(std::string_view text, const std::string& file) {
+  if (text.size() > kMaxModelBytes) throw InputError({.file = file}, "is too large for a model file");
   const toml::table root = parse_toml(text, file);
   return ModelReader(root, file).read();
 }
