@@ -88,6 +88,9 @@ def pack(
 def import_files(paths: Path | Sequence[Path], **options: Unpack[ImportOptions]) -> tuple[Trace | Load, dict[str, Any]]:
     """Reads the routes that a rollout engine or trainer recorded, as `foremoe import` does.
 
+    Samples that are aborted, damaged, or contradict their token counts are skipped, unless strict=True. The report
+    lists them, and a warning is logged.
+
     Args:
         paths: A file, or several in the order of their sequences.
         **options: foremoe.options.ImportOptions.
@@ -102,7 +105,10 @@ def import_files(paths: Path | Sequence[Path], **options: Unpack[ImportOptions])
     expect_options(ImportOptions, "import_files", options)
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
-    return _core._import_files([os.fspath(path) for path in paths], dict(options), decoder(options))
+    imported, report = _core._import_files([os.fspath(path) for path in paths], dict(options), decoder(options))
+    if report["samples_skipped"]:
+        logging.getLogger("foremoe").warning(next(note for note in report["notes"] if "samples were skipped" in note))
+    return imported, report
 
 
 def synthesize_load(**options: Unpack[SynthesisOptions]) -> Load:

@@ -262,9 +262,12 @@ GOOD = {"choices": [{"routed_experts": A}]}
          "has 1 rows for 4 tokens (by usage); expected 3 or 4"),
     ],
 )  # fmt: skip
-def test_one_bad_response_does_not_cost_a_rollout(imported: Any, bad: str, words: str) -> None:
+def test_one_bad_response_does_not_cost_a_rollout(
+    imported: Any, bad: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = [json.dumps(GOOD), bad, json.dumps({"routed_experts": B})]
     routes, begins, report = imported("\n".join(lines))
+    assert "1 of 3 samples were skipped" in caplog.text
     assert (routes, begins, report["samples_skipped"]) == ([*A, *B], [0, 1, 3], 1)
     assert report["skipped"][0]["sample"] == 1 and f"0.in: line 2: {words}" in report["skipped"][0]["problem"].replace(
         "choices[0]: routed_experts: ", "").replace("routed_experts: ", "")  # fmt: skip

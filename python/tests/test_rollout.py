@@ -115,12 +115,16 @@ def test_the_collector_gives_the_counts_of_collect() -> None:
     np.testing.assert_array_equal(load.array, counts_by_hand(routes, list(micro_step), list(rank), 2))
 
 
-def test_recorded_batching_is_kept_for_its_own_number_of_ranks() -> None:
+def test_recorded_batching_is_kept_for_its_own_number_of_ranks(caplog: pytest.LogCaptureFixture) -> None:
     routes = draw_routes()
     batching = {"micro_step": np.array([0, 1, 0], np.int32), "rank": np.array([1, 0, 0], np.int32)}
     kept = foremoe.collect(trace_of(routes, **batching, ranks=4), ranks=4)
     np.testing.assert_array_equal(kept.array, counts_by_hand(routes, [0, 1, 0], [1, 0, 0], 4))
     (remark,) = kept.remarks
+    assert remark in caplog.text
+    caplog.clear()
+    foremoe.pack(trace_of(routes), ranks=4, tokens_per_rank=100)
+    assert remark in caplog.text
     assert remark == "trace: 15 % of the rows (12 of 80) have no route and do not count"
     anew = foremoe.collect(trace_of(routes, **batching), ranks=4)
     assert "batched" in anew.remarks[0]
