@@ -231,7 +231,8 @@ void note_missing_rows(const RoutingTrace& trace, const LoadTable& load, std::ve
   if (trace.routes == nullptr) return;
   const RouteShape shape = shape_of(trace);
   const std::int64_t rows = trace.num_tokens * trace.num_layers;
-  std::int64_t missing = load.missing_rows > 0 ? load.missing_rows : rows - num_assignments(load) / trace.top_k;
+  const bool is_counted = load.tokens.extent(0) > 0;
+  std::int64_t missing = is_counted ? load.missing_rows : rows - num_assignments(load) / trace.top_k;
   const auto is_missing = [&](std::int64_t token) {  // in all layers, as all bytes of a sentinel are 0xFF
     const std::byte* const routes = trace.routes + static_cast<std::size_t>(token) * shape.token_bytes();
     return std::all_of(routes, routes + shape.token_bytes(), [](std::byte b) { return b == std::byte{0xFF}; });
