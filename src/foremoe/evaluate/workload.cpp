@@ -212,7 +212,7 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vect
   Batching batching = make_batching(trace, {.num_ranks = options.ranks != 0 ? options.ranks : options.wanted_ranks,
                                             .ranks_per_node = options.ranks_per_node,
                                             .tokens_per_rank = options.tokens_per_rank});
-  expect_even_homes(options.path, trace.num_experts, batching.num_ranks);
+  expect_even_homes(options, trace.num_experts, batching.num_ranks);
   if (!batching.recorded) {
     const std::string recorded =
         trace.has_batching() ? fmt::format("recorded for {} ranks", trace.ranks) : std::string("no batching recorded");
