@@ -200,7 +200,7 @@ static std::optional<ModelShape> shape_of_model(const std::string& model) {
 static ImportOptions complete(ImportOptions options, bool counts, const std::optional<ModelShape>& shape,
                               std::vector<std::string>& notes) {
   if (!shape) {
-    expect_weightless_known(options);
+    if (!counts) expect_weightless_known(options);
     return options;
   }
   options.model = shape->name;
@@ -213,8 +213,10 @@ static ImportOptions complete(ImportOptions options, bool counts, const std::opt
   expect("top_k", options.top_k, shape->top_k);
   if (options.num_experts == 0) {
     options.num_experts = shape->experts;
-    options.weightless_experts = shape->weightless_experts;
     notes.push_back(fmt::format("num_experts = {} is taken from {}", shape->experts, shape->name));
+  }
+  if (options.num_experts == shape->experts && options.weightless_experts == 0) {
+    options.weightless_experts = shape->weightless_experts;
   }
   options.experts_of_layer = shape->experts_of_layer;
   options.top_k_of_layer = shape->top_k_of_layer;
