@@ -230,7 +230,9 @@ TEST_P(EachResidency, PlansLayersOfFewerExperts) {
     const int experts = load.experts_in(LayerId{l});
     std::vector<int> homes_of_rank(4, 0);
     for (int e = 0; e < 16; ++e) {
-      if (e < experts) EXPECT_EQ(home(l, e), RankId{e * 4 / experts});
+      if (e < experts) {
+        EXPECT_EQ(home(l, e), RankId{e * 4 / experts});
+      }
       ++homes_of_rank[home(l, e).index()];
     }
     EXPECT_THAT(homes_of_rank, testing::Each(4)) << "the experts that do not exist fill the homes";
