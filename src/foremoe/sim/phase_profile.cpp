@@ -95,6 +95,7 @@ class Profiler {
         phase_(phase),
         online_(online),
         pool_(pool),
+        short_rows_(has_short_rows(input.load)),
         event_(event_of_micro_step(input.plan)),
         kernels_forward_(kernels(input.cost, Pass::kForward)),
         kernels_backward_(kernels(input.cost, Pass::kBackward)) {
@@ -174,10 +175,20 @@ class Profiler {
     count_token_rows(problem,
                      tokens_ ? token_dispatch(routed, {*tokens_, m, l, problem.topology, problem.rows})
                              : expected_token_dispatch(routed, {.load = problem.load,
-                                                                .top_k = input_.load.top_k_in(l),
+                                                                .top_k = experts_of_token(m, l),
                                                                 .groups = input_.cost.model().groups,
                                                                 .topology = problem.topology}),
                      scratch.rows);
+  }
+
+  // The layer's top-k, or the mean over the micro-step's tokens, rounded, if rows are short.
+  int experts_of_token(MicroStepId m, LayerId l) const {
+    const LoadTable& load = input_.load;
+    if (!short_rows_) return load.top_k_in(l);
+    const auto sum = [](std::span<const Tokens> of) { return std::accumulate(of.begin(), of.end(), Tokens{}).value; };
+    const std::int64_t tokens = std::max(sum(load.tokens.row(m)), std::int64_t{1});
+    const std::int64_t mean = (sum(load.load[m][l].flat()) + tokens / 2) / tokens;
+    return static_cast<int>(std::clamp<std::int64_t>(mean, 1, load.top_k_in(l)));
   }
 
   // Quotas for an exchange without guests: all rows of an expert go to its home.
@@ -297,6 +308,7 @@ class Profiler {
   const OnlineWork& online_;
   ThreadPool& pool_;
   std::optional<SourceTokens> tokens_;
+  bool short_rows_;             // of the load
   std::vector<EventId> event_;  // [micro_step]
   double kernels_forward_;
   double kernels_backward_;
