@@ -142,7 +142,10 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
     saved = read_saved(file, data)
     samples = member(saved.content, "samples")
     if not isinstance(samples, list):
-        place.at("samples").refuse("is no list: slime and miles save rollouts with --save-debug-rollout-data")
+        of_counts = "If the file has tokens per expert, give `counts`"
+        place.at("samples").refuse(
+            f"is no list: slime and miles save rollouts with --save-debug-rollout-data. {of_counts}"
+        )
 
     def read(i: int, sample: Any) -> Decoded:
         at = place.at(f"samples[{i}]").at("rollout_routed_experts")

@@ -146,7 +146,8 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
                 yield unreadable(error)
         return
     if not isinstance(document, dict):
-        place.refuse(f"should be an object, not {type_name(document)}")
+        counts = ". If these are tokens per expert, give `counts`" if type(document) in (int, float) else ""
+        place.refuse(f"should be an object, not {type_name(document)}{counts}")
     if failure := document.get("error") or (document.get("object") == "error" and document.get("message")):
         place.refuse(f"is an error of the server: {member(failure, 'message') or failure!s:.200}")
     prompt = document.get("prompt_routed_experts")

@@ -226,6 +226,9 @@ def test_an_array_of_counts_is_not_taken_for_routes(imported: Any) -> None:
     ):
         with pytest.raises(foremoe.InputError, match="If these are tokens per expert, give counts"):
             imported(npy(array), ranks=None, top_k=8)
+    for content in (npz(load=COUNTS[0]), json.dumps(COUNTS.tolist()), json.dumps(COUNTS[0].astype(float).tolist())):
+        with pytest.raises(foremoe.InputError, match="If these are tokens per expert, give counts"):
+            imported(content, ranks=None, top_k=8)
     with pytest.raises(foremoe.InputError, match="ranks: applies only to counts without source ranks"):
         imported(npy([[[0, 1]]]))
 

@@ -184,14 +184,14 @@ IntegerArray npy_array(std::span<const std::byte> bytes, const Where& where) {
           .fortran_order = parse_order(value_of(file.header, "fortran_order", where), where)};
 }
 
-}  // namespace
-
-void import_npy(const ImportSource& source, TraceAssembler& assembler) {
-  const Where where{.file = source.name, .field = "routed_experts"};
+// Adds the sequence of an .npy file. The error for an array that may count tokens per expert suggests `counts`.
+void add_npy(TraceAssembler& assembler, const DecodedSequence& sequence) {
+  const auto bytes = std::get<std::span<const std::byte>>(sequence.content);
+  const Where& where = sequence.where;
   try {
-    add_sequence(assembler, {.where = where, .content = source.bytes});
+    add_array(assembler, sequence, npy_array(bytes, where));
   } catch (const InputError& error) {
-    const NpyParts file = split_npy(source.bytes, where);
+    const NpyParts file = split_npy(bytes, where);
     const std::string_view value = value_of(file.header, "shape", where);
     const std::string_view shape = value.substr(0, value.find(')'));
     const std::string_view type = value_of(file.header, "descr", where).substr(0, 4);  // "'<f8"
@@ -204,13 +204,17 @@ void import_npy(const ImportSource& source, TraceAssembler& assembler) {
   }
 }
 
+}  // namespace
+
+void import_npy(const ImportSource& source, TraceAssembler& assembler) {
+  add_sequence(assembler, {.where = {.file = source.name, .field = "routed_experts"}, .content = source.bytes});
+}
+
 void add_sequence(TraceAssembler& assembler, const DecodedSequence& sequence) {
   assembler.add_sample([&] {
     if (!sequence.problem.empty()) throw InputError(sequence.where, sequence.problem);
     const auto* const array = std::get_if<IntegerArray>(&sequence.content);
-    add_array(
-        assembler, sequence,
-        array != nullptr ? *array : npy_array(std::get<std::span<const std::byte>>(sequence.content), sequence.where));
+    array != nullptr ? add_array(assembler, sequence, *array) : add_npy(assembler, sequence);
     assembler.sequence_was(sequence);
   });
 }
