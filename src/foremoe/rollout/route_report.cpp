@@ -84,7 +84,7 @@ RouteReport check_route_files(const std::vector<std::string>& paths, const Route
     }
     if (expected.top_k == 0) expected.top_k = model.top_k;
     expected.layers = model.moe_layers;
-    expected.dense_layers = model.dense_layers;
+    expected.dense_layers = model.layers() - model.moe_layers;
     expected.layer_kinds = model.layer_kinds;
     const auto is_dense = [](LayerKind kind) { return kind != LayerKind::kMoe && kind != LayerKind::kHashMoe; };
     if (trace.num_layers == model.moe_layers) std::erase_if(expected.layer_kinds, is_dense);
