@@ -211,7 +211,8 @@ std::string describe_unknown(const std::string& argument) {
 
 // Names the value that an option lacks; CLI11 says "--plot: 1 required TEXT missing".
 std::string describe_mistake(const CLI::ParseError& error, const Command& command) {
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return error.what();
+  const bool lacks = std::string_view(error.what()).ends_with("missing");
+  if (!lacks || dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return error.what();
   const std::string name = std::string(error.what()).substr(0, std::string_view(error.what()).find(':'));
   const auto option =
       std::ranges::find(command.options, name, [](const Option& o) { return command_line_name(o.name); });

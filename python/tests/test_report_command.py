@@ -127,7 +127,7 @@ REFUSED = [
     (["--out", "-"], "--out: '-', expected the name of a file"),
     ([], "--out is required"),
     (["--out", "page.html", "--guest-slots", "x"], "--guest-slots: 'x' is not a whole number"),
-    (["--out", "page.html", "--guest-slots", ","], "--guest-slots: 1 required TEXT missing"),
+    (["--out", "page.html", "--guest-slots", ","], "--guest-slots requires a value: G,G,…"),
     (["--out", "page.html", "-G70000"], "--guest-slots: 70000 is not in 0 … 65536"),
     (["--out", "page.html", "--residency", "auto"], "--residency: 'auto', expected static"),
     (["--out", "page.html", "--policy", "nobody"], "--policy: 'nobody', expected one of vanilla"),

@@ -57,7 +57,7 @@ TEST(HomesFile, RefusesDamagedFilesWithFieldAndIndex) {
   EXPECT_EQ(where({0, 1}, {1, 2}, {{"ranks", "two"}}), "__metadata__.ranks");
   EXPECT_EQ(where({0, 1}, {1, 2}, {{"ranks_per_node", "3"}}), "__metadata__.ranks_per_node");
   EXPECT_EQ(where({0, 1}, {1, 2}, {{"format", "foremoe.homes/2"}}), "__metadata__.format");
-  EXPECT_EQ(where({0, 1}, {1, 2}, {{"format", "foremoe.plan/1"}}), "__metadata__.format");
+  EXPECT_EQ(where({0, 1}, {1, 2}, {{"format", "foremoe.plan/1"}}), "") << "another kind of file";
 }
 
 TEST(HomesDigest, OfAPlanIsCheckedAgainstTheHomesBeforeIt) {

@@ -58,8 +58,8 @@ Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks
                      fmt::format("{} ranks must divide {} experts", num_ranks, num_experts));
   }
   if (!experts_of_layer.empty() && experts_of_layer.size() != static_cast<std::size_t>(num_layers)) {
-    throw InputError({.field = "experts_of_layer"},
-                     fmt::format("{} entries, expected one for each of {} layers", experts_of_layer.size(), num_layers));
+    throw InputError({.field = "experts_of_layer"}, fmt::format("{} entries, expected one for each of {} layers",
+                                                                experts_of_layer.size(), num_layers));
   }
   Array<RankId, 2> home({static_cast<std::size_t>(num_layers), static_cast<std::size_t>(num_experts)});
   for (int l = 0; l < num_layers; ++l) {

@@ -66,7 +66,7 @@ TEST(LoadTable, TakesNeighbouringRanksWithAllThatIsKnownOfThem) {
   table.top_k_of_layer = {2, 1, 2};
   table.missing_rows = 50;
   table.tokens = Array<Tokens, 2>({2, 6});
-  for (std::size_t i = 0; i < 12; ++i) table.tokens.flat()[i] = Tokens{100 + static_cast<std::int64_t>(i)};
+  for (std::size_t i = 0; i < 12; ++i) table.tokens.flat()[i] = Tokens{10000 + static_cast<std::int64_t>(i)};
   const LoadTable part = take_ranks(table, 3, 2);
   ASSERT_EQ(part.load.shape(), (std::array<std::size_t, 4>{2, 3, 2, 4}));
   for (std::size_t m = 0; m < 2; ++m) {
@@ -76,14 +76,14 @@ TEST(LoadTable, TakesNeighbouringRanksWithAllThatIsKnownOfThem) {
       }
     }
   }
-  EXPECT_THAT(part.tokens.flat(), ElementsAre(Tokens{103}, Tokens{104}, Tokens{109}, Tokens{110}));
+  EXPECT_THAT(part.tokens.flat(), ElementsAre(Tokens{10003}, Tokens{10004}, Tokens{10009}, Tokens{10010}));
   EXPECT_EQ(part.top_k, 2);
   EXPECT_EQ(part.name, "ramp");
   EXPECT_EQ(part.ranks_per_node, 2);
   EXPECT_EQ(take_ranks(table, 3, 1).ranks_per_node, 1);
   EXPECT_EQ(part.experts_of_layer, table.experts_of_layer);
   EXPECT_EQ(part.top_k_of_layer, table.top_k_of_layer);
-  EXPECT_EQ(part.missing_rows, 17) << "50 · 426 ÷ 1266 tokens";
+  EXPECT_EQ(part.missing_rows, 17) << "50 · 40026 ÷ 120066 tokens";
   EXPECT_EQ(take_ranks(table, 0, 6).load, table.load);
 }
 

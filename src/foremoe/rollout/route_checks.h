@@ -33,7 +33,7 @@ struct RouteExpectations {
   std::vector<std::uint8_t> attention_mask;  // [tokens], 0 for padding; empty: no padding
   // Versions of the weights that sampled each sequence, [sequences]; none of a sequence: unknown. Empty: not checked.
   std::vector<std::vector<std::string>> weight_versions;
-  int weightless_experts = 0;  // ids from `experts` on without weights; 0: as recorded
+  int weightless_experts = 0;           // ids from `experts` on without weights; 0: as recorded
   std::vector<LayerKind> layer_kinds;   // [decoder layers]; empty: dense layers are first
   std::vector<std::string> counted_in;  // where lengths are from, [sequences]; empty: unknown
   std::vector<int> samples;             // number of each sequence in its source, for findings; empty: 0, 1, …

@@ -47,7 +47,9 @@ void expect_options(int layers, int experts, const Where& where, const ImportOpt
          fmt::format("has {} experts, but {} were asked for", experts, options.num_experts));
   expect(options.num_layers == 0 || layers == options.num_layers, where,
          fmt::format("has {} layers, but {} were asked for", layers, options.num_layers));
-  expect(options.ranks != 0, ranks, "is missing: counts have no ranks, and the homes of experts depend on them");
+  expect(options.ranks != 0, ranks,
+         fmt::format("is missing: counts have no ranks, and the homes of experts depend on them{}",
+                     options.top_k != 0 ? "" : ". `top_k` is missing, too"));
   expect(experts % options.ranks == 0, ranks,
          fmt::format("{}, which does not divide the {} experts", options.ranks, experts));
   expect(options.top_k != 0, top_k,

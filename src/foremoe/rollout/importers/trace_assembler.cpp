@@ -171,7 +171,8 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
   }
   if (repeating) {
     ++report_.rows_repeating;
-    if (std::ranges::count(ids, ids[0]) < std::ssize(ids) && report_.rows_remapped++ == 0) first_remapped_ = where_of_row();
+    if (std::ranges::count(ids, ids[0]) < std::ssize(ids) && report_.rows_remapped++ == 0)
+      first_remapped_ = where_of_row();
     if (!options_.keep_invalid_rows) return put_missing();
   }
   for (const std::int64_t id : ids) max_id_ = is_absent(id) ? max_id_ : std::max(max_id_, id);
