@@ -14,10 +14,8 @@ namespace {
 
 // A rollout collector and the shape of its routes.
 struct Collector {
-  Collector(int num_layers, int num_experts, int experts_per_token)
-      : layers(num_layers),
-        top_k(experts_per_token),
-        counts({.num_layers = num_layers, .top_k = experts_per_token, .num_experts = num_experts}) {}
+  explicit Collector(const RolloutCollector::Shape& shape)
+      : layers(shape.num_layers), top_k(shape.top_k), counts(shape) {}
 
   int layers, top_k;
   RolloutCollector counts;
@@ -135,13 +133,28 @@ add() keeps no reference to the routes. Memory per sequence: one counter per (la
 fits.)")
       .def(
           "__init__",
-          [](Collector* self, int num_layers, int num_experts, int top_k) {
+          [](Collector* self, int num_layers, int num_experts, int top_k, int weightless_experts,
+             std::vector<int> experts_of_layer, std::vector<int> top_k_of_layer) {
             expect_range("num_layers", num_layers, 1, kNoLimit);
             expect_range("num_experts", num_experts, 1, kMaxExperts);
             expect_range("top_k", top_k, 1, num_experts);
-            new (self) Collector(num_layers, num_experts, top_k);
+            expect_range("weightless_experts", weightless_experts, 0, kMaxExperts - num_experts);
+            const RolloutCollector::Shape shape{.num_layers = num_layers,
+                                                .top_k = top_k,
+                                                .num_experts = num_experts,
+                                                .weightless_experts = weightless_experts,
+                                                .experts_of_layer = std::move(experts_of_layer),
+                                                .top_k_of_layer = std::move(top_k_of_layer)};
+            expect_layers({.layers = static_cast<std::size_t>(num_layers),
+                           .experts = num_experts,
+                           .top_k = top_k,
+                           .experts_of_layer = shape.experts_of_layer,
+                           .top_k_of_layer = shape.top_k_of_layer},
+                          "");
+            new (self) Collector(shape);
           },
-          nb::kw_only(), "num_layers"_a, "num_experts"_a, "top_k"_a)
+          nb::kw_only(), "num_layers"_a, "num_experts"_a, "top_k"_a, "weightless_experts"_a = 0,
+          "experts_of_layer"_a = std::vector<int>{}, "top_k_of_layer"_a = std::vector<int>{})
       .def("add", &add_sequence, "sequence"_a, "routes"_a,
            R"(Counts one finished sequence.
 

@@ -195,9 +195,8 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
 
 
 def _with_tokens(decoded: Decoded, document: dict[str, Any], choice: Any, only_choice: bool) -> Decoded:
-    """Adds what the response says about its tokens. Its usage belongs to all choices."""
+    """Adds what the response says about its tokens. The prompt in its usage is that of all choices."""
     message, info, usage = member(choice, "message"), member(choice, "meta_info"), document.get("usage")
-    usage = usage if only_choice else None
     routes = member(choice, "routed_experts")
 
     def ids(holders: Sequence[Any], names: Sequence[str]) -> tuple[list[Any] | None, str]:
@@ -213,7 +212,7 @@ def _with_tokens(decoded: Decoded, document: dict[str, Any], choice: Any, only_c
     if whole is not None and all(type(token) is int for token in whole):
         counts.append((len(whole), in_whole))
     prompt_length = -1 if prompt is None else len(prompt)
-    for holder, name in ((choice, "counts"), (info, "meta_info"), (usage, "usage")):
+    for holder, name in ((choice, "counts"), (info, "meta_info"), (usage if only_choice else None, "usage")):
         numbers = [member(holder, of) for of in ("prompt_tokens", "completion_tokens")]
         if all(type(number) is int and 0 <= number < 2**53 for number in numbers):
             counts.append((sum(numbers), name))

@@ -29,20 +29,25 @@ ModelShape model_of(const LoadTable& load) {
                                   : fmt::format("is needed: {} all fit {}", names, load.name));
 }
 
-void expect_layers_fit(const ModelShape& model, const char* what, std::span<const int> of_model,
-                       std::span<const int> of_load) {
-  for (std::size_t l = 0; l < std::min(of_model.size(), of_load.size()); ++l) {
-    if (of_model[l] == of_load[l]) continue;
-    reject("model", fmt::format("{} has {} {} in layer {}, the load {}", model.name, what, of_model[l], l, of_load[l]));
+// A load of fewer layers has the model's first. An empty list: the same number in all layers.
+void expect_layers_fit(const ModelShape& model, const LoadTable& load) {
+  const auto in_model = [](const std::vector<int>& of_layer, int l, int all) {
+    return of_layer.empty() ? all : of_layer[static_cast<std::size_t>(l)];
+  };
+  for (int l = 0; l < load.num_layers(); ++l) {
+    const int experts = in_model(model.experts_of_layer, l, model.experts);
+    const int top_k = in_model(model.top_k_of_layer, l, model.top_k);
+    const LayerId layer{l};
+    if (experts == load.experts_in(layer) && top_k == load.top_k_in(layer)) continue;
+    reject("model", fmt::format("{} has {} experts and top-{} in MoE layer {}, but {} has {} and top-{}", model.name,
+                                experts, top_k, l, load.name, load.experts_in(layer), load.top_k_in(layer)));
   }
 }
 
 // A load may have fewer layers than the model, since it may cover only a part of the model.
 void expect_model_fits(const ModelShape& model, const LoadTable& load) {
   if (load.num_experts() == model.experts && load.top_k == model.top_k && load.num_layers() <= model.moe_layers) {
-    expect_layers_fit(model, "experts", model.experts_of_layer, load.experts_of_layer);
-    expect_layers_fit(model, "top_k", model.top_k_of_layer, load.top_k_of_layer);
-    return;
+    return expect_layers_fit(model, load);
   }
   reject("model", fmt::format("{} has {} MoE layers of {} experts, top-{}, but {} has {} of {}, top-{}", model.name,
                               model.moe_layers, model.experts, model.top_k, load.name, load.num_layers(),

@@ -138,6 +138,10 @@ EngineMap place_for_engine(const LoadTable& load, const EngineMapOptions& option
     const bool groups = load.num_experts() % options.expert_groups != 0;
     throw InputError({.field = groups ? "expert_groups" : options.ranks ? "ranks" : "guest_slots"}, *reason);
   }
+  if (!load.experts_of_layer.empty()) {
+    throw InputError({.file = load.name, .field = "experts_of_layer"},
+                     "differ by layer, but an engine's map has the same number of experts in all layers");
+  }
   if (num_assignments(load) == 0)
     throw InputError({.file = load.name}, "has no tokens, so nothing determines where experts are placed");
   const int others = load.num_experts() - load.num_experts() / num_ranks;

@@ -58,11 +58,15 @@ Workload folded(LoadTable load, const InputOptions& options) {
                                         options.path, counted(before, "rank"), ranks, before / ranks));
   }
   if (options.ranks_per_node != 0) load.ranks_per_node = std::min(options.ranks_per_node, load.num_ranks());
-  const std::int64_t routed = num_assignments(load) / load.top_k;
-  const double missing = static_cast<double>(load.missing_rows) / static_cast<double>(load.missing_rows + routed);
+  std::int64_t rows = load.missing_rows + num_assignments(load) / load.top_k;
+  if (load.tokens.size() > 0) {
+    rows = 0;
+    for (const Tokens of_rank : load.tokens.flat()) rows += of_rank.value * load.num_layers();
+  }
+  const double missing = static_cast<double>(load.missing_rows) / static_cast<double>(std::max<std::int64_t>(rows, 1));
   if (missing > kMissingInLoad) {
     input.remarks.push_back(fmt::format("{}: {:.2g} % of the rows ({} of {}) had no route and do not count",
-                                        options.path, 100 * missing, load.missing_rows, load.missing_rows + routed));
+                                        options.path, 100 * missing, load.missing_rows, rows));
   }
   input.load = std::move(load);
   return input;
@@ -284,7 +288,9 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
   }
   input.origin = file.text_or("origin", "");
   input.asked = options;
-  return options.ep != 0 && options.group >= 0 ? take_group(input, options.ep, options.group) : std::move(input);
+  if (options.ep == 0 || options.group < 0) return input;
+  input.asked.group = -1;  // it is the whole job
+  return take_group(input, options.ep, options.group);
 }
 
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load) {
@@ -304,6 +310,7 @@ Workload take_group(const Workload& whole, int ep, int group) {
     fail(fmt::format("has a `previous_load` of {} instead of {}", counted(whole.previous_load->num_ranks(), "rank"),
                      ranks));
   }
+  if (whole.asked.group >= 0) fail("is itself an expert-parallel group");
   if (group >= ranks / ep) fail(fmt::format("has {}, no group {}", counted(ranks / ep, "group"), group));
   const int first = group * ep;
   const int per_node = load.ranks_per_node;
@@ -313,6 +320,11 @@ Workload take_group(const Workload& whole, int ep, int group) {
   }
   Workload part = make_workload(take_ranks(load, first, ep));
   if (whole.tokens) part.tokens = take_ranks(*whole.tokens, first, ep);
+  if (part.tokens && part.tokens->trace.num_sequences() == 0) part.tokens.reset();  // no sequence in the group
+  if (part.tokens && !whole.cut && load.missing_rows > 0) {  // take_ranks() only estimates their number
+    ThreadPool pool(1);
+    part.load.missing_rows = collect(part.tokens->trace, part.tokens->batching, pool).missing_rows;
+  }
   if (whole.previous_load) part.previous_load = take_ranks(*whole.previous_load, first, ep);
   part.cut = whole.cut;
   part.asked = whole.asked;

@@ -103,15 +103,16 @@ void balance_and_traffic(const Subject& subject, PlanFigures& figures) {
       if (total == 0) continue;
       double most = 0;  // load of an expert
       double distances = 0;
-      for (int e = 0; e < load.num_experts(); ++e) {
+      const int experts = load.experts_in(LayerId{l});
+      for (int e = 0; e < experts; ++e) {
         std::int64_t of_expert = 0;
         for (int r = 0; r < load.num_ranks(); ++r) of_expert += load.load(m, l, r, e).value;
-        const double times_mean = static_cast<double>(of_expert) * load.num_experts() / static_cast<double>(total);
+        const double times_mean = static_cast<double>(of_expert) * experts / static_cast<double>(total);
         most = std::max(most, times_mean);
         distances += std::abs(times_mean - 1);
       }
       max_vio.push_back(most - 1);
-      avg_vio.push_back(distances / load.num_experts());
+      avg_vio.push_back(distances / experts);
       std::int64_t largest = 0;
       std::int64_t largest_padded = 0;
       for (int r = 0; r < plan.num_ranks(); ++r) {

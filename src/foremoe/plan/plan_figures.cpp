@@ -95,7 +95,8 @@ void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const 
       const RankLoads loads = rank_loads(pair, options.align);
       if (loads.total == 0) continue;
       load.expert_loads(m, LayerId{l}, of_expert);
-      const LoadViolation violation = load_violation(of_expert);
+      const LoadViolation violation =
+          load_violation(std::span(of_expert).first(static_cast<std::size_t>(load.experts_in(LayerId{l}))));
       max_vio.push_back(violation.max_vio);
       avg_vio.push_back(violation.avg_vio);
       const double mean = static_cast<double>(loads.total) / topology.num_ranks;

@@ -62,6 +62,7 @@ double fluctuation(const Array<std::int64_t, 2>& loads) {
 
 LayerStatistics statistics(const LoadTable& table, LayerId layer, std::span<const RankId> home) {
   const Array<std::int64_t, 2> loads = expert_loads_of(table, layer);
+  const auto experts = static_cast<std::size_t>(table.experts_in(layer));
   std::vector<std::int64_t> step(loads.extent(1), 0);
   LayerStatistics result;
   double loaded = 0;  // number of micro-steps with load
@@ -71,7 +72,7 @@ LayerStatistics statistics(const LoadTable& table, LayerId layer, std::span<cons
     if (sum(row) == 0) continue;
     for (std::size_t e = 0; e < row.size(); ++e) step[e] += row[e];
     ++loaded;
-    const LoadViolation v = load_violation(row);
+    const LoadViolation v = load_violation(row.first(experts));
     result.mean_micro_step.max_vio += v.max_vio;
     result.mean_micro_step.min_vio += v.min_vio;
     result.mean_micro_step.avg_vio += v.avg_vio;
@@ -87,7 +88,7 @@ LayerStatistics statistics(const LoadTable& table, LayerId layer, std::span<cons
   result.mean_micro_step.min_vio /= loaded;
   result.mean_micro_step.avg_vio /= loaded;
   result.mean_ratio = ratio_sum / loaded;
-  result.step = load_violation(step);
+  result.step = load_violation(std::span(step).first(experts));
   result.step_ratio = imbalance_ratio(rank_loads(step, home, table.num_ranks()));
   result.fluctuation = fluctuation(loads);
   return result;

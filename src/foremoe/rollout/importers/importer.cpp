@@ -304,6 +304,16 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
     return std::move(assembler).finish();
   };
   Imported result = imported();
+  if (auto* const load = std::get_if<LoadTable>(&result.value); load != nullptr && model) {
+    if (load->num_layers() != model->moe_layers) {
+      throw InputError({.file = sources.front().name},
+                       fmt::format("has {} layers with tokens, but {} (`model`) has {} with experts",
+                                   load->num_layers(), model->name, model->moe_layers));
+    }
+    load->experts_of_layer = options.experts_of_layer;
+    load->top_k_of_layer = options.top_k_of_layer;
+    expect_valid(*load, sources.front().name);
+  }
   result.report.format = first;
   result.report.notes.insert(result.report.notes.begin(), notes.begin(), notes.end());
   if (auto* trace = std::get_if<RoutingTrace>(&result.value)) {

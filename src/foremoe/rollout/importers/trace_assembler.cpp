@@ -175,7 +175,11 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
       first_remapped_ = where_of_row();
     if (!options_.keep_invalid_rows) return put_missing();
   }
-  for (const std::int64_t id : ids) max_id_ = is_absent(id) ? max_id_ : std::max(max_id_, id);
+  for (const std::int64_t id : ids) {
+    if (is_absent(id)) continue;
+    max_id_ = std::max(max_id_, id);
+    if (id != sequence_.sentinel) below_sentinel_ = std::max(below_sentinel_, id);
+  }
   if (max_id_ >= sentinel_of_width(width_)) widen();
   for (const std::int64_t id : ids)
     write_entry(&entries_[written_++ * width_], width_, id < 0 || is_absent(id) ? sentinel_of_width(width_) : id);
@@ -309,6 +313,13 @@ Imported TraceAssembler::finish() && {
         "and SGLang: --enable-return-routed-experts), or keep the rows as missing with the number of "
         "`experts`");
   }
+  const std::int64_t largest = sequence_.sentinel;
+  if (inferred && max_id_ == largest && below_sentinel_ < largest * 3 / 4 && !options_.keep_invalid_rows) {
+    throw InputError(first_where_,
+                     fmt::format("{} is the largest value of the type, and other ids end at {}: it may mark "
+                                 "entries without an expert; give the number of `experts`",
+                                 largest, below_sentinel_));
+  }
   if (options_.fill_prefixes) {
     const auto token_bytes = static_cast<std::size_t>(num_layers_ * top_k_) * width_;
     const FilledPrefixes filled =
@@ -372,11 +383,14 @@ Imported TraceAssembler::finish() && {
 // Whether a row is missing, or 0, 1, …
 bool TraceAssembler::is_filler(std::int64_t token, std::size_t layer) const {
   const auto row = (static_cast<std::size_t>(token * num_layers_) + layer) * static_cast<std::size_t>(top_k_);
-  if (read_entry(&entries_[row * width_], width_) == sentinel_of_width(width_)) return true;
+  bool missing = true;
+  bool ascending = true;
   for (std::int64_t k = 0; k < top_k_; ++k) {
-    if (read_entry(&entries_[(row + static_cast<std::size_t>(k)) * width_], width_) != k) return false;
+    const std::int64_t id = read_entry(&entries_[(row + static_cast<std::size_t>(k)) * width_], width_);
+    missing &= id == sentinel_of_width(width_);
+    ascending &= id == k;
   }
-  return true;
+  return missing || ascending;
 }
 
 // [layers], layers without routes: all rows are missing, or all of so many that it is no coincidence are 0, 1, ….

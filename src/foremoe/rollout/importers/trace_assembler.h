@@ -88,6 +88,7 @@ class TraceAssembler {
   std::size_t width_ = 1;           // 1 or 2
   std::size_t written_ = 0;         // entries written
   std::int64_t max_id_ = -1;
+  std::int64_t below_sentinel_ = -1;  // largest id besides the sentinel of an unsigned type
 
   Where where_;  // of the current sequence
   SequenceInfo sequence_;
