@@ -15,14 +15,17 @@ Counts of slots are added to their experts. C++ (counts.cpp) shares the counts a
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ._decoding import NPY, Decoded, SourcePlace, parse_json, read_members, type_name
-from ._import_torch import COUNT_DTYPES, read_saved
+from ._import_torch import read_saved
+
+Array = npt.NDArray[np.int64]
+Read = Callable[[Any, SourcePlace], Any]
 
 OF_EXPERTS = ("logical_count", "global_expert_load_window", "expert_counts", "expert_count", "weight", "counts")
 OF_SLOTS = ("global_physical_count", "physical_count", "expert_load_window", "expert_load_pass", "expert_load")
@@ -34,16 +37,15 @@ MOST = 2**40  # sums over records fit 64 bits
 def read_counts(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[Decoded]:
     """Yields counts, int64 [steps, layers, experts], of a file. options: experts, if known."""
     place = SourcePlace(file, "")
-    if data.startswith(NPY):
-        yield from _decode(_npy(data, place), place, options)
-    elif data.startswith(b"PK") and b"data.pkl" in data[:256]:
+    content: Any
+    if data.startswith(b"PK") and b"data.pkl" in data[:256]:
         saved = read_saved(file, data)
-        yield from _decode(saved.content, place, options, lambda v, at: saved.array_of(v, at, COUNT_DTYPES))
-    elif data.startswith(b"PK"):
-        members = {at.field.removesuffix(".npy"): _npy(of, at) for at, of in read_members(file, data)}
-        yield from _decode(members, place, options)
+        return _decode(saved.content, place, options, saved.array_of)
+    if data.startswith(b"PK"):
+        content = {at.field.removesuffix(".npy"): _npy(of, at) for at, of in read_members(file, data)}
     else:
-        yield from _decode(_json(data, place), place, options)
+        content = _npy(data, place) if data.startswith(NPY) else _json(data, place)
+    return _decode(content, place, options)
 
 
 def decode_counts(counts: Any) -> list[Decoded]:
@@ -68,12 +70,10 @@ def _npy(data: bytes, place: SourcePlace) -> npt.NDArray[Any]:
         place.refuse(f"is no readable .npy array: {error}")
 
 
-def _as_it_is(value: Any, place: SourcePlace) -> Any:
-    return value
-
-
-def _decode(content: Any, place: SourcePlace, options: Mapping[str, Any], read: Any = _as_it_is) -> Iterator[Decoded]:
-    """Yields the counts of an array or dump, or of a list of dumps."""
+def _decode(
+    content: Any, place: SourcePlace, options: Mapping[str, Any], read: Read = lambda value, at: value
+) -> Iterator[Decoded]:
+    """Yields the counts of an array or dump, or of a list of dumps. read: Returns arrays as those of numpy."""
     if isinstance(content, Mapping) and isinstance(records := content.get("records"), list):
         maps = {key: content[key] for key in MAPS if key in content}
         for i, record in enumerate(records):
@@ -94,7 +94,7 @@ def _object(value: Any, place: SourcePlace) -> Mapping[str, Any]:
     return value
 
 
-def _of_dump(dump: Mapping[str, Any], place: SourcePlace, options: Mapping[str, Any], read: Any) -> Iterator[Decoded]:
+def _of_dump(dump: Mapping[str, Any], place: SourcePlace, options: Mapping[str, Any], read: Read) -> Iterator[Decoded]:
     key = next((key for key in (*OF_EXPERTS, *OF_SLOTS, ROUTES) if dump.get(key) is not None), None)
     if key is None and len(dump) == 1:
         key = next(iter(dump))
@@ -114,7 +114,7 @@ def _of_dump(dump: Mapping[str, Any], place: SourcePlace, options: Mapping[str, 
     yield at.decoded(counts, forward_pass=forward_pass if type(forward_pass) is int else None)
 
 
-def _integers(value: Any, place: SourcePlace) -> npt.NDArray[np.int64]:
+def _integers(value: Any, place: SourcePlace) -> Array:
     array = _array(value, place)
     if array.dtype.kind not in "iu":
         place.refuse(f"has dtype {array.dtype}; expected integers")
@@ -131,7 +131,7 @@ def _array(value: Any, place: SourcePlace) -> npt.NDArray[Any]:
     return array
 
 
-def _whole(value: Any, place: SourcePlace) -> npt.NDArray[np.int64]:
+def _whole(value: Any, place: SourcePlace) -> Array:
     """Returns [steps, layers, experts] as int64. Raises InputError for numbers that are no counts."""
     array = _array(value, place)
     if array.dtype.kind not in "iuf" or array.ndim not in (2, 3) or array.size == 0:
@@ -145,9 +145,7 @@ def _whole(value: Any, place: SourcePlace) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(array.astype(np.int64).reshape(-1, *array.shape[-2:]))
 
 
-def _count(
-    ids: npt.NDArray[np.int64], slots: npt.NDArray[np.int64] | None, place: SourcePlace
-) -> npt.NDArray[np.int64]:
+def _count(ids: Array, slots: Array | None, place: SourcePlace) -> Array:
     """Counts the slots in [layers, tokens, top_k]; −1 is no route."""
     if ids.ndim != 3 or ids.size == 0 or ids.min() < -1 or ids.max() >= 2**16:
         place.refuse(f"is {list(ids.shape)}; expected slots from -1 to 65535, [layers, tokens, top_k]")
@@ -155,9 +153,7 @@ def _count(
     return np.stack([np.bincount(row[row >= 0], minlength=width) for row in ids.reshape(len(ids), -1)])
 
 
-def _of_experts(
-    counts: npt.NDArray[np.int64], slots: npt.NDArray[np.int64] | None, place: SourcePlace, options: Mapping[str, Any]
-) -> npt.NDArray[np.int64]:
+def _of_experts(counts: Array, slots: Array | None, place: SourcePlace, options: Mapping[str, Any]) -> Array:
     """Adds counts of slots to their experts. slots: [layers, slots], the expert of each, −1 for none."""
     experts = int(options.get("experts") or 0)
     if slots is None:

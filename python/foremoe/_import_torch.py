@@ -33,11 +33,15 @@ from ._decoding import (
     with_counts,
 )
 
-ARRAY_DTYPES = ("i1", "i2", "i4", "i8", "u1", "u2")
 PICTURES = ("multimodal_train_inputs", "multimodal_inputs")
-COUNT_DTYPES = (*ARRAY_DTYPES, "u4", "u8", "f2", "f4", "f8")
-STORAGE_DTYPES = {"Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8"}
-STORAGE_DTYPES |= {"Half": "f2", "Float": "f4", "Double": "f8"}
+ARRAY_DTYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+STORAGE_DTYPES = {
+    f"{kind}Storage": np.dtype(name)
+    for kind, name in {
+        "Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8", "Half": "f2", "Float": "f4", "Double": "f8"
+    }.items()
+}  # fmt: skip
+EXPECTED = "expected integers, float16, float32 or float64"
 
 
 class _Skipped:
@@ -115,11 +119,11 @@ class Saved(NamedTuple):
     members: Mapping[str, bytes]
     folder: str
 
-    def array_of(self, value: Any, place: SourcePlace, dtypes: Sequence[str] = ARRAY_DTYPES) -> Any:
+    def array_of(self, value: Any, place: SourcePlace) -> Any:
         """Returns an array or tensor as an array of numpy, and other values as they are."""
         if isinstance(value, _Array):
-            return _array(value, place, dtypes)
-        return _tensor(value, self, place, dtypes) if isinstance(value, _Tensor) else value
+            return _array(value, place)
+        return _tensor(value, self, place) if isinstance(value, _Tensor) else value
 
 
 def read_saved(file: str, data: bytes) -> Saved:
@@ -142,10 +146,8 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
     saved = read_saved(file, data)
     samples = member(saved.content, "samples")
     if not isinstance(samples, list):
-        of_counts = "If the file has tokens per expert, give `counts`"
-        place.at("samples").refuse(
-            f"is no list: slime and miles save rollouts with --save-debug-rollout-data. {of_counts}"
-        )
+        problem = "is no list: slime and miles save rollouts with --save-debug-rollout-data"
+        place.at("samples").refuse(f"{problem}. If the file has tokens per expert, give `counts`")
 
     def read(i: int, sample: Any) -> Decoded:
         at = place.at(f"samples[{i}]").at("rollout_routed_experts")
@@ -165,27 +167,24 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
         yield attempt(functools.partial(read, i, sample))
 
 
-def _array(array: _Array, place: SourcePlace, dtypes: Sequence[str]) -> npt.NDArray[Any]:
+def _array(array: _Array, place: SourcePlace) -> npt.NDArray[Any]:
     state = array.state if isinstance(array.state, tuple) and len(array.state) == 5 else _Array.state
     _, shape, dtype, fortran_order, data = state
     name = str(getattr(dtype, "name", "none"))
-    if name.lstrip("<|") not in dtypes or not isinstance(data, bytes):
-        place.refuse(f"is an array of dtype {name:.16}; expected {_described(dtypes)}")
-    rows = expect_bytes(data, _extents(shape, place, dtypes), np.dtype(name), place)
+    if name.lstrip("<|") not in ARRAY_DTYPES or not isinstance(data, bytes):
+        place.refuse(f"is an array of dtype {name:.16}; {EXPECTED}")
+    rows = expect_bytes(data, _extents(shape, place), np.dtype(name), place)
     return rows.ravel().reshape(rows.shape, order="F") if fortran_order else rows
 
 
-def _tensor(tensor: _Tensor, saved: Saved, place: SourcePlace, dtypes: Sequence[str]) -> npt.NDArray[Any]:
+def _tensor(tensor: _Tensor, saved: Saved, place: SourcePlace) -> npt.NDArray[Any]:
     kind, key = tensor.storage if isinstance(tensor.storage, _Storage) else ("none", "")
-    if STORAGE_DTYPES.get(kind.removesuffix("Storage")) not in dtypes:
-        place.refuse(f"is a tensor in a {kind:.32}; expected {_described(dtypes)}")
-    shape = _extents(tensor.shape, place, dtypes)
-    dtype = np.dtype(STORAGE_DTYPES[kind.removesuffix("Storage")])
-    if (
-        tensor.strides != tuple(map(math.prod, (shape[i + 1 :] for i in range(len(shape)))))
-        or type(tensor.offset) is not int
-        or tensor.offset < 0
-    ):
+    dtype = STORAGE_DTYPES.get(kind)
+    if dtype is None:
+        place.refuse(f"is a tensor in a {kind:.32}; {EXPECTED}")
+    shape = _extents(tensor.shape, place)
+    contiguous = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    if tensor.strides != contiguous or type(tensor.offset) is not int or tensor.offset < 0:
         place.refuse(f"is a tensor of strides {tensor.strides!r:.40}; expected a contiguous one")
     data = saved.members.get(f"{saved.folder}data/{key}")
     if data is None:
@@ -194,15 +193,10 @@ def _tensor(tensor: _Tensor, saved: Saved, place: SourcePlace, dtypes: Sequence[
     return expect_bytes(data[begin : begin + math.prod(shape) * dtype.itemsize], shape, dtype, place)
 
 
-def _extents(shape: Any, place: SourcePlace, dtypes: Sequence[str]) -> Sequence[int]:
-    axes, expected = ((3,), "[tokens, layers, top_k]") if dtypes is ARRAY_DTYPES else ((2, 3), "2 or 3 axes")
-    if not isinstance(shape, tuple) or len(shape) not in axes or not all(type(n) is int and n >= 0 for n in shape):
-        place.refuse(f"has shape {shape!r:.40}; expected {expected}")
+def _extents(shape: Any, place: SourcePlace) -> Sequence[int]:
+    if not isinstance(shape, tuple) or len(shape) not in (2, 3) or not all(type(n) is int and n >= 0 for n in shape):
+        place.refuse(f"has shape {shape!r:.40}; expected 2 or 3 axes")
     return shape
-
-
-def _described(dtypes: Sequence[str]) -> str:
-    return "integers" if dtypes is ARRAY_DTYPES else "integers, float16, float32 or float64"
 
 
 def _with_facts(decoded: Decoded, sample: Mapping[str, Any]) -> Decoded:
