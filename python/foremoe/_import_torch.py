@@ -38,7 +38,8 @@ ARRAY_DTYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"
 STORAGE_DTYPES = {
     f"{kind}Storage": np.dtype(name)
     for kind, name in {
-        "Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8", "Half": "f2", "Float": "f4", "Double": "f8"
+        "Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8",
+        "Half": "f2", "Float": "f4", "Double": "f8",
     }.items()
 }  # fmt: skip
 EXPECTED = "expected integers, float16, float32 or float64"
