@@ -123,16 +123,19 @@ class ModelReader {
   json try_number(const char* key) {  // of the model or its first kind of attention; null instead of an error
     try {
       const bool of_model = node_of(root_, key) != nullptr;
-      return whole_number(value(of_model ? root_ : *root_.at_path("attention[0]").as_table(), key), file_, key);
+      return whole_number(value(of_model ? root_ : *root_.at_path("attention[0]").as_table(), key), {});
     } catch (const InputError&) {
       return {};
     }
   }
 
  private:
+  Where where_of(const std::string& key) const {
+    const auto found = where_.find(key);
+    return found == where_.end() ? Where{.file = file_, .field = key} : found->second;
+  }
   [[noreturn]] void fail(const std::string& key, const std::string& what) const {
-    const auto where = where_.find(key);
-    throw InputError(where == where_.end() ? Where{.file = file_, .field = key} : where->second, what);
+    throw InputError(where_of(key), what);
   }
 
   void expect_known_keys(const toml::table& table, const std::string& section) const {
@@ -149,7 +152,7 @@ class ModelReader {
     return (&table == &root_ ? config_->any.at_path(key) : config_->any.at_path("attention[0]." + key)).node();
   }
 
-  // Null if the key is missing. Remembers for fail() where the value is from.
+  // Null if the key is missing. Remembers for where_of() where the value is from.
   json value(const toml::table& table, const std::string& key) {
     const toml::node* const node = node_of(table, key);
     Where& where = where_[key] = {.file = file_, .field = (&table == &root_ ? "" : "attention.") + key};
@@ -162,13 +165,13 @@ class ModelReader {
   }
 
   FormulaValue formula(std::string_view text) {
-    return evaluate_formula(text, file_, [&](const std::string& key, bool used) { return find(key, used); });
+    FormulaValue result = evaluate_formula(text, file_, [&](const std::string& key) { return find(key); });
+    read_.merge(result.keys);
+    return result;
   }
 
-  json find(const std::string& key, bool used) {
-    read_.insert(key);
+  json find(const std::string& key) {
     if (key == "layer") return layer_;
-    if (!used) return {};
     std::vector<const json*> objects = config_->objects;
     if (key == "tie_word_embeddings") std::ranges::reverse(objects);  // the outer object decides, as in transformers
     for (const json* const object : objects) {
@@ -183,24 +186,20 @@ class ModelReader {
   }
 
   double number(const std::string& key, double least, double most, const json& found) const {
-    double n = 0;
-    try {
-      n = whole_number(found, file_, key);
-    } catch (const InputError& error) {
-      fail(key, error.problem());
-    }
+    const double n = whole_number(found, where_of(key));
     if (n < least || n > most) fail(key, fmt::format("{} is not between {} and {}", n, least, most));
     return n;
   }
-  // `otherwise` replaces a missing value.
-  int integer(const toml::table& table, const std::string& key, double least, const json& otherwise = {}) {
+  // `otherwise` replaces a missing key.
+  double number_in(const toml::table& table, const std::string& key, double least, double most, const json& otherwise) {
     const json found = value(table, key);
-    return static_cast<int>(number(key, least, kMost, node_of(table, key) == nullptr ? otherwise : found));
+    return number(key, least, most, node_of(table, key) == nullptr ? otherwise : found);
+  }
+  int integer(const toml::table& table, const std::string& key, double least, const json& otherwise = {}) {
+    return static_cast<int>(number_in(table, key, least, kMost, otherwise));
   }
   std::int64_t parameters(const toml::table& table, const std::string& key, double least = 0) {
-    const json found = value(table, key);
-    return static_cast<std::int64_t>(
-        number(key, least, kMostParameters, node_of(table, key) == nullptr ? json(0) : found));
+    return static_cast<std::int64_t>(number_in(table, key, least, kMostParameters, 0));
   }
   template <class Keys, class Shape>
   void read_numbers(const toml::table& table, const Keys& keys, Shape& shape) {
@@ -299,11 +298,11 @@ class ModelReader {
         if (!kind->contains("when")) return true;
         const FormulaValue when = formula(*kind->at_path("when").value<std::string>());
         if (!when.key.empty()) key = when.key;
-        return whole_number(when.value, file_, key) != 0;
+        return whole_number(when.value, {.file = file_, .field = key}) != 0;
       };
       const auto found = std::ranges::find_if(kinds, holds);
       if (found == kinds.end()) {
-        const json types = find("layer_types", true);
+        const json types = find("layer_types");
         if (types.is_array()) key = "layer_types";
         fail(key, fmt::format("{} of layer {} is not supported in a {} model",
                               types.is_array() ? types[static_cast<std::size_t>(l)].dump() : "the attention", l,
@@ -341,7 +340,7 @@ class ModelReader {
       if (notes == nullptr) continue;
       for (const auto& [note, condition] : *notes) {
         const FormulaValue holds = formula(*condition.value<std::string>());
-        if (whole_number(holds.value, file_, holds.key) != 0) s.notes.emplace_back(note.str());
+        if (whole_number(holds.value, {.file = file_, .field = holds.key}) != 0) s.notes.emplace_back(note.str());
       }
     }
   }
@@ -410,16 +409,18 @@ const Families& families() {
 std::string without_infinity(std::string_view text) {
   std::string out;
   bool quoted = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '"') quoted = !quoted;
-    if (quoted && text[i] == '\\') out += text[i++];
-    std::size_t skipped = 0;
-    for (const std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
-      if (!quoted && skipped == 0 && text.substr(i).starts_with(word)) skipped = word.size();
+  for (std::size_t i = 0; i < text.size();) {
+    constexpr std::array<std::string_view, 3> kWords{"-Infinity", "Infinity", "NaN"};
+    const auto* const word = std::ranges::find_if(kWords, [&](auto w) { return text.substr(i).starts_with(w); });
+    if (!quoted && word != kWords.end()) {
+      out += "null";
+      i += word->size();
+      continue;
     }
-    if (skipped > 0) out += "null";
-    if (skipped > 0) i += skipped - 1;
-    if (skipped == 0 && i < text.size()) out += text[i];
+    if (text[i] == '"') quoted = !quoted;
+    const std::size_t length = quoted && text[i] == '\\' ? 2 : 1;
+    out += text.substr(i, length);
+    i += length;
   }
   return out;
 }

@@ -6,9 +6,8 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <utility>
 #include <vector>
-
-#include "foremoe/core/error.h"
 
 namespace foremoe {
 namespace {
@@ -19,18 +18,22 @@ using nlohmann::json;
 constexpr std::array<std::array<std::string_view, 7>, 6> kOperators{
     {{"??"}, {"||"}, {"&&"}, {"==", "!=", "<=", ">=", "<", ">", "in"}, {"+", "-"}, {"*", "//", "/", "%"}}};
 
+// Parses a formula into functions, so that branches that are not chosen are not evaluated.
 class Formula {
  public:
-  Formula(std::string_view text, const std::string& file, const std::function<json(const std::string&, bool)>& find)
+  Formula(std::string_view text, const std::string& file, const std::function<json(const std::string&)>& find)
       : text_{text}, file_{file}, find_{find} {}
 
   FormulaValue value() {
-    json all = choice();
+    const Value all = choice();
     if (skip_spaces() != '\0') syntax_error();
-    return {std::move(all), key_};
+    json value = all();
+    return {std::move(value), std::move(key_), std::move(keys_)};
   }
 
  private:
+  using Value = std::function<json()>;
+
   [[noreturn]] void fail(const std::string& key, const std::string& what) const {
     throw InputError({.file = file_, .field = key}, what);
   }
@@ -59,51 +62,43 @@ class Formula {
     return std::string(text_.substr(begin, at_ - begin));
   }
 
-  double number(const json& value) const { return whole_number(value, file_, key_); }
+  double number(const json& value) const { return whole_number(value, {.file = file_, .field = key_}); }
   static bool truth(const json& v) {
     return !(v.is_null() || v == false || v == 0 || (v.is_structured() && v.empty()));
   }
 
-  json choice() {
-    const json condition = binary(0);
+  Value choice() {
+    const Value condition = binary(0);
     if (!take("?")) return condition;
-    const bool live = live_, yes = truth(condition);
-    live_ = live && yes;
-    json first = choice();
+    const Value yes = choice();
     expect(":");
-    live_ = live && !yes;
-    json second = choice();
-    live_ = live;
-    return yes ? first : second;
+    return [=, no = choice()] { return truth(condition()) ? yes() : no(); };
   }
 
-  json binary(std::size_t level) {
+  Value binary(std::size_t level) {
     if (level == kOperators.size()) return prefixed();
     const std::size_t begin = (skip_spaces(), at_);
-    json left = binary(level + 1);
+    Value left = binary(level + 1);
     while (true) {
       std::string left_text(text_.substr(begin, at_ - begin));
       while (left_text.ends_with(' ')) left_text.pop_back();
       const auto* const op = std::ranges::find_if(kOperators[level], [&](auto o) { return !o.empty() && take(o); });
       if (op == kOperators[level].end()) return left;
-      const bool live = live_;
-      if (*op == "??") live_ = live && left.is_null();
-      if (*op == "||") live_ = live && !truth(left);
-      if (*op == "&&") live_ = live && truth(left);
-      const json right = binary(level + 1);
-      if (live) left = apply(*op, left, right, left_text);
-      live_ = live;
+      left = [=, this, right = binary(level + 1)] { return apply(*op, left, right, left_text); };
     }
   }
 
-  json apply(std::string_view op, const json& a, const json& b, const std::string& a_text) const {
-    if (op == "??") return a.is_null() ? b : a;
-    if (op == "||") return truth(a) || truth(b);
-    if (op == "&&") return truth(a) && truth(b);
+  json apply(std::string_view op, const Value& left, const Value& right, const std::string& left_text) const {
+    json a = left();
+    if (op == "??") return a.is_null() ? right() : a;
+    if (op == "||") return truth(a) || truth(right());
+    if (op == "&&") return truth(a) && truth(right());
+    const Where left_where{.file = file_, .field = key_};
+    const json b = right();
     if (op == "==") return a == b;
     if (op == "!=") return a != b;
     if (op == "in") return b.is_array() && std::ranges::find(b, a) != b.end();
-    const double x = number(a), y = number(b);
+    const double x = whole_number(a, left_where), y = number(b);
     if (op == "<=") return x <= y;
     if (op == ">=") return x >= y;
     if (op == "<") return x < y;
@@ -114,46 +109,56 @@ class Formula {
     if (y == 0) fail(key_, "is 0");
     if (op == "//") return std::floor(x / y);
     if (op == "%") return std::fmod(x, y);
-    if (std::fmod(x, y) != 0) fail(key_, fmt::format("{} does not divide {}, {}", y, a_text, x));
+    if (std::fmod(x, y) != 0) fail(key_, fmt::format("{} does not divide {}, {}", y, left_text, x));
     return x / y;
   }
 
-  json prefixed() {
-    if (take("!")) return !truth(prefixed());
-    if (take("-")) return live_ ? -number(prefixed()) : (prefixed(), 0.0);
-    json value = single();
+  Value prefixed() {
+    if (take("!")) return [of = prefixed()] { return !truth(of()); };
+    if (take("-")) return [this, of = prefixed()] { return -number(of()); };
+    Value value = single();
     while (true) {
       if (take(".")) {
-        const std::string name = word();
-        key_ += "." + name;
-        value = value.is_object() && value.contains(name) ? json(value[name]) : json();
+        value = [this, value, name = word()] {
+          const json holder = value();
+          key_ += "." + name;
+          return holder.is_object() ? holder.value(name, json()) : json();
+        };
       } else if (take("[")) {
-        const std::string key = key_;
-        const json index = choice();
+        value = [this, value, index = choice()] {
+          const json list = list_of(value());
+          const std::string key = key_;
+          const json i = index();
+          key_ = key;
+          return element(list, i);
+        };
         expect("]");
-        key_ = key;
-        if (live_) value = element(value, index);
       } else {
         return value;
       }
     }
   }
 
-  json element(const json& value, const json& index) const {
-    if (!value.is_array() && !value.is_string()) return value;
-    const double i = number(index);
-    const std::size_t size = value.is_array() ? value.size() : value.get_ref<const std::string&>().size();
-    if (i < 0 || i >= static_cast<double>(size)) {
-      fail(key_, fmt::format("has {} values, but number {} is needed", size, i));
-    }
-    const auto n = static_cast<std::size_t>(i);
-    return value.is_array() ? value[n] : json(std::string(1, value.get_ref<const std::string&>()[n]));
+  static json list_of(const json& value) {  // a text's are its letters
+    if (!value.is_string()) return value;
+    json letters = json::array();
+    for (const char c : value.get_ref<const std::string&>()) letters.push_back(std::string(1, c));
+    return letters;
   }
 
-  json single() {
+  json element(const json& list, const json& index) const {
+    if (!list.is_array()) return list;
+    const double i = number(index);
+    if (i < 0 || i >= static_cast<double>(list.size())) {
+      fail(key_, fmt::format("has {} values, but number {} is needed", list.size(), i));
+    }
+    return list[static_cast<std::size_t>(i)];
+  }
+
+  Value single() {
     const char c = skip_spaces();
     if (take("(")) {
-      json inner = choice();
+      Value inner = choice();
       expect(")");
       return inner;
     }
@@ -162,57 +167,60 @@ class Formula {
       if (end == std::string_view::npos) syntax_error();
       const std::string quoted(text_.substr(at_ + 1, end - at_ - 1));
       at_ = end + 1;
-      return quoted;
+      return [quoted] { return quoted; };
     }
     const std::string name = word();
     if (name.empty()) syntax_error();
-    if (std::isdigit(static_cast<unsigned char>(c)) != 0) return std::stod(name);
-    if (name == "null") return nullptr;
+    if (std::isdigit(static_cast<unsigned char>(c)) != 0) return [n = std::stod(name)] { return n; };
+    if (name == "null") return [] { return nullptr; };
     if (take("(")) return call(name);
-    key_ = name;
-    json found = find_(name, live_);
-    return live_ ? found : json(0);
+    keys_.insert(name);
+    return [this, name] {
+      key_ = name;
+      return find_(name);
+    };
   }
 
-  json call(const std::string& function) {
-    std::vector<json> values;
-    std::vector<std::string> keys;
-    do {
-      values.push_back(choice());
-      keys.push_back(key_);
-    } while (take(","));
+  Value call(const std::string& function) {
+    std::vector<Value> values;
+    do values.push_back(choice());
+    while (take(","));
     expect(")");
-    if (!live_) return 0;
-    if (function == "len") return static_cast<double>(values[0].is_null() ? 0 : values[0].size());
+    if (function == "len") return [of = values[0]] { return static_cast<double>(list_of(of()).size()); };
     if (function != "same") syntax_error();
+    return [=, this] { return same(values); };
+  }
+
+  json same(const std::vector<Value>& values) {
     json first;
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (!first.is_null() && !values[i].is_null() && values[i] != first) {
-        fail(keys[i], fmt::format("is {}, but another key says {}", values[i].dump(), first.dump()));
+    std::string key;  // of the first that is not missing, or else of the first
+    for (const Value& value : values) {
+      const json found = value();
+      if (!first.is_null() && !found.is_null() && found != first) {
+        fail(key_, fmt::format("is {}, but another key says {}", found.dump(), first.dump()));
       }
-      if (first.is_null() && !values[i].is_null()) key_ = keys[i], first = values[i];
+      if (first.is_null() && (key.empty() || !found.is_null())) key = key_, first = found;
     }
-    if (first.is_null()) key_ = keys[0];
+    key_ = key;
     return first;
   }
 
   std::string_view text_;
   const std::string& file_;
-  const std::function<json(const std::string&, bool)>& find_;
+  const std::function<json(const std::string&)>& find_;
   std::size_t at_ = 0;
-  bool live_ = true;  // false in a branch that is not chosen
   std::string key_;
+  std::set<std::string> keys_;
 };
 
 }  // namespace
 
 FormulaValue evaluate_formula(std::string_view formula, const std::string& file,
-                              const std::function<json(const std::string&, bool)>& find) {
+                              const std::function<json(const std::string&)>& find) {
   return Formula(formula, file, find).value();
 }
 
-double whole_number(const json& value, const std::string& file, const std::string& key) {
-  const Where where{.file = file, .field = key};
+double whole_number(const json& value, const Where& where) {
   if (value.is_null()) throw InputError(where, "is missing");
   if (value.is_boolean()) return value.get<bool>() ? 1 : 0;
   const double number = value.is_number() ? value.get<double>() : NAN;

@@ -12,22 +12,26 @@
 
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
+
+#include "foremoe/core/error.h"
 
 namespace foremoe {
 
 struct FormulaValue {
   nlohmann::json value;
-  std::string key;  // the last one that was read, for errors
+  std::string key;             // the last one that was read, for errors
+  std::set<std::string> keys;  // that the formula contains
 };
 
-// find(key, used) returns a key's value, or null. used: false in a branch that is not chosen; the value is ignored.
-// Throws InputError with `file` and the key at fault.
+// find(key) returns a key's value, or null; not called for keys in branches that are not chosen. Throws InputError with
+// `file` and the key at fault.
 FormulaValue evaluate_formula(std::string_view formula, const std::string& file,
-                              const std::function<nlohmann::json(const std::string& key, bool used)>& find);
+                              const std::function<nlohmann::json(const std::string& key)>& find);
 
-// The number, with true as 1. Throws InputError with file and key if the value is not a whole number.
-double whole_number(const nlohmann::json& value, const std::string& file, const std::string& key);
+// The number, with true as 1. Throws InputError if the value is not a whole number.
+double whole_number(const nlohmann::json& value, const Where& where);
 
 }  // namespace foremoe
