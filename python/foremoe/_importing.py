@@ -73,15 +73,13 @@ CACHED = ("cached_tokens", "num_cached_tokens")
 def decoder(options: Mapping[str, Any]) -> Callable[[str, str, bytes], list[Decoded]]:
     """Returns a decoder of (format, name, bytes of a source). options: layers and top_k of headerless arrays."""
 
+    whole_files = {"counts": read_counts, "torch": read_rollout, "json": _responses}
+
     def decode(format: str, file: str, data: bytes) -> list[Decoded]:
         if format == "npz":
-            return list(_members(file, data))
-        if format == "counts":
-            return list(read_counts(file, data, options))
-        if format == "torch":
-            return list(read_rollout(file, data, options))
-        if format == "json":
-            return list(_responses(file, data, options))
+            return [place.decoded(content) for place, content in read_members(file, data, "routed_experts")]
+        if format in whole_files:
+            return list(whole_files[format](file, data, options))
         read: dict[str, Callable[[bytes, SourcePlace], bytes | npt.NDArray[Any]]] = {
             "npy-base64": base64_bytes,
             "nrlre1": nrlre1,
@@ -104,11 +102,6 @@ def _lines(file: str, data: bytes) -> Iterator[tuple[bytes, SourcePlace]]:
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
             yield line.strip(), SourcePlace(file, f"line {number}")
-
-
-def _members(file: str, data: bytes) -> Iterator[Decoded]:
-    for place, content in read_members(file, data, "routed_experts"):
-        yield place.decoded(content)
 
 
 def _responses(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[Decoded]:

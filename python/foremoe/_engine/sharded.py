@@ -47,25 +47,19 @@ class Written:
     after weights were loaded. The version of another tensor says nothing, so values are compared then.
     """
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-        self._record()
-
     @torch.no_grad()
-    def _record(self) -> None:
-        self._version = self._weight._version
-        self._local = local(self._weight)
-        self._local_version = self._local._version
+    def __init__(self, weight: Tensor) -> None:
+        self._weight, self._local = weight, local(weight)
+        self._versions = weight._version, self._local._version
 
     @torch.no_grad()
     def __call__(self) -> bool:
-        if self._weight._version != self._version or self._local._version != self._local_version:
+        if (self._weight._version, self._local._version) != self._versions:
             return True
         now = local(self._weight)
-        if now is not self._local:
-            if now.shape != self._local.shape or not torch.equal(now, self._local):
-                return True
-            self._record()
+        if now is not self._local and (now.shape != self._local.shape or not torch.equal(now, self._local)):
+            return True
+        self._local, self._versions = now, (self._weight._version, now._version)
         return False
 
 
