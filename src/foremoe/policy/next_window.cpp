@@ -29,10 +29,6 @@ std::vector<double> sum_of(ArrayView<const double, 3> windows, std::size_t layer
   return sum;
 }
 
-double average_of(std::span<const double> values) {
-  return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
-}
-
 Forecast forecast(ArrayView<const double, 3> windows, std::size_t layer) {
   const std::size_t num_experts = windows.extent(2);
   std::vector<double> share(num_experts);
@@ -59,7 +55,7 @@ Forecast forecast(ArrayView<const double, 3> windows, std::size_t layer) {
     variance += of_mean / (share[e] * share[e]) / static_cast<double>(num_experts);
     log_share[e] = std::log(share[e]);
   }
-  const double centre = average_of(log_share);
+  const double centre = std::reduce(log_share.begin(), log_share.end()) / static_cast<double>(num_experts);
   double of_experts = 0;
   for (const double log : log_share) of_experts += (log - centre) * (log - centre);
   of_experts /= std::max(1.0, static_cast<double>(num_experts) - 1);
@@ -96,32 +92,39 @@ double sum_of_loads(std::span<const ExpertId> experts, std::span<const double> l
   return sum;
 }
 
-double busiest(const EplbPlacement& placement, std::span<const double> load) {
-  double most = 0;
-  for (std::size_t r = 0; r < placement.slot_expert.extent(1); ++r) {
-    most = std::max(most, sum_of_loads(placement.slot_expert.row(0, r), load));
+// [rank] of slots [rank][slot]; `load` is [expert], of one replica.
+std::vector<double> rank_loads(ArrayView<const ExpertId, 2> slots, std::span<const double> load) {
+  std::vector<double> loads;
+  for (std::size_t r = 0; r < slots.extent(0); ++r) loads.push_back(sum_of_loads(slots.row(r), load));
+  return loads;
+}
+
+double busiest(ArrayView<const ExpertId, 2> slots, std::span<const double> load) {
+  return std::ranges::max(rank_loads(slots, load));
+}
+
+// Calls visit(rank, slot) for each slot whose expert an earlier slot of the rank has. `visit` may change slots.
+template <class Visit>
+void visit_duplicates(ArrayView<const ExpertId, 2> slots, const Visit& visit) {
+  for (std::size_t r = 0; r < slots.extent(0); ++r) {
+    for (std::size_t s = 1; s < slots.extent(1); ++s) {
+      if (std::ranges::count(slots.row(r).first(s), slots(r, s)) > 0) visit(r, s);
+    }
   }
-  return most;
 }
 
 // The replicas of one node, and exchanges between its ranks.
 class NodeReplicas {
  public:
-  // `slots` is [rank][slot]; `load` is [expert], of one replica.
-  NodeReplicas(ArrayView<ExpertId, 2> slots, std::span<const double> load) : slots_(slots), load_(load) {
-    for (std::size_t r = 0; r < slots.extent(0); ++r) rank_load_.push_back(sum_of_loads(slots.row(r), load));
-  }
+  NodeReplicas(ArrayView<ExpertId, 2> slots, std::span<const double> load)
+      : slots_(slots), load_(load), rank_load_(rank_loads(slots, load)) {}
 
   void separate_duplicates() {
-    for (std::size_t r = 0; r < slots_.extent(0); ++r) {
-      const auto experts = slots_.row(r);
-      for (std::size_t s = 1; s < experts.size(); ++s) {
-        if (std::ranges::count(experts.first(s), experts[s]) == 0) continue;
-        Exchange best;
-        find(r, s, /*lowers=*/false, best);
-        if (best.other != nullptr) apply(best);
-      }
-    }
+    visit_duplicates(slots_, [&](std::size_t r, std::size_t s) {
+      Exchange best;
+      find(r, s, /*lowers=*/false, best);
+      if (best.other != nullptr) apply(best);
+    });
   }
 
   void lower_busiest() {
@@ -174,11 +177,9 @@ class NodeReplicas {
 };
 
 bool repeats(ArrayView<const ExpertId, 2> slots) {
-  for (std::size_t r = 0; r < slots.extent(0); ++r) {
-    const auto row = slots.row(r);
-    if (std::set(row.begin(), row.end()).size() < row.size()) return true;
-  }
-  return false;
+  bool found = false;
+  visit_duplicates(slots, [&](std::size_t, std::size_t) { found = true; });
+  return found;
 }
 
 // Replicas of one node, and replacements of a replica by one of another expert of the node.
@@ -195,22 +196,20 @@ class NodeCounts {
   void exchange_duplicates() { NodeReplicas(slots_, load_).separate_duplicates(); }
 
   void replace_duplicates() {
-    for (std::size_t r = 0; r < slots_.extent(0); ++r) {
-      const auto experts = slots_.row(r);
-      for (std::size_t s = 1; s < experts.size(); ++s) {
-        Replacement best;
-        if (std::ranges::count(experts.first(s), experts[s]) > 0) find(r, s, experts_, best);
-        if (best.slot != nullptr) put(*best.slot, best.by);
-      }
-    }
+    visit_duplicates(slots_, [&](std::size_t r, std::size_t s) {
+      Replacement best;
+      find(r, s, experts_, best);
+      if (best.slot != nullptr) put(*best.slot, best.by);
+    });
   }
 
   // Alternates exchanges and replacements until the busiest rank has at most `limit`. Returns whether it has.
   bool reach(double limit) {
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       NodeReplicas(slots_, load_).lower_busiest();
-      const std::size_t rank = busiest();
-      const double most = sum_of_loads(slots_.row(rank), load_);
+      const std::vector<double> loads = rank_loads(slots_, load_);
+      const auto rank = static_cast<std::size_t>(std::ranges::max_element(loads) - loads.begin());
+      const double most = loads[rank];
       if (most <= limit) return true;
       Replacement best{.most = most * kNoChange};
       const std::set<ExpertId> own(slots_.row(rank).begin(), slots_.row(rank).end());
@@ -230,12 +229,6 @@ class NodeCounts {
     ExpertId by = kNoExpert;
   };
 
-  std::size_t busiest() const {
-    std::vector<double> of_rank;
-    for (std::size_t r = 0; r < slots_.extent(0); ++r) of_rank.push_back(sum_of_loads(slots_.row(r), load_));
-    return static_cast<std::size_t>(std::ranges::max_element(of_rank) - of_rank.begin());
-  }
-
   void put(ExpertId& slot, ExpertId by) {
     const ExpertId old = std::exchange(slot, by);
     --num_replicas_[old.index()];
@@ -251,9 +244,7 @@ class NodeCounts {
     for (const ExpertId by : others) {
       if (std::ranges::count(slots_.row(rank), by) > 0) continue;
       put(slot, by);
-      if (const double most = sum_of_loads(slots_.row(busiest()), load_); most < best.most) {
-        best = {.most = most, .slot = &slot, .by = by};
-      }
+      if (const double most = busiest(slots_, load_); most < best.most) best = {.most = most, .slot = &slot, .by = by};
       put(slot, old);
     }
   }
@@ -306,10 +297,10 @@ EplbPlacement place_layer(ArrayView<const double, 3> windows, std::size_t layer,
     node.separate_duplicates();
     node.lower_busiest();
   }
-  const double reference_load = busiest(reference, replica_loads(expected, reference));
-  const bool gains = busiest(placement, load) < (1 - kLeastPredictedGain) * reference_load;
+  const double reference_load = busiest(reference.slot_expert[0], replica_loads(expected, reference));
+  const bool gains = busiest(placement.slot_expert[0], load) < (1 - kLeastPredictedGain) * reference_load;
   EplbPlacement& chosen = gains || distinct ? placement : reference;
-  const double most = busiest(chosen, replica_loads({.tokens = expected.tokens}, chosen));
+  const double most = busiest(chosen.slot_expert[0], replica_loads({.tokens = expected.tokens}, chosen));
   for (const ArrayView<ExpertId, 2> slots : nodes_of(chosen)) {
     if (!repeats(slots)) continue;
     separate(slots, expected.tokens, chosen.num_replicas.row(0), most * kMostForSeparation, distinct);
