@@ -35,13 +35,8 @@ from ._decoding import (
 
 PICTURES = ("multimodal_train_inputs", "multimodal_inputs")
 ARRAY_DTYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-STORAGE_DTYPES = {
-    f"{kind}Storage": np.dtype(name)
-    for kind, name in {
-        "Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8",
-        "Half": "f2", "Float": "f4", "Double": "f8",
-    }.items()
-}  # fmt: skip
+STORAGE_DTYPES = {"Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8"}
+STORAGE_DTYPES |= {"Half": "f2", "Float": "f4", "Double": "f8"}
 EXPECTED = "expected integers, float16, float32 or float64"
 
 
@@ -180,10 +175,10 @@ def _array(array: _Array, place: SourcePlace) -> npt.NDArray[Any]:
 
 def _tensor(tensor: _Tensor, saved: Saved, place: SourcePlace) -> npt.NDArray[Any]:
     kind, key = tensor.storage if isinstance(tensor.storage, _Storage) else ("none", "")
-    dtype = STORAGE_DTYPES.get(kind)
-    if dtype is None:
+    name = STORAGE_DTYPES.get(kind.removesuffix("Storage"))
+    if name is None:
         place.refuse(f"is a tensor in a {kind:.32}; {EXPECTED}")
-    shape = _extents(tensor.shape, place)
+    shape, dtype = _extents(tensor.shape, place), np.dtype(name)
     contiguous = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     if tensor.strides != contiguous or type(tensor.offset) is not int or tensor.offset < 0:
         place.refuse(f"is a tensor of strides {tensor.strides!r:.40}; expected a contiguous one")
