@@ -22,11 +22,8 @@ OWN = ("out", "policy", "guest_slots", "threads", "align", "without_measured")
 def main(arguments: Sequence[str]) -> int:
     """Write the page and return the exit code. The argument is a JSON object: options by name, as typed."""
     tables = _core._option_tables()
-    names = [
-        *OWN,
-        *(o["name"] for table in ("input", "groups", "planning", "cost", "simulation") for o in tables[table]),
-    ]
     reading = [o["name"] for table in ("input", "groups") for o in tables[table]]
+    names = [*OWN, *reading, *(o["name"] for table in ("planning", "cost", "simulation") for o in tables[table])]
     spelling = {name: f"--{name.replace('_', '-')}" for name in names}
     return reporting(NAME, spelling, lambda: _run(json.loads(arguments[0]), reading))
 
