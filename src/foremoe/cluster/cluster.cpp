@@ -29,9 +29,6 @@ std::string dotted(std::string_view section, std::string_view key) {
   return section.empty() ? std::string(key) : fmt::format("{}.{}", section, key);
 }
 
-// A terminal could interpret control characters.
-bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
-
 // Converts one parsed cluster file into a Cluster, key by key.
 class ClusterReader {
  public:

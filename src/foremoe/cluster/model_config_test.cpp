@@ -390,6 +390,7 @@ TEST(ModelConfig, ErrorsNameMissingAndWrongKeys) {
   EXPECT_EQ(error_with("hidden_size", -1), "some/model/config.json: hidden_size: -1 is not between 1 and 16777216");
   EXPECT_EQ(error_with("num_hidden_layers", 3), "some/model/config.json: num_hidden_layers: leaves no MoE layer");
   EXPECT_EQ(error_with("v_head_dim", nullptr), "some/model/config.json: v_head_dim: is missing");
+  EXPECT_EQ(error_with("qk_nope_head_dim", nullptr), "some/model/config.json: qk_nope_head_dim: is missing");
   EXPECT_THAT(error_with("num_hidden_layers", 5000), testing::HasSubstr("5000 is not between 1 and 4096"));
   EXPECT_THAT(error_with("num_experts_per_tok", 300), testing::HasSubstr("num_experts_per_tok"));
   EXPECT_EQ(error_of(json::array()), "some/model/config.json: is not a JSON object");

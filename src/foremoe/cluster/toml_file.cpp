@@ -19,14 +19,14 @@ toml::table parse_toml(std::string_view text, const std::string& file) {
 
 std::string line_of(const toml::node& node) { return fmt::format("line {}", node.source().begin.line); }
 
+bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+
 std::string read_toml_name(const toml::table& root, const std::string& file) {
   const toml::node* const node = root.get("name");
   if (node == nullptr) throw InputError({.file = file, .field = "name"}, "is missing");
   const Where where{.file = file, .field = "name", .index = line_of(*node)};
   const auto* const text = node->as_string();
   if (text == nullptr || text->get().empty()) throw InputError(where, "must be a name in quotes");
-  // A terminal could interpret control characters.
-  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
   if (std::ranges::any_of(text->get(), is_control)) throw InputError(where, "has a control character");
   return text->get();
 }

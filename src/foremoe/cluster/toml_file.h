@@ -11,6 +11,7 @@ namespace foremoe {
 
 toml::table parse_toml(std::string_view text, const std::string& file);        // throws InputError with file and line
 std::string line_of(const toml::node& node);                                   // "line 12", for errors
+bool is_control(char c);                                                       // a terminal could interpret it
 std::string read_toml_name(const toml::table& root, const std::string& file);  // key `name`, without control characters
 
 }  // namespace foremoe
