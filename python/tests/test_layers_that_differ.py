@@ -6,9 +6,10 @@ import json
 import subprocess
 import sys
 
-import foremoe
 import numpy as np
 import pytest
+
+import foremoe
 
 MODEL = """name = "mix"
 moe_layers = 2
