@@ -1,8 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "foremoe/cluster/model_shape.h"
@@ -105,6 +107,78 @@ TEST(ModelConfig, ReadsThePresetsFromTheirOwnFiles) {
   expect_same(parse_model_config(deepseek_v3().dump(), "config.json"), *find_model_shape("DeepSeek-V3"));
   expect_same(parse_model_config(mixtral().dump(), "config.json"), *find_model_shape("Mixtral-8x7B"));
   expect_same(parse_model_config(json{{"text_config", qwen3()}}.dump(), "x"), *find_model_shape("Qwen3-30B-A3B"));
+}
+
+// The relevant keys of deepseek-ai/DeepSeek-V4-Flash and V4-Pro, and of transformers' LongcatFlashConfig.
+TEST(ModelConfig, ReadsThePresetsWithHashLayersOrIdsWithoutWeights) {
+  const auto v4 = [](int hidden, int layers, int experts, int width, int heads, int rank, int groups, int topk,
+                     const std::vector<int>& first) {
+    std::vector<int> ratios = first;
+    while (std::ssize(ratios) < layers) ratios.push_back(std::ssize(ratios) % 2 == 0 ? 4 : 128);
+    ratios.push_back(0);  // of its multi-token prediction layer
+    return json{{"model_type", "deepseek_v4"},
+                {"hidden_size", hidden},
+                {"num_hidden_layers", layers},
+                {"num_hash_layers", 3},
+                {"n_routed_experts", experts},
+                {"num_experts_per_tok", 6},
+                {"n_shared_experts", 1},
+                {"moe_intermediate_size", width},
+                {"num_attention_heads", heads},
+                {"num_key_value_heads", 1},
+                {"head_dim", 512},
+                {"q_lora_rank", rank},
+                {"o_lora_rank", 1024},
+                {"o_groups", groups},
+                {"index_topk", topk},
+                {"index_n_heads", 64},
+                {"index_head_dim", 128},
+                {"sliding_window", 128},
+                {"hc_mult", 4},
+                {"vocab_size", 129280},
+                {"num_nextn_predict_layers", 1},
+                {"topk_method", "noaux_tc"},
+                {"compress_ratios", ratios}};
+  };
+  const json longcat{{"model_type", "longcat_flash"},
+                     {"hidden_size", 6144},
+                     {"num_layers", 28},
+                     {"n_routed_experts", 512},
+                     {"zero_expert_num", 256},
+                     {"moe_topk", 12},
+                     {"expert_ffn_hidden_size", 2048},
+                     {"ffn_hidden_size", 12288},
+                     {"num_attention_heads", 64},
+                     {"num_key_value_heads", 64},
+                     {"head_dim", 64},
+                     {"kv_lora_rank", 512},
+                     {"q_lora_rank", 1536},
+                     {"qk_nope_head_dim", 128},
+                     {"qk_rope_head_dim", 64},
+                     {"v_head_dim", 128},
+                     {"tie_word_embeddings", false},
+                     {"vocab_size", 131072}};
+  for (const auto& [name, config] : std::vector<std::pair<std::string, json>>{
+           {"DeepSeek-V4-Flash", v4(4096, 43, 256, 2048, 64, 1024, 8, 512, {0, 0})},
+           {"DeepSeek-V4-Pro", v4(7168, 61, 384, 3072, 128, 1536, 16, 1024, {128, 128})},
+           {"LongCat-Flash", longcat}}) {
+    SCOPED_TRACE(name);
+    const ModelShape a = parse_model_config(config.dump(), "config.json");
+    const ModelShape b = *find_model_shape(name);
+    expect_same(a, b);
+    EXPECT_EQ(a.moe_layer_numbers(), b.moe_layer_numbers());
+    EXPECT_EQ(std::ranges::count(a.layer_kinds, LayerKind::kHashMoe),
+              std::ranges::count(b.layer_kinds, LayerKind::kHashMoe));
+    EXPECT_EQ(a.weightless_experts, b.weightless_experts);
+    EXPECT_EQ(a.notes, b.notes);
+    const auto score = [](const ModelShape& model) {
+      std::vector<double> of_kinds;
+      model.visit_attention(
+          [&](const AttentionShape& kind, int n) { of_kinds.push_back(n * kind.score_flops(8192, 8192.0 * 8192)); });
+      return of_kinds;
+    };
+    EXPECT_EQ(score(a), score(b));
+  }
 }
 
 TEST(ModelConfig, CountsTheMoeLayers) {

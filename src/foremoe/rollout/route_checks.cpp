@@ -12,6 +12,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/count_routes.h"
+#include "foremoe/rollout/importers/layer_choice.h"
 #include "foremoe/rollout/route_entry.h"
 
 namespace foremoe {
@@ -263,6 +264,11 @@ class Checks {
 
   void check_layers() {
     if (expected_.layer_kinds.size() == layers()) return check_layer_kinds();
+    if (std::string lost = find_hash_layers(empty_, shape_.num_experts, shape_.top_k);
+        expected_.layers == 0 && !lost.empty()) {
+      return add({"empty-layer", static_cast<int>(std::ranges::find(empty_, true) - empty_.begin()), -1, -1,
+                  std::move(lost), kRecordThem, std::ranges::count(empty_, true)});
+    }
     const auto first_routed = static_cast<int>(std::ranges::find(empty_, false) - empty_.begin());
     for (std::size_t l = static_cast<std::size_t>(first_routed); l < layers(); ++l) {
       if (!empty_[l]) continue;

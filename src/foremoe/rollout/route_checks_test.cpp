@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/route_report.h"
 #include "foremoe/testing/random_traces.h"
@@ -102,6 +104,30 @@ TEST(RouteChecks, CompareLayersWithTheirKindsInTheModel) {
   EXPECT_THAT(found({kMoe, kMoe, kDense, kMoe}, 1), ElementsAre("empty-layer 1 false", "layer-shift 2 false"));
   EXPECT_THAT(found({kHashMoe, kMoe, kMoe, kMoe}, 0), ElementsAre("empty-layer 0 true"));
   EXPECT_THAT(found({kDense, kMoe, kMoe, kMoe}, -1), ElementsAre("layer-shift 0 false"));
+}
+
+TEST(RouteChecks, NameTheModelWhoseHashLayersWereLost) {
+  const auto report = [](int layers, int top_k, int experts, int empty, const RouteExpectations& expected = {}) {
+    auto [trace, bytes] = make_random_trace(
+        {.type = RouteType::kU16, .lengths = {40, 30}, .num_layers = layers, .top_k = top_k, .num_experts = experts});
+    const std::size_t row = 2 * static_cast<std::size_t>(top_k);
+    for (std::size_t t = 0; t < 70; ++t)
+      fill(*bytes, t * static_cast<std::size_t>(layers) * row, static_cast<std::size_t>(empty) * row, 0);
+    return find_route_faults(trace, expected);
+  };
+  const RouteReport lost = report(43, 6, 256, 3);
+  ASSERT_EQ(lost.findings.size(), 1U);
+  EXPECT_EQ(lost.findings[0].check, "empty-layer");
+  EXPECT_EQ(lost.findings[0].count, 3);
+  EXPECT_THAT(lost.findings[0].cause, testing::HasSubstr("that DeepSeek-V4-Flash routes by hash"));
+  EXPECT_THAT(report(61, 6, 384, 3).findings[0].cause, testing::HasSubstr("DeepSeek-V4-Pro"));
+  for (const auto& [layers, top_k, experts] :
+       std::vector<std::array<int, 3>>{{61, 8, 256}, {43, 8, 256}, {44, 6, 256}, {43, 6, 255}}) {
+    const RouteReport dense = report(layers, top_k, experts, 3);
+    EXPECT_THAT(dense.findings, testing::IsEmpty()) << layers << ' ' << top_k << ' ' << experts;
+    EXPECT_EQ(dense.remarks.size(), 1U);
+  }
+  EXPECT_THAT(report(43, 6, 256, 3, {.layers = 40, .dense_layers = 3}).findings, testing::IsEmpty()) << "as expected";
 }
 
 TEST(RouteChecks, FindABlockThatRepeats) {

@@ -8,6 +8,7 @@
 
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
+#include "foremoe/rollout/importers/layer_choice.h"
 #include "foremoe/rollout/trace_file.h"
 
 namespace foremoe {
@@ -76,6 +77,8 @@ RouteReport check_route_files(const std::vector<std::string>& paths, const Route
   if (given.num_layers != trace.num_layers && !given.drop_empty_layers) {
     expected.layers = given.num_layers;  // as recorded, dense layers included
   }
+  const bool unknown = report.num_experts_inferred && given.model.empty() && given.num_experts == 0;
+  const std::string ids = unknown ? find_weightless_experts(trace) : "";
   if (!given.model.empty()) {
     const ModelShape model = model_named(given.model);
     if (expected.experts == 0) {
@@ -104,6 +107,7 @@ RouteReport check_route_files(const std::vector<std::string>& paths, const Route
     expected.weight_versions = of_sequences(std::move(expected.weight_versions), report);
   }
   RouteReport found = find_route_faults(trace, expected);
+  if (!ids.empty()) found.remarks.push_back(ids);
   for (const SkippedSample& of : report.skipped)
     found.skipped.emplace_back(of.sample, InputError(of.where, of.problem).what());
   if (!report.skipped.empty()) found.findings.insert(found.findings.begin(), finding_of(report.skipped));

@@ -186,7 +186,7 @@ static void expect_weightless_known(const ImportOptions& options) {
   if (name.find("longcat") == std::string::npos || options.weightless_experts > 0) return;
   throw InputError({.field = "weightless_experts"},
                    fmt::format("is needed for {}, some of whose ids have no weights: give `experts`, the number of "
-                               "those with weights, and `weightless_experts` (512 and 256 for LongCat-Flash)",
+                               "those with weights, and `weightless_experts`, or LongCat-Flash as `model`",
                                options.model));
 }
 

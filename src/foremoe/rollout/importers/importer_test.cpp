@@ -1,10 +1,13 @@
 // Behaviour shared by all importers: missing rows, invalid ids and the order of sequences.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <fstream>
 #include <span>
 
 #include "foremoe/rollout/importers/formats.h"
+#include "foremoe/rollout/route_report.h"
 #include "foremoe/rollout/trace_file.h"
 #include "foremoe/testing/recorded_formats.h"
 
@@ -137,6 +140,79 @@ TEST(Importer, HashRoutedLayersAreNeverDropped) {
   EXPECT_THAT(with_kinds("xx", {kMoe, kDense, kMoe}).trace()->layer_ids, ElementsAre(0, 2));
   EXPECT_THROW(with_kinds("xx0", {kMoe, kDense, kMoe}), InputError);
   EXPECT_THROW(with_kinds("xxxx", {kMoe, kDense, kMoe}), InputError);
+}
+
+// `tokens` rows of `layers` layers of distinct ids, the largest of which is `most`. The first `zeros` layers are zeros.
+std::string unnamed(int layers, int zeros, int top_k, int most, int tokens = 20) {
+  Ids ids;
+  for (int t = 0; t < tokens; ++t) {
+    for (int l = 0; l < layers; ++l) {
+      for (int k = 0; k < top_k; ++k)
+        ids.push_back(l < zeros ? 0 : t == 0 && k == 0 ? most : (t * 31 + l * 7 + k * 3) % (most - 1));
+    }
+  }
+  return npy("<i2", fmt::format("({}, {}, {})", tokens, layers, top_k), raw(ids, 2));
+}
+
+TEST(Importer, LostHashLayersOfAKnownShapeAreNotDropped) {
+  const ImportOptions drop{.num_experts = 256, .drop_empty_layers = true};
+  const std::string flash = unnamed(43, 3, 6, 255);
+  const std::string refusal =
+      "3 of 43 layers have no route: with 256 experts and top-6, they are those that "
+      "DeepSeek-V4-Flash routes by hash";
+  EXPECT_THAT(error_of(flash, drop), HasSubstr(refusal));
+  EXPECT_THAT(error_of(flash, {.drop_empty_layers = true}), HasSubstr(refusal)) << "256 experts are inferred";
+  const Imported kept = import_text(flash);
+  EXPECT_EQ(kept.trace()->num_layers, 43);
+  EXPECT_THAT(kept.report.notes, ::testing::Contains(HasSubstr("DeepSeek-V4-Flash routes by hash")));
+  EXPECT_THAT(error_of(unnamed(61, 3, 6, 383), {.num_experts = 384, .drop_empty_layers = true}),
+              HasSubstr("DeepSeek-V4-Pro"));
+
+  const auto layers = [](const std::string& array, const ImportOptions& options) {
+    return import_text(array, options).trace()->num_layers;
+  };
+  EXPECT_EQ(layers(unnamed(61, 3, 8, 255), drop), 58) << "DeepSeek-V3's dense layers";
+  EXPECT_EQ(layers(unnamed(61, 1, 8, 383), {.num_experts = 384, .drop_empty_layers = true}), 60) << "Kimi-K2's";
+  EXPECT_EQ(layers(unnamed(43, 3, 8, 255), drop), 40) << "another top-k";
+  EXPECT_EQ(layers(unnamed(43, 2, 6, 255), drop), 41) << "other layers";
+  EXPECT_EQ(layers(unnamed(44, 3, 6, 255), drop), 41) << "another number of layers";
+  EXPECT_EQ(layers(flash, {.num_experts = 257, .drop_empty_layers = true}), 40) << "another number of experts";
+  EXPECT_THAT(error_of(flash, {.drop_empty_layers = true, .model = "DeepSeek-V4-Flash"}),
+              HasSubstr("layers 0, 1, 2 have no route, but DeepSeek-V4-Flash has experts there"));
+}
+
+TEST(Importer, IdsWithoutWeightsOfAKnownShapeAreInferred) {
+  const auto experts = [](const std::string& array, const ImportOptions& options = {}) {
+    const Imported in = import_text(array, options);
+    expect_valid(*in.trace());
+    EXPECT_EQ(in.report.num_experts_inferred, options.num_experts == 0 && in.trace()->weightless_experts == 0);
+    return std::pair(in.trace()->num_experts, in.trace()->weightless_experts);
+  };
+  EXPECT_EQ(experts(unnamed(4, 0, 12, 767)), std::pair(512, 256));
+  EXPECT_EQ(experts(unnamed(4, 0, 12, 512)), std::pair(512, 256));
+  EXPECT_THAT(import_text(unnamed(4, 0, 12, 767)).report.notes,
+              ::testing::Contains("num_experts = 512 and 256 ids without weights are those of LongCat-Flash (top-12 of "
+                                  "768 ids); if all have weights, give --experts 768"));
+  EXPECT_EQ(experts(unnamed(4, 0, 12, 511)), std::pair(512, 0)) << "no id without weights";
+  EXPECT_EQ(experts(unnamed(4, 0, 12, 768)), std::pair(769, 0)) << "an id beyond";
+  EXPECT_EQ(experts(unnamed(4, 0, 11, 767)), std::pair(768, 0)) << "another top-k";
+  EXPECT_EQ(experts(unnamed(4, 0, 12, 767), {.num_experts = 768}), std::pair(768, 0)) << "given";
+  EXPECT_THAT(error_of(unnamed(4, 0, 12, 767), {.num_experts = 512}), HasSubstr("out of range"));
+}
+
+TEST(Importer, ChecksOfRoutesInferTheSameIdsWithoutWeights) {
+  std::vector<std::int64_t> ids;
+  for (std::int64_t i = 0; i < 40 * 2 * 12; ++i) ids.push_back((i / 12 * 131 + i % 12 * (7 + i / 24 % 5)) % 768);
+  ids.front() = 767;
+  const std::string path = ::testing::TempDir() + "without_weights.npy";
+  std::ofstream(path, std::ios::binary) << npy("<i2", "(40, 2, 12)", raw(ids, 2));
+  const auto lines = [&](const ImportOptions& options) {
+    return describe(check_route_files({path}, {options, {}, {}}));
+  };
+  EXPECT_THAT(lines({}),
+              ElementsAre("no fault was found", HasSubstr("256 ids without weights are those of LongCat-Flash")));
+  EXPECT_THAT(lines({.num_experts = 768}), ElementsAre("no fault was found"));
+  EXPECT_THAT(lines({.num_experts = 512}), ElementsAre(HasSubstr("expert-range at layer 0")));
 }
 
 TEST(Importer, LayersThatAreTheSameConstantInAllTokensAreEmpty) {

@@ -9,14 +9,52 @@
 
 namespace foremoe {
 
+template <class Fits>
+static const ModelShape* only_shape(const Fits& fits) {
+  const auto shapes = model_shapes();
+  return std::ranges::count_if(shapes, fits) == 1 ? &*std::ranges::find_if(shapes, fits) : nullptr;
+}
+
+std::string find_hash_layers(const std::vector<bool>& empty, int experts, int top_k) {
+  const auto num_empty = std::ranges::count(empty, true);
+  const ModelShape* const model = only_shape([&](const ModelShape& m) {
+    return num_empty > 0 && m.experts == experts && m.top_k == top_k &&
+           std::ranges::equal(m.layer_kinds, empty,
+                              [](auto kind, bool e) { return (kind == LayerKind::kHashMoe) == e; });
+  });
+  if (model == nullptr) return {};
+  return fmt::format(
+      "{} of {} layers have no route: with {} experts and top-{}, they are those that {} routes by hash, which have "
+      "experts; the capture lost their routes",
+      num_empty, empty.size(), experts, top_k, model->name);
+}
+
+std::string find_weightless_experts(RoutingTrace& trace) {
+  const ModelShape* const model = only_shape([&, ids = trace.num_experts](const ModelShape& m) {
+    return m.top_k == trace.top_k && m.experts < ids && ids <= m.experts + m.weightless_experts;
+  });
+  if (model == nullptr) return {};
+  trace.num_experts = model->experts;
+  trace.weightless_experts = model->weightless_experts;
+  return fmt::format(
+      "num_experts = {0} and {1} ids without weights are those of {2} (top-{3} of {4} ids); if all have weights, give "
+      "--experts {4}",
+      model->experts, model->weightless_experts, model->name, model->top_k, model->experts + model->weightless_experts);
+}
+
 LayerChoice choose_layers(const std::vector<bool>& empty, const std::optional<ModelShape>& model, bool drop_empty,
-                          const Where& where) {
+                          const Where& where, const std::string& hash_layers) {
   LayerChoice choice{.kept = std::vector<bool>(empty.size(), true)};
   std::vector<bool>& kept = choice.kept;
   const std::size_t layers = empty.size();
   const auto num_empty = std::ranges::count(empty, true);
   if (!model) {
     if (num_empty == 0 || num_empty == std::ssize(empty)) return choice;
+    if (!hash_layers.empty()) {
+      if (drop_empty) throw InputError(where, hash_layers + "; `drop_empty_layers` would drop them: " + kRecordThem);
+      choice.notes.push_back(hash_layers);
+      return choice;
+    }
     if (drop_empty) {
       kept = empty;
       kept.flip();

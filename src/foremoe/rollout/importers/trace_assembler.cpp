@@ -354,7 +354,11 @@ Imported TraceAssembler::finish() && {
   trace.name = first_where_.file;
   trace.model = options_.model;
 
-  LayerChoice choice = choose_layers(empty_layers(), model_, options_.drop_empty_layers, first_where_);
+  std::string ids = inferred && !options_.keep_invalid_rows ? find_weightless_experts(trace) : "";
+  const std::vector<bool> empty = empty_layers();
+  const std::string hash_layers = model_ ? "" : find_hash_layers(empty, trace.num_experts, trace.top_k);
+  const bool drop_empty = options_.drop_empty_layers && (hash_layers.empty() || !options_.keep_invalid_rows);
+  LayerChoice choice = choose_layers(empty, model_, drop_empty, first_where_, hash_layers);
   std::ranges::move(choice.notes, std::back_inserter(report_.notes));
   if (!choice.numbers.empty() && layer_ids_.empty()) trace.layer_ids = std::move(choice.numbers);
   keep_layers(choice.kept, trace);
@@ -365,9 +369,10 @@ Imported TraceAssembler::finish() && {
   }
   describe_layers(trace);
   if (inferred) {
-    report_.num_experts_inferred = true;
-    report_.notes.push_back(
-        fmt::format("num_experts = {} is the largest id + 1, ids without weights included", trace.num_experts));
+    report_.num_experts_inferred = ids.empty();
+    if (ids.empty())
+      ids = fmt::format("num_experts = {} is the largest id + 1, ids without weights included", trace.num_experts);
+    report_.notes.push_back(ids);
   }
   if (report_.last_tokens_without_route > 0) {
     report_.notes.push_back(
