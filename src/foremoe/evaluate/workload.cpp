@@ -342,11 +342,8 @@ std::vector<Workload> split_groups(const Workload& whole, int ep) {
 }
 
 std::string group_path(const std::string& path, std::size_t group) {
-  const std::filesystem::path whole(path);
-  std::filesystem::path name = whole.stem();
-  name += fmt::format("-group{}", group);
-  name += whole.extension();
-  return (whole.parent_path() / name).string();
+  std::filesystem::path of(path);
+  return of.replace_filename(fmt::format("{}-group{}{}", of.stem().string(), group, of.extension().string())).string();
 }
 
 Workload read_workload(const InputOptions& options, ThreadPool& pool) {

@@ -118,6 +118,10 @@ std::vector<int> read_per_layer(const Safetensors& file, const char* key, std::s
   return numbers;
 }
 
+void add_per_layer(Metadata& metadata, const char* key, const std::vector<int>& numbers) {
+  if (!numbers.empty()) metadata.emplace(key, nlohmann::json(numbers).dump());
+}
+
 void expect_layers(const LayerShapes& of, const std::string& file) {
   const auto expect = [&](const char* field, std::span<const int> values, int most) {
     if (!values.empty() && values.size() != of.layers) {

@@ -43,6 +43,9 @@ void expect_format(const Safetensors& file, std::string_view format, std::string
 // Reads the optional metadata `key`, a JSON list [layers] of integers from `least` on. Empty if absent.
 std::vector<int> read_per_layer(const Safetensors& file, const char* key, std::size_t layers, int least);
 
+// Adds it, unless it is empty.
+void add_per_layer(Metadata& metadata, const char* key, const std::vector<int>& numbers);
+
 // Layers of a trace or load. The lists are [layers], or empty if all layers are equal.
 struct LayerShapes {
   std::size_t layers = 0;

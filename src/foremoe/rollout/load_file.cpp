@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -69,11 +68,8 @@ void write_load(const LoadTable& table, const std::string& path, const Metadata&
                     {"ranks_per_node", fmt::to_string(table.ranks_per_node)}};
   if (!table.name.empty()) metadata.emplace("name", table.name);
   if (table.tokens.size() > 0) metadata.emplace("missing_rows", fmt::to_string(table.missing_rows));
-  const auto add_layers = [&](const char* name, const std::vector<int>& values) {
-    if (!values.empty()) metadata.emplace(name, nlohmann::json(values).dump());
-  };
-  add_layers("experts_of_layer", table.experts_of_layer);
-  add_layers("top_k_of_layer", table.top_k_of_layer);
+  add_per_layer(metadata, "experts_of_layer", table.experts_of_layer);
+  add_per_layer(metadata, "top_k_of_layer", table.top_k_of_layer);
   metadata.insert(extra.begin(), extra.end());
   const auto values = table.load.flat();
   const std::int64_t largest = values.empty() ? 0 : std::ranges::max(values).value;

@@ -113,6 +113,20 @@ void expect_valid(const LoadTable& table, const std::string& file) {
   }
 }
 
+// A table of zeros with this shape. The other fields are those of `table`, except for missing_rows.
+static LoadTable empty_part(const LoadTable& table, const std::array<std::size_t, 4>& shape) {
+  LoadTable part{.load = Array<Tokens, 4>(shape),
+                 .top_k = table.top_k,
+                 .ranks_per_node = std::min(table.ranks_per_node, static_cast<int>(shape[2])),
+                 .name = table.name,
+                 .experts_of_layer = table.experts_of_layer,
+                 .top_k_of_layer = table.top_k_of_layer};
+  if (!part.experts_of_layer.empty()) part.experts_of_layer.resize(shape[1]);
+  if (!part.top_k_of_layer.empty()) part.top_k_of_layer.resize(shape[1]);
+  if (table.tokens.size() > 0) part.tokens = Array<Tokens, 2>({shape[0], shape[2]});
+  return part;
+}
+
 LoadTable fold_ranks(const LoadTable& table, int num_ranks) {
   if (num_ranks < 1 || table.num_ranks() % num_ranks != 0) {
     throw InputError(
@@ -122,14 +136,8 @@ LoadTable fold_ranks(const LoadTable& table, int num_ranks) {
   const std::size_t sources = table.load.extent(2) / static_cast<std::size_t>(num_ranks);  // sources merged per rank
   auto shape = table.load.shape();
   shape[2] = static_cast<std::size_t>(num_ranks);
-  LoadTable folded{.load = Array<Tokens, 4>(shape),
-                   .top_k = table.top_k,
-                   .ranks_per_node = std::min(table.ranks_per_node, num_ranks),
-                   .name = table.name,
-                   .experts_of_layer = table.experts_of_layer,
-                   .top_k_of_layer = table.top_k_of_layer,
-                   .missing_rows = table.missing_rows};
-  if (table.tokens.size() > 0) folded.tokens = Array<Tokens, 2>({shape[0], shape[2]});
+  LoadTable folded = empty_part(table, shape);
+  folded.missing_rows = table.missing_rows;
   for (std::size_t i = 0; i < table.tokens.size(); ++i) folded.tokens.flat()[i / sources] += table.tokens.flat()[i];
   for (std::size_t m = 0; m < shape[0]; ++m) {
     for (std::size_t l = 0; l < shape[1]; ++l) {
@@ -178,6 +186,7 @@ Array<Tokens, 2> tokens_of_ranks(const LoadTable& table) {
 
 // Sets missing_rows of a part of `whole`: exactly, or in proportion if rows have fewer experts than top_k.
 static void count_missing_rows(const LoadTable& whole, LoadTable& part) {
+  if (whole.tokens.size() == 0) return;
   if (has_short_rows(whole)) {
     const double share =
         static_cast<double>(rows_of(part)) / static_cast<double>(std::max(rows_of(whole), std::int64_t{1}));
@@ -195,20 +204,13 @@ LoadTable take_ranks(const LoadTable& table, int first, int count) {
   const auto begin = static_cast<std::size_t>(first);
   auto shape = table.load.shape();
   shape[2] = static_cast<std::size_t>(count);
-  LoadTable part{.load = Array<Tokens, 4>(shape),
-                 .top_k = table.top_k,
-                 .ranks_per_node = std::min(table.ranks_per_node, count),
-                 .name = table.name,
-                 .experts_of_layer = table.experts_of_layer,
-                 .top_k_of_layer = table.top_k_of_layer};
+  LoadTable part = empty_part(table, shape);
   for (std::size_t m = 0; m < shape[0]; ++m) {
     for (std::size_t l = 0; l < shape[1]; ++l) {
       std::ranges::copy(table.load[m][l].flat().subspan(begin * shape[3], shape[2] * shape[3]), part.load[m][l].data());
     }
   }
-  if (table.tokens.size() == 0) return part;
-  part.tokens = Array<Tokens, 2>({shape[0], shape[2]});
-  for (std::size_t m = 0; m < shape[0]; ++m) {
+  for (std::size_t m = 0; m < part.tokens.extent(0); ++m) {
     std::ranges::copy(table.tokens.row(m).subspan(begin, shape[2]), part.tokens.row(m).begin());
   }
   count_missing_rows(table, part);
@@ -219,19 +221,10 @@ LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers
   auto shape = table.load.shape();
   shape[0] = std::min(shape[0], static_cast<std::size_t>(std::max(num_micro_steps, 0)));
   shape[1] = std::min(shape[1], static_cast<std::size_t>(std::max(num_layers, 0)));
-  LoadTable first{.load = Array<Tokens, 4>(shape),
-                  .top_k = table.top_k,
-                  .ranks_per_node = table.ranks_per_node,
-                  .name = table.name,
-                  .experts_of_layer = table.experts_of_layer,
-                  .top_k_of_layer = table.top_k_of_layer};
-  if (!first.experts_of_layer.empty()) first.experts_of_layer.resize(shape[1]);
-  if (!first.top_k_of_layer.empty()) first.top_k_of_layer.resize(shape[1]);
+  LoadTable first = empty_part(table, shape);
   for (std::size_t m = 0; m < shape[0]; ++m) {
     std::ranges::copy(table.load[m].flat().first(shape[1] * shape[2] * shape[3]), first.load[m].data());
   }
-  if (table.tokens.size() == 0) return first;
-  first.tokens = Array<Tokens, 2>({shape[0], shape[2]});
   std::ranges::copy(table.tokens.flat().first(first.tokens.size()), first.tokens.flat().begin());
   count_missing_rows(table, first);
   return first;

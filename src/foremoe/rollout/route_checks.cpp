@@ -113,6 +113,19 @@ class Checks {
     }
   }
 
+  // Sets ids_ to the entries of a row, −1 for the sentinel.
+  void load_ids(std::int64_t t, std::size_t l) {
+    visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
+      ids_.resize(static_cast<std::size_t>(shape_.top_k));
+      for (std::size_t k = 0; k < ids_.size(); ++k) {
+        const Id id = load_entry<Id>(row(t, l), k);
+        ids_[k] = id == kSentinel<Id> ? -1 : static_cast<std::int64_t>(id);
+      }
+    });
+  }
+  bool has_no_ids() const { return std::ranges::count(ids_, -1) == shape_.top_k; }
+  bool has_only_zeros() const { return shape_.top_k > 1 && std::ranges::count(ids_, 0) == shape_.top_k; }  // no route
+
   // Finds the layers whose rows may have fewer ids than top_k: all rows have the same number, or some ids are
   // weightless.
   void find_partial_layers() {
@@ -121,15 +134,9 @@ class Checks {
     for (std::size_t l = 0; l < layers(); ++l) {
       std::int64_t usual = 0;  // ids of the first row with a route
       for (std::int64_t t = 0; t < trace_.num_tokens; ++t) {
-        std::int64_t ids = 0;
-        bool zeros = shape_.top_k > 1;  // a row of zeros is no route
-        visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
-          for (std::size_t k = 0; k < static_cast<std::size_t>(shape_.top_k); ++k) {
-            ids += load_entry<Id>(row(t, l), k) == kSentinel<Id> ? 0 : 1;
-            zeros = zeros && load_entry<Id>(row(t, l), k) == 0;
-          }
-        });
-        if (ids == 0 || zeros) continue;
+        load_ids(t, l);
+        if (has_no_ids() || has_only_zeros()) continue;
+        const std::int64_t ids = shape_.top_k - std::ranges::count(ids_, -1);
         if (usual == 0) usual = ids;
         if (ids != usual && shape_.weightless_experts == 0) may_be_partial_[l] = false;
         partial += ids < shape_.top_k ? 1 : 0;
@@ -179,64 +186,50 @@ class Checks {
   }
 
   // Whether a row is 0, 1, …, which is filler if all rows of a layer are.
-  bool has_first_experts(std::int64_t t, std::size_t l) const {
-    return visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
-      bool first = shape_.top_k < shape_.num_experts;
-      for (int i = 0; i < shape_.top_k && first; ++i) {
-        first = static_cast<int>(load_entry<Id>(row(t, l), static_cast<std::size_t>(i))) == i;
-      }
-      return first;
-    });
+  bool has_first_experts(std::int64_t t, std::size_t l) {
+    load_ids(t, l);
+    bool first = shape_.top_k < shape_.num_experts;
+    for (std::size_t k = 0; k < ids_.size() && first; ++k) first = ids_[k] == static_cast<std::int64_t>(k);
+    return first;
   }
 
   Row classify_row(int s, std::int64_t t, std::size_t l) {
-    const auto k = static_cast<std::size_t>(shape_.top_k);
-    return visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
-      ids_.clear();
-      bool partial = false;
-      for (std::size_t i = 0; i < k; ++i) {
-        const Id id = load_entry<Id>(row(t, l), i);
-        partial |= id == kSentinel<Id>;
-        ids_.push_back(id == kSentinel<Id> ? -1 : static_cast<std::int64_t>(id));
-      }
-      if (k > 1 && std::ranges::count(ids_, 0) == static_cast<std::ptrdiff_t>(k)) return Row::kZero;
-      if (std::ranges::count(ids_, -1) == static_cast<std::ptrdiff_t>(k)) return Row::kMissing;
-      if (is_padding(t)) return Row::kRoute;  // check_sequence() reports routes of padding
-      const std::int64_t token = t - trace_.cu_seqlens[s];
-      if (partial && !may_be_partial_[l]) {
-        add({"top-k-differs", static_cast<int>(l), s, token, "a row has fewer experts than the others",
-             "record the same number of experts for every token of a layer, or give --weightless-experts if the "
-             "others have no weights"});
-        return Row::kFaulty;
-      }
-      std::erase(ids_, -1);
-      const int experts = shape_.experts_of_layer.empty() ? shape_.num_experts : shape_.experts_of_layer[l];
-      for (const std::int64_t id : ids_) {
-        if (id >= 0 && id < experts) continue;
-        if (id >= shape_.num_experts && id < shape_.num_experts + shape_.weightless_experts) continue;
-        add({"expert-range", static_cast<int>(l), s, token,
-             !shared_.empty() ? shared_
-                              : fmt::format("expert {}, but there are {}: physical slots (of EPLB) or shared experts "
-                                            "were recorded, or another model's routes",
-                                            id, experts),
-             "record logical expert ids before load balancing maps them to slots, or give --weightless-experts for ids "
-             "without weights"});
-        return Row::kFaulty;
-      }
-      const bool ascends = std::ranges::is_sorted(ids_);
-      std::ranges::sort(ids_);
-      if (const auto twice = std::ranges::adjacent_find(ids_); twice != ids_.end()) {
-        add({"duplicate-experts", static_cast<int>(l), s, token,
-             fmt::format(
-                 "expert {} appears twice in a row: the buffer was not filled or was read while written, or the "
-                 "engine writes one id for experts without weights",
-                 *twice),
-             "copy routes after the forward pass has ended, and mark rows without routes with -1"});
-        return Row::kFaulty;
-      }
-      ascending_ &= ascends;
-      return Row::kRoute;
-    });
+    load_ids(t, l);
+    if (has_only_zeros()) return Row::kZero;
+    if (has_no_ids()) return Row::kMissing;
+    if (is_padding(t)) return Row::kRoute;  // check_sequence() reports routes of padding
+    const std::int64_t token = t - trace_.cu_seqlens[s];
+    if (std::erase(ids_, -1) > 0 && !may_be_partial_[l]) {
+      add({"top-k-differs", static_cast<int>(l), s, token, "a row has fewer experts than the others",
+           "record the same number of experts for every token of a layer, or give --weightless-experts if the "
+           "others have no weights"});
+      return Row::kFaulty;
+    }
+    const int experts = shape_.experts_of_layer.empty() ? shape_.num_experts : shape_.experts_of_layer[l];
+    for (const std::int64_t id : ids_) {
+      if (id >= 0 && id < experts) continue;
+      if (id >= shape_.num_experts && id < shape_.num_experts + shape_.weightless_experts) continue;
+      add({"expert-range", static_cast<int>(l), s, token,
+           !shared_.empty() ? shared_
+                            : fmt::format("expert {}, but there are {}: physical slots (of EPLB) or shared experts "
+                                          "were recorded, or another model's routes",
+                                          id, experts),
+           "record logical expert ids before load balancing maps them to slots, or give --weightless-experts for ids "
+           "without weights"});
+      return Row::kFaulty;
+    }
+    const bool ascends = std::ranges::is_sorted(ids_);
+    std::ranges::sort(ids_);
+    if (const auto twice = std::ranges::adjacent_find(ids_); twice != ids_.end()) {
+      add({"duplicate-experts", static_cast<int>(l), s, token,
+           fmt::format("expert {} appears twice in a row: the buffer was not filled or was read while written, or the "
+                       "engine writes one id for experts without weights",
+                       *twice),
+           "copy routes after the forward pass has ended, and mark rows without routes with -1"});
+      return Row::kFaulty;
+    }
+    ascending_ &= ascends;
+    return Row::kRoute;
   }
 
   void check_shape() {

@@ -69,11 +69,8 @@ RouteReport check_route_files(const std::vector<std::string>& paths, const Route
                               const Decode& decode) {
   const ImportOptions& given = options.import;
   auto [trace, report] = read_captured_routes(paths, given, decode);
-  RouteExpectations expected{.experts = given.num_experts,
-                             .top_k = given.top_k,
-                             .weight_versions = std::move(report.weight_versions),
-                             .weightless_experts = given.weightless_experts};
-  if (!expected.weight_versions.empty()) expected.weight_versions.resize(report.sequences.size());
+  RouteExpectations expected{
+      .experts = given.num_experts, .top_k = given.top_k, .weightless_experts = given.weightless_experts};
   if (given.num_layers != trace.num_layers && !given.drop_empty_layers) {
     expected.layers = given.num_layers;  // as recorded, dense layers included
   }
@@ -97,6 +94,7 @@ RouteReport check_route_files(const std::vector<std::string>& paths, const Route
   expected.lengths = of_sequences(std::move(expected.lengths), report);
   for (const SampleFacts& of : report.sequences) {
     expected.samples.push_back(of.sample);
+    expected.weight_versions.push_back(of.weight_versions);
     if (!options.lengths.empty()) continue;
     expected.lengths.push_back(of.num_tokens.value_or(-1));
     expected.counted_in.push_back(of.counted_in);

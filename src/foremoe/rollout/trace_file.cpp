@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
@@ -122,12 +121,9 @@ void write_trace(const RoutingTrace& trace, const std::string& path, const Metad
     metadata.emplace("ranks", fmt::to_string(trace.ranks));
     metadata.emplace("ranks_per_node", fmt::to_string(trace.ranks_per_node));
   }
-  const auto add_layers = [&](const char* name, const std::vector<int>& values) {
-    if (!values.empty()) metadata.emplace(name, nlohmann::json(values).dump());
-  };
-  add_layers("layer_ids", trace.layer_ids);
-  add_layers("experts_of_layer", trace.experts_of_layer);
-  add_layers("top_k_of_layer", trace.top_k_of_layer);
+  add_per_layer(metadata, "layer_ids", trace.layer_ids);
+  add_per_layer(metadata, "experts_of_layer", trace.experts_of_layer);
+  add_per_layer(metadata, "top_k_of_layer", trace.top_k_of_layer);
   if (trace.weightless_experts > 0) {
     metadata.emplace("weightless_experts", fmt::to_string(trace.weightless_experts));
   }

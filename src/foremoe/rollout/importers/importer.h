@@ -117,9 +117,10 @@ struct SkippedSample {
 // Origin of a sequence.
 struct SampleFacts {
   int sample = 0;                          // number in the sources, where skipped samples count too
-  std::optional<std::int64_t> num_tokens;  // as DecodedSequence has it
+  std::optional<std::int64_t> num_tokens;  // this and the next are as DecodedSequence has them
   std::string counted_in;
   std::string prompt;
+  std::vector<std::string> weight_versions;
 };
 
 struct RowCounts {
@@ -144,9 +145,7 @@ struct ImportReport : RowCounts {
   }
   bool num_experts_inferred = false;  // num_experts is the largest id + 1
   std::vector<int> layer_ids;         // of a load: numbers of its layers in the file; empty: all layers
-  // [sequences], as DecodedSequence has them; empty: unknown of all.
-  std::vector<std::vector<std::string>> weight_versions;
-  std::vector<std::string> notes;  // assumptions made, as sentences
+  std::vector<std::string> notes;     // assumptions made, as sentences
 };
 
 struct Imported {

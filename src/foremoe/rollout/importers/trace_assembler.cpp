@@ -56,29 +56,18 @@ TraceAssembler::TraceAssembler(const ImportOptions& options, std::optional<Model
 
 void TraceAssembler::add_sample(const std::function<void()>& add) {
   if (options_.strict) return add();
+  const AssembledSoFar before = *this;
   const RowCounts counts = report_;
-  const SequenceInfo info = sequence_;
-  const std::vector<std::int64_t> routed_in_layer = routed_in_layer_;
-  const std::vector<IdsOfRows> ids_in_layer = ids_in_layer_;
   const std::size_t sequences = num_sequences();
-  const std::size_t versions = report_.weight_versions.size();
-  const std::size_t written = written_;
-  const std::int64_t max_id = max_id_;
   try {
     add();
   } catch (const InputError& error) {
+    static_cast<AssembledSoFar&>(*this) = before;
     static_cast<RowCounts&>(report_) = counts;
-    sequence_ = info;
-    row_ = info.num_tokens * info.num_layers;
-    routed_in_layer_ = routed_in_layer;
-    ids_in_layer_ = ids_in_layer;
-    written_ = written;
-    entries_.resize(written * width_);
-    max_id_ = max_id;
+    entries_.resize(written_ * width_);
     cu_seqlens_.resize(sequences + 1);
     for (std::vector<std::int32_t>* of : {&prompt_lengths_, &micro_step_, &rank_}) of->resize(sequences);
     report_.sequences.resize(sequences);
-    report_.weight_versions.resize(versions);
     report_.skipped.push_back({static_cast<int>(num_samples()), error.where(), error.problem()});
   }
 }
@@ -163,8 +152,9 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
     }
     if (ids[k] < 0 && options_.keep_invalid_rows) continue;
     if (ids[k] < 0 || ids[k] >= num_ids) {
-      fail_row(k, known ? fmt::format("expert {} is out of range; there are {} experts", ids[k], num_ids)
-                        : fmt::format("expert {} is out of range; at most {} experts are read", ids[k], num_ids));
+      throw InputError(where_of_row(k),
+                       known ? fmt::format("expert {} is out of range; there are {} experts", ids[k], num_ids)
+                             : fmt::format("expert {} is out of range; at most {} experts are read", ids[k], num_ids));
     }
     auto& seen = seen_in_row_[static_cast<std::size_t>(ids[k])];
     repeating |= std::exchange(seen, stamp_) == stamp_;
@@ -184,7 +174,9 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
   for (const std::int64_t id : ids)
     write_entry(&entries_[written_++ * width_], width_, id < 0 || is_absent(id) ? sentinel_of_width(width_) : id);
   if (absent > 0) ++report_.rows_partial;
-  count_ids(top_k_ - absent);
+  auto& [least, most] = ids_in_layer_[static_cast<std::size_t>(row_ % num_layers_)];
+  least = least == 0 ? top_k_ - absent : std::min(least, top_k_ - absent);
+  most = std::max(most, top_k_ - absent);
   end_row(!repeating || std::ranges::any_of(ids, [](std::int64_t id) { return id != 0; }));  // zeros: no route
 }
 
@@ -202,10 +194,7 @@ void TraceAssembler::add_omitted_rows(std::int64_t tokens) {
 void TraceAssembler::sequence_was(const DecodedSequence& sequence) {
   if (sequence.num_tokens == sequence_.num_tokens + 1) ++report_.last_tokens_without_route;
   SampleFacts& facts = report_.sequences.back();
-  facts = {facts.sample, sequence.num_tokens, sequence.counted_in, sequence.prompt};
-  if (sequence.weight_versions.empty()) return;
-  report_.weight_versions.resize(num_sequences());
-  report_.weight_versions.back() = sequence.weight_versions;
+  facts = {facts.sample, sequence.num_tokens, sequence.counted_in, sequence.prompt, sequence.weight_versions};
 }
 
 bool TraceAssembler::is_missing(std::span<const std::int64_t> ids) const {
@@ -221,12 +210,6 @@ bool TraceAssembler::is_missing(std::span<const std::int64_t> ids) const {
 bool TraceAssembler::is_absent(std::int64_t id) const {
   return id == -1 || (id == sequence_.sentinel && options_.num_experts > 0 &&
                       id >= options_.num_experts + options_.weightless_experts);
-}
-
-void TraceAssembler::count_ids(std::int64_t ids) {
-  auto& [least, most] = ids_in_layer_[static_cast<std::size_t>(row_ % num_layers_)];
-  least = least == 0 ? ids : std::min(least, ids);
-  most = std::max(most, ids);
 }
 
 void TraceAssembler::put_missing() {
@@ -259,8 +242,6 @@ Where TraceAssembler::where_of_row(std::size_t k) const {
       fmt::format("{}[{}, {}, {}]", where.index.empty() ? "" : " ", row_ / num_layers_, row_ % num_layers_, k);
   return where;
 }
-
-void TraceAssembler::fail_row(std::size_t k, const std::string& what) const { throw InputError(where_of_row(k), what); }
 
 void TraceAssembler::expect_few_repetitions() const {
   constexpr std::int64_t kFew = 8;

@@ -34,7 +34,23 @@ struct SequenceInfo {
   std::int32_t rank = -1;
 };
 
-class TraceAssembler {
+// What a sample changes, besides the vectors that grow with sequences and tokens.
+struct AssembledSoFar {
+  struct IdsOfRows {
+    std::int64_t least = 0;  // 0: no row
+    std::int64_t most = 0;
+  };
+
+  SequenceInfo sequence_;    // the current one
+  std::int64_t row_ = 0;     // row index in the current sequence
+  std::size_t written_ = 0;  // entries written
+  std::int64_t max_id_ = -1;
+  std::int64_t below_sentinel_ = -1;  // largest id besides the sentinel of an unsigned type
+  std::vector<std::int64_t> routed_in_layer_;  // [layer], rows with a route
+  std::vector<IdsOfRows> ids_in_layer_;        // [layer], of rows with a route
+};
+
+class TraceAssembler : AssembledSoFar {
  public:
   // model: Compared with the routes, if known.
   explicit TraceAssembler(const ImportOptions& options, std::optional<ModelShape> model = {});
@@ -69,7 +85,6 @@ class TraceAssembler {
   void check_shape(const SequenceInfo& info);
   bool is_missing(std::span<const std::int64_t> ids) const;
   bool is_absent(std::int64_t id) const;
-  void count_ids(std::int64_t ids);
   void expect_few_repetitions() const;
   void describe_layers(RoutingTrace& trace);
   void put_missing();
@@ -79,20 +94,14 @@ class TraceAssembler {
   std::vector<bool> empty_layers() const;
   void keep_layers(const std::vector<bool>& kept, RoutingTrace& trace);
   Where where_of_row(std::size_t k = 0) const;
-  [[noreturn]] void fail_row(std::size_t k, const std::string& what) const;
 
   const ImportOptions& options_;
   std::optional<ModelShape> model_;
   ImportReport report_;
   std::vector<std::byte> entries_;  // [tokens][layers][top_k], `width_` bytes each
   std::size_t width_ = 1;           // 1 or 2
-  std::size_t written_ = 0;         // entries written
-  std::int64_t max_id_ = -1;
-  std::int64_t below_sentinel_ = -1;  // largest id besides the sentinel of an unsigned type
 
-  Where where_;  // of the current sequence
-  SequenceInfo sequence_;
-  std::int64_t row_ = 0;          // row index in the current sequence
+  Where where_;                   // of the current sequence
   bool token_is_routed_ = false;  // in any layer so far
   Where first_where_;             // first sequence, which sets the shape
   std::size_t other_shapes_ = 0;  // samples of another shape
@@ -101,12 +110,6 @@ class TraceAssembler {
 
   std::vector<std::uint64_t> seen_in_row_;  // [expert], stamp of the last row that contained it
   std::uint64_t stamp_ = 0;
-  std::vector<std::int64_t> routed_in_layer_;  // [layer], rows with a route
-  struct IdsOfRows {
-    std::int64_t least = 0;  // 0: no row
-    std::int64_t most = 0;
-  };
-  std::vector<IdsOfRows> ids_in_layer_;  // [layer], of rows with a route
   Where first_remapped_;
 
   std::vector<std::int64_t> cu_seqlens_{0};
