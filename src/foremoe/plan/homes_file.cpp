@@ -5,7 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "foremoe/core/error.h"
 #include "foremoe/core/sha256.h"
+#include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/file_kind.h"
 
 namespace foremoe {
@@ -18,22 +20,10 @@ Array<RankId, 2> read_home_tensor(const Safetensors& file, int num_ranks) {
   }
   Array<RankId, 2> home({stored.shape[0], num_experts});
   stored.copy_to(home.flat());
-  const int homes_per_rank = static_cast<int>(num_experts) / num_ranks;
-  for (std::size_t l = 0; l < home.extent(0); ++l) {
-    std::vector<int> num_homes(num_ranks);
-    for (std::size_t e = 0; e < num_experts; ++e) {
-      const RankId rank = home(l, e);
-      if (rank.value < 0 || rank.value >= num_ranks) {
-        file.fail("home", fmt::format("[{}, {}]", l, e),
-                  fmt::format("{} is not in [0, {}]", rank.value, num_ranks - 1));
-      }
-      ++num_homes[rank.index()];
-    }
-    for (int r = 0; r < num_ranks; ++r) {
-      if (num_homes[r] == homes_per_rank) continue;
-      file.fail("home", fmt::format("[{}]", l),
-                fmt::format("rank {} is home of {} experts, not of {}", r, num_homes[r], homes_per_rank));
-    }
+  try {
+    expect_homes(home, num_ranks);
+  } catch (const InputError& error) {
+    file.fail("home", error.where().index, error.problem());
   }
   return home;
 }

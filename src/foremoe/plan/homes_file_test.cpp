@@ -48,7 +48,7 @@ TEST(HomesFile, RefusesDamagedFilesWithFieldAndIndex) {
   EXPECT_EQ(where({0, 1, 1, 0}, {2, 2}, {}), "accepted");
   EXPECT_EQ(where({0, 1, 1, 2}, {2, 2}, {}), "home[1, 1]");
   EXPECT_EQ(where({0, 1, -1, 0}, {2, 2}, {}), "home[1, 0]");
-  EXPECT_EQ(where({0, 1, 1, 1}, {2, 2}, {}), "home[1]");
+  EXPECT_EQ(where({0, 1, 1, 1}, {2, 2}, {}), "home[1, 1]");
   EXPECT_EQ(where({0, 1, 1}, {1, 3}, {}), "home");
   EXPECT_EQ(where({0, 1}, {2}, {}), "home");
   EXPECT_EQ(where({}, {0, 2}, {}), "home");

@@ -206,7 +206,7 @@ const Damage kDamages[] = {
      }},
     {"NegativeHome", "home", "[0, 1]", 1, [](Parts& p) { p.tensors["home"].values[1] = -1; }},
     {"HomeOutOfRange", "home", "[1, 7]", 1, [](Parts& p) { p.tensors["home"].values[15] = 4; }},
-    {"TooManyHomesOnARank", "home", "[1]", 1, [](Parts& p) { p.tensors["home"].values[8] = 1; }},
+    {"TooManyHomesOnARank", "home", "[1, 3]", 1, [](Parts& p) { p.tensors["home"].values[8] = 1; }},
     {"WrongTypeOfEvents", "event_micro_step", "", 1,
      [](Parts& p) { p.tensors["event_micro_step"].dtype = DType::kI64; }},
     {"TooFewEvents", "event_micro_step", "", 1,
