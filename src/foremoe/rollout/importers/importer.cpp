@@ -77,8 +77,6 @@ std::vector<std::string> import_format_names() {
 
 // Returns the format if the metadata identifies the file as one of ForeMoE's, otherwise an empty string.
 static std::string format_of_ours(const ImportSource& source) {
-  constexpr std::size_t kLengthBytes = 8;
-  if (source.bytes.size() <= kLengthBytes || source.bytes[kLengthBytes] != std::byte{'{'}) return {};
   try {
     const std::string format = Safetensors::parse(source.bytes, source.name).text_or("format", "");
     return format.starts_with("foremoe.") ? format : "";
