@@ -190,6 +190,7 @@ class Pipeline(CommandTest):
         for command in ("plan", "compare", "inspect", "run"):
             with self.subTest(command):
                 self.refuse(command, step, "--ranks", 2, saying=[step, "--ranks: 2", "4 ranks", "--ep 2", "--fold"])
+                self.refuse(command, step, "--ranks", 8, saying=[f"--ranks: 8, but {step} is a load of 4 ranks"])
 
     def test_the_verifier_uses_the_batching_of_the_plan(self):
         self.succeed("plan", BUNDLED, "--ranks", 4, "--tokens-per-rank", 3000, "--out", "plan.safetensors")

@@ -111,7 +111,7 @@ std::span<const ModelShape> model_shapes() {
 
 std::vector<std::string> model_names() {
   std::vector<std::string> names;
-  for (const ModelShape& shape : model_shapes()) names.push_back(shape.name);
+  for (const EmbeddedFile& file : embedded_models()) names.emplace_back(file.name);
   return names;
 }
 
@@ -119,21 +119,21 @@ std::optional<ModelShape> find_model_shape(std::string_view name) {
   const auto same = [](char a, char b) {
     return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
   };
-  const auto shapes = model_shapes();
-  const auto found = std::find_if(shapes.begin(), shapes.end(), [&](const ModelShape& shape) {
-    return std::equal(name.begin(), name.end(), shape.name.begin(), shape.name.end(), same);
-  });
-  return found == shapes.end() ? std::nullopt : std::optional(*found);
+  const auto files = embedded_models();
+  const auto found =
+      std::ranges::find_if(files, [&](const EmbeddedFile& file) { return std::ranges::equal(name, file.name, same); });
+  if (found == files.end()) return std::nullopt;
+  return parse_model(found->text, fmt::format("{}.toml", found->name));
 }
 
-ModelShape model_named(const std::string& name_or_path) {
+ModelShape model_named(const std::string& name_or_path, const std::string& field) {
   if (auto shape = find_model_shape(name_or_path)) return *std::move(shape);
   std::error_code error;
   if (std::filesystem::exists(name_or_path, error)) {
     if (name_or_path.ends_with(".toml")) return parse_model(MappedFile(name_or_path).text(), name_or_path);
     return read_model_config(name_or_path);
   }
-  throw InputError({.field = "model"},
+  throw InputError({.field = field},
                    fmt::format("'{}' is neither a file nor one of {}{}", name_or_path, fmt::join(model_names(), ", "),
                                did_you_mean(name_or_path, model_names())));
 }

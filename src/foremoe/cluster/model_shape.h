@@ -136,8 +136,8 @@ std::vector<std::string> model_names();      // names of the presets
 std::optional<ModelShape> find_model_shape(std::string_view name);
 
 // Finds a preset by name, or reads the file at this path: a model that is described by hand if its name ends in .toml,
-// else a config.json. Throws InputError, field `model`, if neither exists.
-ModelShape model_named(const std::string& name_or_path);
+// else a config.json. Throws InputError with this field if neither exists.
+ModelShape model_named(const std::string& name_or_path, const std::string& field = "model");
 
 // Reads a model in the format of data/models (docs/users/formats.md). Throws InputError with file, key and line.
 ModelShape parse_model(std::string_view text, const std::string& file);  // `file` names the text in errors

@@ -14,19 +14,26 @@ namespace {
 
 [[noreturn]] void reject(const char* field, const std::string& what) { throw InputError({.field = field}, what); }
 
+// The only preset with all of the load's layers, or else the only one with at least as many.
 ModelShape model_of(const LoadTable& load) {
-  std::vector<ModelShape> fitting;
-  std::string names;
-  for (const ModelShape& shape : model_shapes()) {
-    if (shape.experts != load.num_experts() || shape.top_k != load.top_k) continue;
-    if (shape.moe_layers < load.num_layers() || !shape.automatic) continue;
-    names += (fitting.empty() ? "" : ", ") + shape.name;
-    fitting.push_back(shape);
+  const auto fitting = [&](bool whole) {
+    std::vector<ModelShape> shapes;
+    std::ranges::copy_if(model_shapes(), std::back_inserter(shapes), [&](const ModelShape& shape) {
+      return shape.experts == load.num_experts() && shape.top_k == load.top_k &&
+             (whole ? shape.moe_layers == load.num_layers() : shape.moe_layers >= load.num_layers() && shape.automatic);
+    });
+    return shapes;
+  };
+  if (const auto whole = fitting(true); whole.size() == 1) return whole.front();
+  const auto part = fitting(false);
+  if (part.size() == 1) return part.front();
+  if (part.empty()) {
+    reject("model", fmt::format("no known model has {} experts and top-{}, as {} has", load.num_experts(), load.top_k,
+                                load.name));
   }
-  if (fitting.size() == 1) return fitting.front();
-  reject("model", fitting.empty() ? fmt::format("no known model has {} experts and top-{}, as {} has",
-                                                load.num_experts(), load.top_k, load.name)
-                                  : fmt::format("is needed: {} all fit {}", names, load.name));
+  std::vector<std::string> names;
+  for (const ModelShape& shape : part) names.push_back(shape.name);
+  reject("model", fmt::format("is needed: {} all fit {}", fmt::join(names, ", "), load.name));
 }
 
 // A load of fewer layers has the model's first. An empty list: the same number in all layers.

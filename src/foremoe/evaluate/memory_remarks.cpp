@@ -40,8 +40,8 @@ std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed,
   return remarks;
 }
 
-std::string optimizer_remark(const CostModel& cost, int num_ranks) {
-  constexpr int kShards = 8;  // an example
+std::string optimizer_remark(const CostModel& cost, int num_ranks, std::size_t num_groups) {
+  const auto shards = static_cast<std::int64_t>(num_groups > 1 ? num_groups : 8);  // 8: an example
   const CostOptions& options = cost.options();
   if (options.optimizer_shards != 1) return {};
   const ModelShape& model = cost.model();
@@ -50,7 +50,7 @@ std::string optimizer_remark(const CostModel& cost, int num_ranks) {
   return fmt::format(
       "the experts' optimizer state is not sharded (--optimizer-shards 1): {} GB per rank; with {} "
       "data-parallel ranks that share it, {} GB",
-      gigabytes(bytes), kShards, gigabytes(Bytes{bytes.value / kShards}));
+      gigabytes(bytes), shards, gigabytes(Bytes{bytes.value / shards}));
 }
 
 }  // namespace foremoe

@@ -24,6 +24,6 @@ std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed,
                                         std::optional<Bytes> budget);
 
 // Returns how the optimizer state of a rank's experts depends on --optimizer-shards; empty if that is not 1.
-std::string optimizer_remark(const CostModel& cost, int num_ranks);
+std::string optimizer_remark(const CostModel& cost, int num_ranks, std::size_t num_groups);
 
 }  // namespace foremoe

@@ -45,6 +45,10 @@ Workload folded(LoadTable load, const InputOptions& options) {
     ranks = folds ? options.wanted_ranks : before;
   }
   expect_even_homes(options, load.num_experts(), ranks);
+  if (ranks > before) {
+    throw InputError({.field = "ranks"},
+                     fmt::format("{}, but {} is a load of {}", ranks, options.path, counted(before, "rank")));
+  }
   if (ranks < before && before % ranks == 0 && !options.fold) {
     throw InputError(
         {.field = "ranks"},

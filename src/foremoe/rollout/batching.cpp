@@ -219,8 +219,10 @@ void expect_fit(std::span<const std::int64_t> lengths, const BatchingOptions& op
     if (lengths[s] > options.tokens_per_rank) {
       throw InputError(
           {.file = name, .field = "cu_seqlens", .index = fmt::format("[{}]", s)},
-          fmt::format("a sequence of {} tokens exceeds the limit of {} per rank and micro-step (`tokens_per_rank`)",
-                      lengths[s], options.tokens_per_rank));
+          fmt::format(
+              "a sequence of {} tokens exceeds the limit of {} per rank and micro-step (`tokens_per_rank`); the "
+              "longest has {}",
+              lengths[s], options.tokens_per_rank, std::ranges::max(lengths)));
     }
   }
 }

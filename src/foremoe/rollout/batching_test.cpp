@@ -127,7 +127,7 @@ TEST(Batching, RejectsASequenceAboveTokensPerRank) {
   const RoutingTrace trace = make_random_trace({.lengths = {5, 60, 7}}).first;
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 59}),
             "random: cu_seqlens[1]: a sequence of 60 tokens exceeds the limit of 59 per rank and micro-step "
-            "(`tokens_per_rank`)");
+            "(`tokens_per_rank`); the longest has 60");
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 60}), "");
 }
 

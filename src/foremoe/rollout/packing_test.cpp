@@ -287,7 +287,7 @@ TEST(Packing, RejectsInvalidInput) {
   const RoutingTrace trace = uneven_trace(7, {5, 60, 7});
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 59, .num_mini_batches = 2}),
             "uneven: cu_seqlens[1]: a sequence of 60 tokens exceeds the limit of 59 per rank and micro-step "
-            "(`tokens_per_rank`)");
+            "(`tokens_per_rank`); the longest has 60");
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 5, .tokens_per_rank = 60}),
             "uneven: 12 experts cannot be divided evenly among 5 ranks (`ranks`)");
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 60, .num_mini_batches = 4}),

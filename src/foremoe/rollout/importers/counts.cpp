@@ -10,6 +10,7 @@
 
 #include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/importers/formats.h"
+#include "foremoe/rollout/load_statistics.h"
 
 namespace foremoe {
 namespace {
@@ -49,7 +50,7 @@ void expect_options(int layers, int experts, const Where& where, const ImportOpt
          fmt::format("has {} layers, but {} were asked for", layers, options.num_layers));
   expect(options.ranks != 0, ranks,
          fmt::format("is missing: counts have no ranks, and the homes of experts depend on them{}",
-                     options.top_k != 0 ? "" : ". `top_k` is missing, too"));
+                     options.top_k != 0 ? "" : ". `top_k` (or a known `model`) is missing, too"));
   expect(experts % options.ranks == 0, ranks,
          fmt::format("{}, which does not divide the {} experts", options.ranks, experts));
   expect(options.top_k != 0, top_k,
@@ -116,6 +117,13 @@ Imported import_counts(std::span<const DecodedSequence> parts, const ImportOptio
     }
   }
   expect_valid(table, where.file);
+  constexpr std::int64_t kLargeMicroStep = 1 << 16;  // tokens of a rank
+  if (const Tokens mean = mean_tokens_per_rank(table); mean.value > kLargeMicroStep) {
+    report.notes.push_back(
+        fmt::format("a step has {} tokens per rank: more than a micro-step, so ρ is meaningful, and "
+                    "seconds and memory are not",
+                    mean.value));
+  }
   if (!is_even)
     report.notes.push_back(fmt::format("a step's tokens are no multiple of top-{}: check it", options.top_k));
   return {std::move(table), std::move(report)};

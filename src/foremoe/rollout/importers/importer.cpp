@@ -199,6 +199,8 @@ static ImportOptions complete(ImportOptions options, bool counts, const std::opt
                               std::vector<std::string>& notes) {
   if (!shape) {
     if (!counts) expect_weightless_known(options);
+    if (!options.model.empty())
+      notes.push_back(fmt::format("{} is no known model: nothing was compared", options.model));
     return options;
   }
   options.model = shape->name;

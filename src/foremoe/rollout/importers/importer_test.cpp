@@ -80,9 +80,13 @@ TEST(Importer, AKnownModelSetsTheNumberOfExperts) {
   EXPECT_FALSE(in.report.num_experts_inferred);
   EXPECT_THAT(in.report.notes, ::testing::Contains("num_experts = 16 is taken from Mixtral-16x2B"));
   EXPECT_EQ(import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)), {.model = "my own"}).trace()->num_experts, 5);
-  const Imported counts =
-      import_text(R"({"iter": 1, "layer": 1, "tpe": [[3, 4, 1, 0, 0, 0, 0, 0]]})", {.model = "mixtral-8x7b"});
-  EXPECT_EQ(counts.load()->top_k, 2);
+  std::string counts;
+  for (int l = 1; l <= 32; ++l) {
+    counts += fmt::format(R"({{"iter": 1, "layer": {}, "tpe": [[3, 4, 1, 0, 0, 0, 0, 0]]}})", l) + "\n";
+  }
+  EXPECT_EQ(import_text(counts, {.model = "mixtral-8x7b"}).load()->top_k, 2);
+  EXPECT_THAT(error_of(counts.substr(0, counts.find('\n')), {.model = "mixtral-8x7b"}),
+              HasSubstr("in: has 1 layers with tokens, but Mixtral-8x7B (`model`) has 32 with experts"));
 }
 
 TEST(Importer, RoutesOfAnotherModelAreRefused) {
@@ -328,8 +332,9 @@ TEST(Importer, RowsOfFewerExpertsAreReadAndNoted) {
   EXPECT_THAT(routes_of(uneven), ElementsAre(3, -2, 1, -2, -2, 2));
   EXPECT_THAT(uneven.trace()->top_k_of_layer, IsEmpty());
   EXPECT_THAT(uneven.report.notes, ::testing::Contains("2 rows have fewer than 3 experts"));
-  EXPECT_THAT(routes_of(import_text(npy("|u1", "(1, 1, 2)", raw({3, 255}, 1)))), ElementsAre(3, 255))
-      << "255 is an expert unless the number of experts excludes it";
+  EXPECT_THAT(routes_of(import_text(npy("|u1", "(1, 1, 2)", raw({254, 255}, 1)))), ElementsAre(254, 255));
+  EXPECT_THAT(error_of(npy("|u1", "(1, 1, 2)", raw({3, 255}, 1))), HasSubstr("255 is the largest value of the type"))
+      << "it may be an expert";
 }
 
 TEST(Importer, IdsWithoutWeightsAreKeptIfTheirNumberIsGiven) {

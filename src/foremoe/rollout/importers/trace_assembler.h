@@ -45,7 +45,7 @@ struct AssembledSoFar {
   std::int64_t row_ = 0;     // row index in the current sequence
   std::size_t written_ = 0;  // entries written
   std::int64_t max_id_ = -1;
-  std::int64_t below_sentinel_ = -1;  // largest id besides the sentinel of an unsigned type
+  std::int64_t below_sentinel_ = -1;           // largest id besides the sentinel of an unsigned type
   std::vector<std::int64_t> routed_in_layer_;  // [layer], rows with a route
   std::vector<IdsOfRows> ids_in_layer_;        // [layer], of rows with a route
 };

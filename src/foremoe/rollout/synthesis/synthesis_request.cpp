@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 
 namespace foremoe {
@@ -34,8 +33,8 @@ std::vector<Option> options_of(SynthesisRequest& r) {
       text_option({.name = "routing", .value = "NAME", .help = "Routing model; see --help-all", .main = true},
                   r.routing),
       text_option({.name = "shape",
-                   .value = "MODEL",
-                   .help = "Use the layers, experts and top-k of a model; see --help-all",
+                   .value = "NAME|FILE",
+                   .help = "Use the layers, experts and top-k of a model, a preset or config.json; see --help-all",
                    .main = true},
                   r.shape),
       shaped("layers", r.layers, o.num_layers, Limits::kLayers, "MoE layers"),
@@ -77,13 +76,7 @@ std::vector<Option> options_of(SynthesisRequest& r) {
 SynthesisOptions synthesis_options(const SynthesisRequest& request) {
   SynthesisOptions options = request.options;
   if (!request.shape.empty()) {
-    const auto shape = find_model_shape(request.shape);
-    if (!shape) {
-      throw InputError({.field = "shape"},
-                       fmt::format("'{}', expected one of {}{}", request.shape, fmt::join(model_names(), ", "),
-                                   did_you_mean(request.shape, model_names())));
-    }
-    options = with_shape(options, *shape);
+    options = with_shape(options, model_named(request.shape, "shape"));
   }
   options.num_layers = request.layers.value_or(options.num_layers);
   options.num_experts = request.experts.value_or(options.num_experts);
