@@ -158,3 +158,17 @@ def test_an_entry_of_255_among_small_ids_asks_for_the_number_of_experts(tmp_path
         foremoe.import_files(tmp_path / "u8.npy")
     trace, _ = foremoe.import_files(tmp_path / "u8.npy", experts=8)
     assert trace.top_k_of_layer == [2, 2]
+
+
+def test_a_load_whose_tokens_contradict_it_is_refused():
+    counts = np.ones((1, 1, 2, 8), "i8")  # 8 assignments of a rank
+
+    def refusal(**known):
+        with pytest.raises(foremoe.InputError) as error:
+            foremoe.Load.from_array(counts, top_k=4, **known)
+        return str(error.value)
+
+    assert "tokens[0, 1]: 1, but layer 0 has 8 assignments at top-4" in refusal(tokens=np.array([[2, 1]]))
+    assert "missing_rows: -5, but there are 4 rows" in refusal(tokens=np.array([[2, 2]]), missing_rows=-5)
+    assert "missing_rows: 1, but there are 0 rows" in refusal(missing_rows=1)
+    foremoe.Load.from_array(counts, top_k=4, tokens=np.array([[2, 2]]))

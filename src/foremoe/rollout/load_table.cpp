@@ -45,9 +45,8 @@ static std::int64_t rows_of(const LoadTable& table) {
 }
 
 static void expect_tokens(const LoadTable& table, const std::string& file) {
-  if (table.tokens.size() == 0) return;
   const std::size_t ranks = table.load.extent(2);
-  if (table.tokens.shape() != std::array{table.load.extent(0), ranks}) {
+  if (table.tokens.size() > 0 && table.tokens.shape() != std::array{table.load.extent(0), ranks}) {
     throw InputError({.file = file, .field = "tokens"}, "differs from the load in micro-steps or ranks");
   }
   std::int64_t left = kMaxTokensPerLayer;
@@ -70,6 +69,23 @@ static bool are_small(std::span<const Tokens> values) {
   std::uint64_t bits = 0;  // of any value; negative values have the highest
   for (const Tokens t : values) bits |= static_cast<std::uint64_t>(t.value);
   return bits < static_cast<std::uint64_t>(kMaxTokensPerLayer) / values.size();
+}
+
+// Throws InputError unless every rank has tokens enough for its assignments. Requires valid values.
+static void expect_enough_tokens(const LoadTable& table, const std::string& file) {
+  for (int m = 0; m < table.num_micro_steps() && table.tokens.size() > 0; ++m) {
+    for (int l = 0; l < table.num_layers(); ++l) {
+      for (int r = 0; r < table.num_ranks(); ++r) {
+        std::int64_t assignments = 0;
+        for (const Tokens tokens : table.load.row(m, l, r)) assignments += tokens.value;
+        const std::int64_t tokens = table.tokens(m, r).value;
+        if (assignments <= tokens * table.top_k_in(LayerId{l})) continue;
+        throw InputError({.file = file, .field = "tokens", .index = fmt::format("[{}, {}]", m, r)},
+                         fmt::format("{}, but layer {} has {} assignments at top-{}", tokens, l, assignments,
+                                     table.top_k_in(LayerId{l})));
+      }
+    }
+  }
 }
 
 void expect_valid(const LoadTable& table, const std::string& file) {
@@ -111,6 +127,7 @@ void expect_valid(const LoadTable& table, const std::string& file) {
       }
     }
   }
+  expect_enough_tokens(table, file);
 }
 
 // A table of zeros with this shape. The other fields are those of `table`, except for missing_rows.
