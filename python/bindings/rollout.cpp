@@ -296,7 +296,7 @@ Raises:
             if (table.tokens.size() == 0) return std::nullopt;
             return view_of<std::int64_t>(table.tokens, self);
           },
-          "int64 [micro_steps, ranks], with and without routes; a view. None: unknown.")
+          "int64 [micro_steps, ranks], with and without routes; a view, or None if unknown.")
       .def_prop_ro(
           "missing_rows", [](const Load& l) { return l.table().missing_rows; },
           "(token, layer) pairs without a route; 0 if unknown.")
