@@ -68,7 +68,7 @@ class Formula {
   }
 
   Value choice() {
-    const Value condition = binary(0);
+    Value condition = binary(0);
     if (!take("?")) return condition;
     const Value yes = choice();
     expect(":");
@@ -165,9 +165,9 @@ class Formula {
     if (c == '\'') {
       const std::size_t end = text_.find('\'', at_ + 1);
       if (end == std::string_view::npos) syntax_error();
-      const std::string quoted(text_.substr(at_ + 1, end - at_ - 1));
+      std::string quoted(text_.substr(at_ + 1, end - at_ - 1));
       at_ = end + 1;
-      return [quoted] { return quoted; };
+      return [quoted = std::move(quoted)] { return quoted; };
     }
     const std::string name = word();
     if (name.empty()) syntax_error();

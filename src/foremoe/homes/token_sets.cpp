@@ -13,7 +13,7 @@ void append_tokens(const BatchedTrace& batched, std::span<const int> sequences, 
     for (std::int64_t t = trace.cu_seqlens[s]; t < trace.cu_seqlens[s + 1]; ++t) {
       trace.route(t, layer, route);
       if (route.front() == kNoExpert) continue;
-      std::ranges::stable_partition(route, [](ExpertId e) { return e != kUnassigned; });
+      std::stable_partition(route.begin(), route.end(), [](ExpertId e) { return e != kUnassigned; });
       sets.experts.insert(sets.experts.end(), route.begin(), route.end());
       sets.source.push_back(source);
     }

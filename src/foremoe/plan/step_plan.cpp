@@ -76,7 +76,10 @@ void expect_homes(ArrayView<const RankId, 2> home, int num_ranks) {
 }
 
 void expect_valid(const StepPlan& plan) {
-  const auto& [events, layers, ranks, slots] = plan.slot_expert.shape();
+  const std::size_t events = plan.slot_expert.extent(0);
+  const std::size_t layers = plan.slot_expert.extent(1);
+  const std::size_t ranks = plan.slot_expert.extent(2);
+  const std::size_t slots = plan.slot_expert.extent(3);
   const auto expect = [&](bool good, const char* field, const char* what) {
     if (good) return;
     throw InputError({.field = field}, fmt::format("does not fit a plan of [{}] events, layers, ranks and slots: {}",

@@ -264,8 +264,8 @@ void TraceAssembler::describe_layers(RoutingTrace& trace) {
   if (report_.rows_partial == 0) return;
   const bool constant = std::ranges::all_of(ids_in_layer_, [](const IdsOfRows& of) { return of.least == of.most; });
   if (constant && trace.top_k_of_layer.empty()) {
-    for (std::size_t l = 0; l < ids_in_layer_.size(); ++l) {
-      trace.top_k_of_layer.push_back(static_cast<int>(ids_in_layer_[l].most > 0 ? ids_in_layer_[l].most : top_k_));
+    for (const IdsOfRows& of : ids_in_layer_) {
+      trace.top_k_of_layer.push_back(static_cast<int>(of.most > 0 ? of.most : top_k_));
     }
   }
   report_.notes.push_back(fmt::format("{} rows have fewer than {} experts{}", report_.rows_partial, top_k_,
