@@ -125,7 +125,7 @@ void bind_options(nb::module_& m) {
       },
       "model"_a, nb::sig("def model_parameters(model: str) -> dict[str, int | list[str]]"),
       "Returns a model's numbers of parameters (in `experts`, `other`, `total`, `active` for one token; without norms "
-      "and biases), its moe_layers, experts_per_layer and top_k, and notes on what is not counted.\n\n"
+      "and biases), its moe_layers, experts_per_layer and top_k, and notes on parts that are not counted.\n\n"
       "Args:\n    model: Name of a built-in model, or path of a config.json or of a TOML file that describes a model.");
   m.def("clusters", &cluster_names, "Returns the names of the built-in clusters.");
   m.def("models", &model_names, "Returns the names of the built-in models.");
