@@ -57,13 +57,7 @@ RolloutCollector::RolloutCollector(const Shape& shape, std::string name) : shape
 }
 
 void RolloutCollector::add(int sequence, RouteType type, std::span<const std::byte> routes) {
-  const RouteShape shape{.type = type,
-                         .num_layers = shape_.num_layers,
-                         .top_k = shape_.top_k,
-                         .num_experts = shape_.num_experts,
-                         .weightless_experts = shape_.weightless_experts,
-                         .experts_of_layer = shape_.experts_of_layer,
-                         .top_k_of_layer = shape_.top_k_of_layer};
+  const RouteShape shape = route_shape(type, shape_);
   const auto fail = [&](std::string index, const std::string& what) {
     throw InputError({.file = name_, .field = fmt::format("sequence {}", sequence), .index = std::move(index)}, what);
   };

@@ -47,16 +47,6 @@ std::size_t of_layer(std::span<const int> values, int layer, int otherwise) {
 
 }  // namespace
 
-RouteShape shape_of(const RoutingTrace& trace) {
-  return {.type = trace.type,
-          .num_layers = trace.num_layers,
-          .top_k = trace.top_k,
-          .num_experts = trace.num_experts,
-          .weightless_experts = trace.weightless_experts,
-          .experts_of_layer = trace.experts_of_layer,
-          .top_k_of_layer = trace.top_k_of_layer};
-}
-
 RouteCounter::RouteCounter(const RouteShape& shape, RouteKernel kernel)
     : shape_(shape),
       histogram_(static_cast<std::size_t>(shape.num_layers) * static_cast<std::size_t>(shape.num_experts)),

@@ -46,7 +46,18 @@ struct RouteShape {
   std::size_t token_bytes() const { return static_cast<std::size_t>(num_layers) * row_bytes(); }
 };
 
-RouteShape shape_of(const RoutingTrace& trace);  // refers to the trace's lists
+// Shape of routes of this type. Refers to the lists of `of`, a RoutingTrace or RolloutCollector::Shape.
+template <class Shape>
+RouteShape route_shape(RouteType type, const Shape& of) {
+  return {.type = type,
+          .num_layers = of.num_layers,
+          .top_k = of.top_k,
+          .num_experts = of.num_experts,
+          .weightless_experts = of.weightless_experts,
+          .experts_of_layer = of.experts_of_layer,
+          .top_k_of_layer = of.top_k_of_layer};
+}
+inline RouteShape shape_of(const RoutingTrace& trace) { return route_shape(trace.type, trace); }
 
 // Counting methods. All produce the same result.
 enum class RouteKernel : std::uint8_t {
