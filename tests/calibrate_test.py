@@ -35,7 +35,7 @@ class CalibrateTest(CommandTest):
         self.json_of("plan", load, *on, "--max-copies-per-rank", "hidden")
 
     def budget(self, load, cluster, model="Qwen3-30B-A3B"):
-        self.succeed("plan", load, "--cluster", cluster, "--model", model, "-G", "2",
+        self.succeed("plan", load, "--cluster", cluster, "--model", model, "-G", "2", "--residency", "resident",
                      "--max-copies-per-rank", "hidden", "--out", "plan.safetensors")
         metadata, _ = st.read(self.folder / "plan.safetensors")
         self.succeed("verify", load, "plan.safetensors")
@@ -94,7 +94,7 @@ class CalibrateTest(CommandTest):
         plan("--max-copies-per-rank", "hidden", ("--max-copies-per-rank", "hidden needs --cluster and --model"))
         plan("--prefer", "time", ("--prefer", "time needs --copy-price, or --cluster and --model"))
         plan("--prefer", "time", "--copy-price", "-1", ("--copy-price",))
-        plan("--copy-price", "1", ("--copy-price: needs --prefer time",))
+        plan("--copy-price", "1", "--prefer", "balance", ("--copy-price: needs --prefer time",))
         plan("--free-copies", "1", ("--free-copies: needs --prefer time",))
         self.refuse("run", load, "--max-copies-per-rank", "hidden", saying=("--max-copies-per-rank", "hidden"))
         (self.folder / "wrong.toml").write_text("name = \"x\"\nranks_per_node = \"eight\"\n")

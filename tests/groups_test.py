@@ -7,7 +7,7 @@ import safetensors_file as st
 from foremoe_command import DATA, CommandTest
 
 ON = ("--cluster", "h100", "--model", "qwen3-30b-a3b")
-MEASURED = {"plan_seconds", "plan_us_per_layer_micro_step", "placement", "speedup_over_vanilla", "rl_step_speedup"}
+MEASURED = {"choice", "plan_seconds", "plan_us_per_layer_micro_step", "placement", "speedup_over_vanilla", "rl_step_speedup"}
 
 
 def modelled(figures):

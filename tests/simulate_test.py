@@ -20,7 +20,9 @@ class Simulate(CommandTest):
             "head_dim": 64, "decoder_sparse_step": 1, "mlp_only_layers": []}))  # fmt: skip
 
     def simulate(self, *arguments):
-        return self.json_of("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--guest-slots", 1, *arguments)
+        """Without a choice of the plan, unless the arguments name a residency."""
+        fixed = () if "--residency" in arguments else ("--residency", "resident")
+        return self.json_of("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--guest-slots", 1, *fixed, *arguments)
 
     def test_json_has_one_object_per_policy_with_the_keys_of_compare(self):
         rows = self.simulate("--policy", "foremoe,eplb,vanilla")
@@ -109,13 +111,28 @@ class Simulate(CommandTest):
             self.assertEqual(vanilla["placement"]["seconds"], 0)
 
     def test_a_budget_reports_the_largest_micro_batch_and_bounds_residency_auto(self):
-        (row,) = self.simulate("--policy", "foremoe", "--memory-budget", 80, "--residency", "auto")
+        tail = ("--rollout-tail-seconds", 10)
+        (row,) = self.simulate("--policy", "foremoe", "--memory-budget", 80, "--residency", "auto", *tail)
         self.assertGreater(row["largest_micro_batch_tokens"], 0)
         quickest = min(self.simulate("--policy", "foremoe", "--residency", r)[0]["step_seconds"] for r in ("static", "resident", "shared"))
         self.assertLessEqual(row["step_seconds"], quickest)
 
+    def test_without_residency_or_prefer_a_step_in_which_no_plan_pays_has_none(self):
+        given = ("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--policy", "vanilla,foremoe")
+        vanilla, ours = self.json_of(*given)
+        self.assertEqual((ours["policy"], ours["choice"]["plan"], ours["copies"]), ("foremoe", "no plan", 0))
+        self.assertEqual(ours["step_seconds"], vanilla["step_seconds"])
+        self.assertIn("foremoe: no plan: no plan ", self.succeed(*given))
+        fixed = self.json_of(*given, "--prefer", "time")[1]
+        self.assertNotIn("choice", fixed)
+        self.assertGreater(fixed["placement"]["step_seconds"], vanilla["step_seconds"])
+        self.assertIn("foremoe: with planning slower than no plan", self.succeed(*given, "--prefer", "time"))
+        hidden = self.json_of(*given, "--rollout-tail-seconds", 10)[1]
+        self.assertEqual(hidden["choice"]["plan"], "resident, time")
+        self.assertLess(hidden["step_seconds"], vanilla["step_seconds"])
+
     def test_residency_auto_chooses_the_fastest_within_the_budget(self):
-        given = ("--policy", "foremoe", "--dispatch", "row", "--residency")  # with dispatch token, the residency with the least memory is the fastest here
+        given = ("--rollout-tail-seconds", 10, "--policy", "foremoe", "--prefer", "balance", "--dispatch", "row", "--residency")  # with dispatch token, the residency with the least memory is the fastest here
         rows = [self.simulate(*given, r)[0] for r in ("static", "resident", "shared")]
         quickest = min(rows, key=lambda row: row["step_seconds"])
         leanest = min(rows, key=lambda row: row["memory_bytes_per_rank"])
@@ -172,19 +189,19 @@ class Simulate(CommandTest):
         self.assertNotIn("budget", self.foremoe(*plan, 80).stderr)
         rows = self.simulate("--policy", "vanilla,foremoe")
         needs = {row["memory_bytes_per_rank"]: row["policy"] for row in rows}
-        said = self.on_small("--policy", "vanilla,foremoe", "--memory-budget", sum(needs) / 2e9)[0]
+        said = self.on_small("--policy", "vanilla,foremoe", "--residency", "resident", "--memory-budget", sum(needs) / 2e9)[0]
         self.assertRegex(said, rf"more than the budget of \S+ GB: {needs[max(needs)]}; the most is")
 
     def test_the_table_explains_its_columns_and_the_choice_of_residency_auto(self):
-        said = self.on_small("--policy", "foremoe")[0]
+        said = self.on_small("--policy", "foremoe", "--residency", "resident")[0]
         self.assertIn("Columns:\n  step s ", said)
-        for word in ("  residency ", "  RL ", "  largest  "):
+        for word in ("  plan ", "  RL ", "  largest  "):
             self.assertNotIn(word, said)
         (row,) = self.simulate("--policy", "foremoe", "--residency", "auto", "--memory-budget", 80, "--rollout-seconds", 5)
         said = self.on_small("--policy", "foremoe", "--residency", "auto", "--memory-budget", 80, "--rollout-seconds", 5)[0]
         (line,) = [line for line in said.splitlines() if line.startswith("  foremoe ")]
-        self.assertIn(f" {row['residency']}", line)
-        for word in ("  residency ", "  RL ", "  largest  "):
+        self.assertIn(f" {row['choice']['plan']} ", line)
+        for word in ("  plan  ", "  RL ", "  largest  "):
             self.assertIn("\n" + word, said)
 
     def test_simulates_several_micro_steps_in_flight(self):

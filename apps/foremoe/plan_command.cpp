@@ -69,6 +69,7 @@ void print(const JobEvaluation& job, const PlanningSession& session, const std::
   facts.add("planning", fmt::format("{:.3f} s on {}; {:.1f} µs of CPU per layer and micro-step, {:.3f} s once per step",
                                     e.times.wall_seconds, counted(e.threads, "thread"), e.us_per_layer_micro_step(),
                                     e.times.base_cpu_seconds));
+  if (e.choice) facts.add("plan", describe(*e.choice));
   if (!out.empty()) {
     const std::size_t last = session.groups.size() - 1;
     const std::string first = session.output_of(out, 0);
@@ -80,14 +81,14 @@ void print(const JobEvaluation& job, const PlanningSession& session, const std::
 
 int run(PlanArguments arguments, const Given& given) {
   EvaluateOptions& options = arguments.evaluate;
-  if (options.memory_budget_gigabytes > 0 && !options.choose_residency) {
+  if (options.memory_budget_gigabytes > 0 && options.choose != ChooseAmong::kAll) {
     throw InputError({.field = "memory_budget"}, "has an effect only with --residency auto");
   }
   PlanningSession session(arguments, given,
                           {.policies = {arguments.policy}, .one_policy = true, .output = arguments.out});
 
   options.check = false;  // foremoe verify checks plans
-  options.simulate = options.choose_residency;
+  options.simulate = options.choose != ChooseAmong::kGiven;
   std::vector<std::string> remarks;
   const JobEvaluation job = session.each_group([&](const Workload& group, const EvaluationContext& context) {
     Evaluation e = evaluate(*session.policies.front(), group, options, context);

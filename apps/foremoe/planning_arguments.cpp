@@ -85,7 +85,9 @@ PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given,
                      options.planner.guest_slots, others));
   }
   note_all(first.remarks);
-  if (given("residency") && !options.choose_residency && policies.size() == 1) residency = options.planner.residency;
+  if (given("residency") && options.choose != ChooseAmong::kAll && policies.size() == 1) {
+    residency = options.planner.residency;
+  }
 }
 
 std::string PlanningSession::describe_input() const {
@@ -133,10 +135,15 @@ void print_groups(const JobEvaluation& job) {
   fmt::print("\n");
 }
 
+std::string describe(const PlanChoice& choice) {
+  return fmt::format("{}: {}, with estimated planning{}", to_string(choice.best()), choice.why(),
+                     choice.fits ? "" : "; none fits the memory budget, and this one needs the least");
+}
+
 std::string describe(const EvaluateOptions& options) {
   const PlannerOptions& planner = options.planner;
   return fmt::format("{} per rank and layer, residency {}, {} in flight", counted(planner.guest_slots, "guest slot"),
-                     options.choose_residency ? "auto" : to_string(planner.residency),
+                     options.choose == ChooseAmong::kAll ? "auto" : to_string(planner.residency),
                      counted(planner.in_flight, "micro-step"));
 }
 

@@ -85,6 +85,7 @@ void print_groups(const JobEvaluation& job);
 std::string list_of_policies_and_their_options();
 
 // Example: "1 guest slot per rank and layer, residency resident, 1 micro-step in flight".
+std::string describe(const PlanChoice& choice);
 std::string describe(const EvaluateOptions& options);
 
 }  // namespace foremoe::cli

@@ -40,8 +40,8 @@ constexpr std::string_view kSimulateColumns =
   GB          memory of the rank that uses the most: weights, gradients, optimizer, guests, activations
 )";
 
-constexpr std::string_view kOfResidency =
-    R"(  residency   chosen by --residency auto; after the comma, that of recompute if it differs
+constexpr std::string_view kOfChoice =
+    R"(  plan        residency and --prefer of the plan, or no plan, if foremoe chose among several
 )";
 constexpr std::string_view kOfRollout = R"(  RL          speedup of the whole RL step, with --rollout-seconds
 )";
@@ -53,13 +53,6 @@ struct SimulateArguments : PlanningArguments {
   std::string timeline;
   std::string plot;
 };
-
-std::string residencies(const Evaluation& e) {
-  const Residency update = e.plan.residency;
-  const Residency recompute = e.plan_of(Phase::kRecompute).residency;
-  return recompute == update ? std::string(to_string(update))
-                             : fmt::format("{}, {}", to_string(update), to_string(recompute));
-}
 
 std::vector<std::string> remarks(const std::vector<Evaluation>& evaluations, const CostModel& cost,
                                  std::optional<Bytes> budget) {
@@ -113,10 +106,10 @@ void print(const JobEvaluation& job, const PlanningSession& session, const Evalu
   print_values("{}\n{}; {}\n", session.describe_input(), describe(cost), describe(options));
   if (const std::string layers = describe_layers(input.load, cost); !layers.empty()) fmt::print("{}\n", layers);
   fmt::print("{}{}", describe_dispatch(evaluations), describe_attention(input, cost));
-  const bool chooses = options.choose_residency;
+  const bool chooses = std::ranges::any_of(evaluations, [](const Evaluation& e) { return e.choice.has_value(); });
   const bool rollout = options.rollout_seconds > 0;
   std::vector<std::string> head{"policy", "step s", "speedup", "of ideal", "exposed s", "peak", "GB"};
-  if (chooses) head.insert(head.begin() + 1, "residency");
+  if (chooses) head.insert(head.begin() + 1, "plan");
   if (rollout) head.emplace_back("RL");
   if (options.memory_budget()) head.emplace_back("largest");
   TextTable table(head);
@@ -134,7 +127,7 @@ void print(const JobEvaluation& job, const PlanningSession& session, const Evalu
                                    fmt::format("{:.4g}", step.exposed_copy_seconds),
                                    fmt::format("{}", step.peak_tokens_per_rank.value),
                                    gigabytes(step.memory_bytes_per_rank)};
-    if (chooses) cells.insert(cells.begin() + 1, residencies(e));
+    if (chooses) cells.insert(cells.begin() + 1, e.choice ? to_string(e.choice->best()) : "");
     if (rollout) cells.push_back(fmt::format("{:.3f}×", e.rl_step_speedup));
     if (e.largest_micro_batch_tokens) cells.push_back(fmt::format("{}", e.largest_micro_batch_tokens->value));
     table.add(std::move(cells));
@@ -146,9 +139,17 @@ void print(const JobEvaluation& job, const PlanningSession& session, const Evalu
   print_groups(job);
   print_placement(evaluations);
   std::vector<std::string> said = remarks(evaluations, cost, options.memory_budget());
+  for (const Evaluation& e : evaluations) {
+    if (e.choice) {
+      said.push_back(fmt::format("{}: {}", e.policy, describe(*e.choice)));
+    } else if (e.step && e.placed_speedup < 1 && policy_named(e.policy).plans_as_asked()) {
+      said.push_back(fmt::format(
+          "{}: with planning slower than no plan. Without --residency and --prefer, it would make none", e.policy));
+    }
+  }
   if (input.origin.starts_with("synthetic")) said.emplace_back("the routes are synthetic, not recorded");
   for (const std::string& remark : said) print_values("{}\n", remark);
-  fmt::print("{}Columns:\n{}{}{}{}", said.empty() ? "" : "\n", chooses ? kOfResidency : "", kSimulateColumns,
+  fmt::print("{}Columns:\n{}{}{}{}", said.empty() ? "" : "\n", chooses ? kOfChoice : "", kSimulateColumns,
              rollout ? kOfRollout : "", options.memory_budget() ? kOfBudget : "");
 }
 
@@ -196,8 +197,8 @@ Command simulate_command() {
   return {.name = "simulate",
           .summary = "Predict the time of a step on a cluster and the speedup of each policy",
           .examples = std::string(kSimulateExamples),
-          .meaning = fmt::format("{}Columns:\n{}{}{}{}\nPolicies:\n{}", kSimulateMeaning, kOfResidency,
-                                 kSimulateColumns, kOfRollout, kOfBudget, list_of_policies_and_their_options()),
+          .meaning = fmt::format("{}Columns:\n{}{}{}{}\nPolicies:\n{}", kSimulateMeaning, kOfChoice, kSimulateColumns,
+                                 kOfRollout, kOfBudget, list_of_policies_and_their_options()),
           .options = joined({std::move(planning),
                              simulation_options_of(a->evaluate),
                              {text_option({.name = "timeline",

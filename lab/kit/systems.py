@@ -60,7 +60,9 @@ class System:
 
     def options_of(self, case: Case, dispatch: str) -> dict[str, Any]:
         by = {"dispatch": dispatch} if dispatch else {}
-        return {"guest_slots": case.on.guest_slots, **self.options, **case.on.modelled, **by}
+        # With a residency, foremoe plans even where no plan is faster.
+        own = {"guest_slots": case.on.guest_slots, "residency": "resident"}
+        return {**own, **self.options, **case.on.modelled, **by}
 
     def homes(self) -> Homes | None:
         """Homes of the experts; None: contiguous. Others need an input with one dispatch."""

@@ -243,7 +243,7 @@ def test_with_two_dispatches_a_step_is_planned_once_and_modelled_with_both(
 
 def test_columns_without_a_dispatch_have_the_same_figures_with_each() -> None:
     columns: list[Any] = [c for c in COLUMNS.values() if not c.by_dispatch and c.origin != "measured here"]
-    systems = [System(name) for name in ("vanilla", "foremoe", "feplb", "fastermoe", "ultraep")]
+    systems = [System(name, prefer="balance") for name in ("vanilla", "foremoe", "feplb", "fastermoe", "ultraep")]
     by_token, by_row = (
         run([*columns, "step_ms"], systems, [modelled(ranks=16, tokens_per_rank=256, dispatch=d)]).cells[0]
         for d in ("token", "row")

@@ -30,7 +30,9 @@ class PlannerOptions(TypedDict, total=False):
     rehome: Annotated[int | Literal["free"], 0]
     in_flight: Annotated[int, 1]
     stages: Annotated[str, "BLPT"]
-    prefer: Annotated[Literal["balance", "links", "time"], "balance"]  # time: needs copy_price or a cluster
+    prefer: Annotated[
+        Literal["balance", "links", "time"] | None, None
+    ]  # None: time with a price or cluster, else balance
     copy_price: Annotated[float | None, None]  # None: of cluster and model
     free_copies: Annotated[float | None, None]  # None: of cluster and model
     tolerance: Annotated[float | None, None]  # None: 0.006; 0.01 under residency shared
@@ -50,8 +52,8 @@ class PolicyOptions(PlannerOptions, total=False):
     policy_options: Annotated[Mapping[str, float | str] | None, None]  # specific to one system, such as dyn of feplb
 
 
-class PlanOptions(PolicyOptions, total=False):
-    """Options of plan() and start_plan()."""
+class StartPlanOptions(PolicyOptions, total=False):
+    """Options of start_plan(), and of plan() without a cluster."""
 
     residency: Annotated[Literal["static", "resident", "shared", "free"], "resident"]
     max_copies_per_rank: Annotated[int | Literal["none"] | None, None]  # None: guest_slots
@@ -102,7 +104,7 @@ class SimulateOptions(PolicyOptions, SimulationOptions, total=False):
 
 
 class EvaluateOptions(SimulateOptions, total=False):
-    """Options of evaluate()."""
+    """Options of evaluate(), and of plan() with a cluster."""
 
     cluster: Annotated[str | None, None]
 

@@ -25,7 +25,7 @@ def shared_load() -> foremoe.Load:
 
 @functools.cache
 def shared_report() -> Report:
-    options = {"cluster": "h100", "model": MODEL, "rollout_seconds": 2, "memory_budget": 80}
+    options = {"cluster": "h100", "model": MODEL, "rollout_seconds": 2, "memory_budget": 80, "residency": "resident"}
     policies = ("static", "eplb", "finemoe-symmetric", "foremoe")
     return gather_report(shared_load(), Request(policies, (1, 2), options))
 

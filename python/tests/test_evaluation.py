@@ -54,7 +54,7 @@ def test_recompute_has_its_own_plan_if_micro_steps_are_in_flight(load):
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("policy", ["foremoe", "feplb", "vanilla"])
 def test_evaluating_an_existing_plan_gives_the_figures_of_evaluate(load, policy, in_flight):
-    made = foremoe.evaluate(load, policy, guest_slots=2, in_flight=in_flight, path="peer", **ON)
+    made = foremoe.evaluate(load, policy, guest_slots=2, residency="resident", in_flight=in_flight, path="peer", **ON)
     recompute = made.recompute_plan if in_flight > 1 else None
     found = foremoe.evaluate_plan(made.plan, load, recompute_plan=recompute, path="peer", **ON)
     placed = ("placement", "placed_step_seconds", "placed_speedup")  # depend on measured planning time
@@ -227,3 +227,27 @@ def test_former_plans_can_be_read_from_files(load, tmp_path):
     (whole,) = _core._read_input(str(tmp_path / "load"), {"previous": tmp_path / "plan"}, 1)
     warm = foremoe.plan(load, guest_slots=1, previous=plan)
     assert np.array_equal(foremoe.evaluate(whole, guest_slots=1).plan.slot_expert, warm.slot_expert)
+
+
+def test_a_plan_for_a_cluster_is_the_one_that_evaluate_chooses(load):
+    for options in ({}, {"residency": "auto"}, {"rollout_tail_seconds": 10}, {"prefer": "balance"}):
+        plan, of = foremoe.plan(load, **options, **ON), foremoe.evaluate(load, **options, **ON)
+        assert (plan.policy, plan.options) == (of.plan.policy, of.plan.options)
+        assert np.array_equal(plan.slot_tokens, of.plan.slot_tokens)
+    load = foremoe.synthesize_load(shape="Mixtral-8x7B", layers=2, micro_steps=4, ranks=4, tokens_per_rank=8192, seed=3)
+    chosen = foremoe.evaluate(load, **ON)
+    assert chosen.figures["choice"]["plan"] == "resident, time"
+    recorded = chosen.plan.options
+    again = foremoe.plan(load, prefer="time", copy_price=recorded["copy-price"], free_copies=recorded["free-copies"])
+    assert np.array_equal(again.slot_expert, chosen.plan.slot_expert)
+    assert np.array_equal(again.slot_tokens, chosen.plan.slot_tokens)
+
+
+def test_what_a_plan_for_a_cluster_needs(load):
+    for option, value in (("layers", range(1)), ("on_micro_step", print)):
+        with pytest.raises(foremoe.InputError, match=f"{option}: needs cluster None"):
+            foremoe.plan(load, **{option: value}, **ON)
+    with pytest.raises(foremoe.InputError, match="rollout_tail_seconds: needs a cluster"):
+        foremoe.plan(load, rollout_tail_seconds=1)
+    with pytest.raises(foremoe.InputError, match="residency: 'auto'"):
+        foremoe.plan(load, residency="auto")

@@ -40,7 +40,7 @@ def drawn(seed: int) -> tuple[foremoe.Load, Tokens]:
 
 
 def fit(load: foremoe.Load, moe_layers: int = LAYERS, **options: Any) -> dict[str, Any]:
-    return foremoe.fit(load, cluster="h100", model=MODEL | {"moe_layers": moe_layers}, **options)
+    return foremoe.fit(load, cluster="h100", model=MODEL | {"moe_layers": moe_layers}, prefer="balance", **options)
 
 
 def capacity(found: dict[str, Any], trainer: str, option: str) -> dict[str, Any]:
@@ -237,7 +237,9 @@ def test_megatrons_own_router_drops_as_the_capacity_says() -> None:
 def test_peaks_are_those_of_the_plan_and_of_simulate() -> None:
     load, _ = drawn(3)
     found = fit(load, guest_slots=1, memory_budget=1)
-    simulated = foremoe.simulate(load, "vanilla,foremoe", cluster="h100", model=MODEL, guest_slots=1, memory_budget=1)
+    simulated = foremoe.simulate(
+        load, "vanilla,foremoe", cluster="h100", model=MODEL, prefer="balance", memory_budget=1
+    )
     for part, other in zip((found["now"], found["planned"]), simulated, strict=True):
         assert part["most_rows"]["rows"] == other["peak_tokens_per_rank"] == max(r["rows"] for r in part["ranks"])
         assert part["most_memory"]["bytes"] == other["memory_bytes_per_rank"] == sum(part["memory"].values())

@@ -21,7 +21,7 @@ TABLES = foremoe._core._option_tables()
 ARGUMENTS = {"homes", "previous", "previous_load", "threads", "policy_options"}
 # TypedDict, its C++ option tables, the options that it adds to the tables, and the options that it omits.
 DECLARED: list[tuple[type, list[str], set[str], set[str]]] = [
-    (options.PlanOptions, ["planner"], ARGUMENTS, set()),
+    (options.StartPlanOptions, ["planner"], ARGUMENTS, set()),
     (options.EvaluateOptions, ["planning", "simulation", "cost"], {"align"} | ARGUMENTS, set()),
     (options.ModelOptions, ["cost"], {"align"}, {"cluster"}),
     (options.SimulationOptions, ["simulation", "cost"], {"align"}, {"cluster", "path"}),
@@ -91,7 +91,7 @@ def test_functions_with_their_own_arguments_reject_unknown_options(load: foremoe
 
 
 def test_the_same_options_can_be_passed_to_several_functions(load: foremoe.Load) -> None:
-    shared: options.PlanOptions = {"guest_slots": 2, "in_flight": 2, "seed": 3}
+    shared: options.StartPlanOptions = {"guest_slots": 2, "in_flight": 2, "seed": 3}
     made = foremoe.plan(load, **shared)
     for again in (foremoe.start_plan(load, **shared).finish(), foremoe.evaluate(load, **shared).plan):
         assert np.array_equal(again.slot_expert, made.slot_expert)

@@ -27,7 +27,7 @@ def planned(report: Report) -> dict[str, PolicyResult]:
 
 
 def test_the_numbers_match_simulate(load: foremoe.Load, report: Report) -> None:
-    options = {"cluster": "h100", "model": MODEL, "rollout_seconds": 2, "memory_budget": 80}
+    options = {"cluster": "h100", "model": MODEL, "rollout_seconds": 2, "memory_budget": 80, "residency": "resident"}
     names = ["vanilla", "static", "eplb", "foremoe"]
     for figures in foremoe.simulate(load, names, guest_slots=1, **options):
         ours = planned(report)[figures["policy"]]

@@ -197,11 +197,20 @@ def test_equal_input_gives_an_equal_page_except_for_measured_times(load: foremoe
 
 def test_write_report_takes_the_options_of_plan_and_simulate(load: foremoe.Load, tmp_path: pathlib.Path) -> None:
     out = tmp_path / "page.html"
-    report = write_report(load, out, cluster="h100", model=MODEL, guest_slots=(1,), policies="foremoe", in_flight=2)
+    report = write_report(
+        load, out, cluster="h100", model=MODEL, residency="resident", guest_slots=(1,), policies="foremoe", in_flight=2
+    )
     assert report.after.policy == "foremoe" and report.wrong == []
     assert "<dt>micro-steps in flight</dt><dd>2</dd>" in out.read_text()
     before = foremoe.plan(load)
-    options = {"guest_slots": 1, "homes": before, "previous": before, "previous_load": load, "threads": 1}
+    options = {
+        "guest_slots": 1,
+        "homes": before,
+        "previous": before,
+        "previous_load": load,
+        "threads": 1,
+        "residency": "resident",
+    }
     again = write_report(load, out, cluster="h100", model=MODEL, policies="foremoe", **options)
     (figures,) = foremoe.simulate(load, "foremoe", cluster="h100", model=MODEL, **options)
     assert again.after.copies_per_layer_event == figures["copies_per_layer_event"]

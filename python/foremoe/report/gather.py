@@ -184,7 +184,8 @@ class _Gatherer:
         )
         del chosen
         for stages in ABLATED:
-            _, result = self.evaluated(OURS, stages=stages)
+            residency = self.request.options.get("residency", "resident")  # named, so that a plan is made
+            _, result = self.evaluated(OURS, residency=residency, stages=stages)
             if isinstance(result, PolicyResult):
                 report.ablation[stages] = result
         for residency in RESIDENCIES:

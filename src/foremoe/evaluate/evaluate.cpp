@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <stdexcept>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "foremoe/evaluate/evaluate_plan.h"
 #include "foremoe/evaluate/measured_plan.h"
 #include "foremoe/evaluate/memory_budget.h"
+#include "foremoe/evaluate/plan_choice.h"
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/load_statistics.h"
 #include "foremoe/sim/simulation.h"
@@ -19,16 +19,17 @@
 namespace foremoe {
 namespace {
 
-// The arguments of evaluate(), with hidden_copies resolved to a number.
+// The arguments of evaluate(), with prices and hidden_copies resolved to numbers.
 struct Case {
-  const Policy& policy;
+  const Policy* policy;
   const Workload& workload;
   EvaluateOptions options;
   EvaluationContext context;
+  int runs = kPlanningRuns;
 
   void progress(const char* what) const {
     context.pool.throw_if_cancelled();
-    if (context.progress) context.progress(fmt::format("{} {}", what, policy.name()));
+    if (context.progress) context.progress(fmt::format("{} {}", what, policy->name()));
   }
   Planners planners() const {
     return {.count = options.planners > 0 ? options.planners : workload.load.num_ranks(),
@@ -40,18 +41,12 @@ struct Case {
     check.pool = &context.pool;
     return check;
   }
-  Case without_timeline() const {
-    Case quiet = *this;
-    quiet.context.timeline = nullptr;
-    return quiet;
-  }
 };
 
-std::optional<MeasuredPlan> plan_recompute(const Case& c, Residency residency, std::string& why_not) {
+std::optional<MeasuredPlan> plan_recompute(const Case& c, std::string& why_not) {
   PlannerOptions planner = c.options.planner;
   planner.in_flight = 1;
-  planner.residency = residency;
-  return plan_measured(c.policy, c.workload, {planner, c.planners()}, c.context, why_not);
+  return plan_measured(*c.policy, c.workload, {planner, c.planners(), c.runs}, c.context, why_not);
 }
 
 // Fills in the figures. If plan_figures() rejects the plan, returns the error if check_plan will report the cause, and
@@ -80,6 +75,14 @@ void check(const Case& c, Evaluation& e, const PlanFigures* reported) {
   if (!report.ok()) e.check = std::move(report);
 }
 
+// An arena is filled with the experts of the whole phase, so the whole phase must be planned before.
+bool fills_arena(const Evaluation& e) {
+  const auto fills = [&](Phase phase, const SimulatedPhase& simulated) {
+    return e.plan_of(phase).residency == Residency::kShared && simulated.arena > Bytes{0};
+  };
+  return fills(Phase::kRecompute, e.step->recompute) || fills(Phase::kPolicyUpdate, e.step->policy_update);
+}
+
 void simulate(const Case& c, Evaluation& e) {
   if (c.context.cost == nullptr) return;
   c.progress("simulating");
@@ -93,18 +96,15 @@ void simulate(const Case& c, Evaluation& e) {
                          e.recompute_plan ? &*e.recompute_plan : nullptr,
                          {.phase = {.path = c.options.path,
                                     .depth = c.options.depth,
-                                    .online = c.policy.online(),
-                                    .plans_ahead = c.policy.plans_ahead(c.workload.for_policy(c.options.planner)),
+                                    .online = c.policy->online(),
+                                    .plans_ahead = c.policy->plans_ahead(c.workload.for_policy(c.options.planner)),
                                     .pool = &c.context.pool,
                                     .timeline = c.context.timeline},
                           .home_moves = e.figures.home_moves,
                           .rollout_seconds = c.options.rollout_seconds,
                           .placement_seconds = e.placement_seconds,
                           .rollout_tail_seconds = c.options.rollout_tail_seconds});
-  const auto fills_arena = [&](Phase phase, const SimulatedPhase& simulated) {
-    return e.plan_of(phase).residency == Residency::kShared && simulated.arena > Bytes{0};
-  };
-  if (fills_arena(Phase::kRecompute, e.step->recompute) || fills_arena(Phase::kPolicyUpdate, e.step->policy_update)) {
+  if (fills_arena(e)) {
     e.placement_seconds = e.whole_placement_seconds;
     charge_placement(e.placement_seconds, c.options.rollout_tail_seconds, *e.step);
   }
@@ -122,11 +122,11 @@ void judge(const Case& c, Evaluation& e) {
 }
 
 Evaluation plan_and_judge(const Case& c) {
-  Evaluation e{.policy = std::string(c.policy.name())};
+  Evaluation e{.policy = std::string(c.policy->name())};
   c.progress("planning with");
   const Planners planners = c.planners();
   std::optional<MeasuredPlan> update =
-      plan_measured(c.policy, c.workload, {c.options.planner, planners}, c.context, e.skipped);
+      plan_measured(*c.policy, c.workload, {c.options.planner, planners, c.runs}, c.context, e.skipped);
   if (!update) return e;
   e.plan = std::move(update->step.plan);
   e.times = update->step.times;
@@ -135,7 +135,7 @@ Evaluation plan_and_judge(const Case& c) {
   e.planners = planners.count;
   e.threads = static_cast<int>(c.context.pool.num_threads());
   if (e.plan.in_flight > 1 && c.context.cost != nullptr) {
-    std::optional<MeasuredPlan> recompute = plan_recompute(c, c.options.planner.residency, e.skipped);
+    std::optional<MeasuredPlan> recompute = plan_recompute(c, e.skipped);
     if (!recompute) return e;
     e.recompute_plan = std::move(recompute->step.plan);
     e.placement_seconds += recompute->placement_seconds;
@@ -145,50 +145,51 @@ Evaluation plan_and_judge(const Case& c) {
   return e;
 }
 
-ResidencyTrial trial_of(const Evaluation& e) {
-  return {.step_seconds = e.step->step_seconds, .memory = e.step->memory_bytes_per_rank};
+// Seconds for which the step waits for the plans of `e`. Under `shared`, it waits for one micro-step's unless an arena
+// is filled. Otherwise guests are chosen for all micro-steps at once.
+double estimated_placement(const Case& c, const Evaluation& e) {
+  const LoadTable& load = c.workload.load;
+  const bool whole = e.plan.residency != Residency::kShared || fills_arena(e);
+  const std::vector of_layer{estimated_planning_seconds(load) * (whole ? load.num_micro_steps() : 1)};
+  const double of_plan = planning_seconds(of_layer, c.context.cost->model().moe_layers, c.planners());
+  return std::max(0.0, (e.recompute_plan ? 2 : 1) * of_plan - c.options.rollout_tail_seconds);
 }
 
-Evaluation with_recompute(const Case& c, Evaluation e, StepPlan recompute_plan) {
-  e.recompute_plan = std::move(recompute_plan);
-  e.step.reset();
-  check(c, e, &e.figures);
-  if (e.check.ok()) simulate(c, e);
-  return e;
+// Plans and simulates as the trial says, once and unchecked. Fills in the trial's results. Returns false if there is no
+// plan.
+bool try_plan(Case c, PlanTrial& trial) {
+  c.context.timeline = nullptr;
+  c.options.check = false;
+  c.runs = 1;
+  if (trial.planned) {
+    c.options.planner = options_of(trial, c.options.planner);
+  } else {
+    c.policy = &policy_named("vanilla");
+  }
+  const Evaluation e = plan_and_judge(c);
+  if (!e.step) return false;
+  trial.memory = e.step->memory_bytes_per_rank;
+  trial.seconds = e.step->step_seconds;
+  if (trial.planned) trial.seconds += estimated_placement(c, e);
+  return true;
 }
 
-// Plans and simulates each residency and returns the best one, by choose_residency(). All are planned before one is
-// chosen, so placement_seconds is the sum over all. If the policy fixes its residency, only that one is evaluated.
-Evaluation with_best_residency(const Case& c) {
-  const Case quiet = c.without_timeline();
-  std::vector<Evaluation> tried;
-  std::vector<ResidencyTrial> trials;
-  double placement_seconds = 0;
-  for (const Residency residency : {Residency::kShared, Residency::kStatic, Residency::kResident}) {
-    Case one = quiet;
-    one.options.planner.residency = residency;
-    Evaluation e = plan_and_judge(one);
-    if (!e.check.ok()) return e;
-    if (!e.step || e.plan.residency != residency) return plan_and_judge(c);
-    placement_seconds += e.placement_seconds;
-    trials.push_back(trial_of(e));
-    tried.push_back(std::move(e));
+// Plans, checks and simulates the best trial of those that the options ask for.
+Evaluation with_best_plan(Case c) {
+  std::vector<PlanTrial> trials = trials_among(c.options.choose, c.options.planner);
+  for (PlanTrial& trial : trials) {
+    if (!try_plan(c, trial)) return plan_and_judge(c);
   }
-  const std::optional<Bytes> budget = c.options.memory_budget();
-  Evaluation best = std::move(tried[choose_residency(trials, budget).trial]);
-  best.whole_placement_seconds += placement_seconds - best.placement_seconds;
-  best.placement_seconds = placement_seconds;
-  // Recompute needs no fixed homes, so it may also place experts freely.
-  std::string why_not;
-  if (std::optional<MeasuredPlan> free = plan_recompute(quiet, Residency::kFree, why_not)) {
-    best.placement_seconds += free->placement_seconds;
-    best.whole_placement_seconds += free->placement_seconds;
-    Evaluation other = with_recompute(quiet, best, std::move(free->step.plan));
-    if (!other.check.ok()) return other;
-    if (choose_residency(std::array{trial_of(best), trial_of(other)}, budget).trial == 1) best = std::move(other);
+  PlanChoice choice = choose_plan(std::move(trials), c.options.memory_budget());
+  const std::string_view name = c.policy->name();
+  if (choice.best().planned) {
+    c.options.planner = options_of(choice.best(), c.options.planner);
+  } else {
+    c.policy = &policy_named("vanilla");
   }
-  charge_placement(best.placement_seconds, c.options.rollout_tail_seconds, *best.step);
-  if (c.context.timeline != nullptr) simulate(c, best);
+  Evaluation best = plan_and_judge(c);
+  best.policy = name;
+  best.choice = std::move(choice);
   return best;
 }
 
@@ -198,7 +199,7 @@ Case case_of(const Policy& policy, const Workload& workload, const EvaluateOptio
   if (options.planning_threads < 1 || options.planners < 0) {
     throw InputError({.field = "planning_threads"}, "must be at least 1, and `planners` at least 0");
   }
-  Case c{.policy = policy, .workload = workload, .options = options, .context = context};
+  Case c{.policy = &policy, .workload = workload, .options = options, .context = context};
   if (!options.simulate) c.context.cost = nullptr;
   return c;
 }
@@ -266,13 +267,15 @@ static void price_copies(const LoadTable& load, const CostModel& cost, PlannerOp
   if (!planner.free_copies) {
     const double hidden = window * cost.cluster().network.bytes_per_second / weights;
     // Another layer must compute before the layer that needs the copy. No layer does before the first one.
-    planner.free_copies = hidden * (load.num_layers() - 1) / load.num_layers();
+    const double layers = cost.model().moe_layers;
+    planner.free_copies = hidden * (layers - 1) / layers;
   }
 }
 
 PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& load, const CostModel* cost) {
   PlannerOptions planner = options.planner;
-  if (planner.prefer == Prefer::kTime && !planner.copy_price && cost != nullptr) price_copies(load, *cost, planner);
+  const bool priced = planner.prefer.value_or(Prefer::kTime) == Prefer::kTime;
+  if (priced && !planner.copy_price && cost != nullptr) price_copies(load, *cost, planner);
   if (!options.hidden_copies) return planner;
   if (cost == nullptr) {
     throw InputError({.field = "max_copies_per_rank"}, "hidden needs `cluster` and `model`");
@@ -302,12 +305,18 @@ EvaluationContext one_of(const EvaluationContext& context, std::size_t index, st
 
 Evaluation evaluate(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
                     const EvaluationContext& context) {
-  if (options.choose_residency && context.cost == nullptr) {
+  if (options.choose == ChooseAmong::kAll && context.cost == nullptr) {
     throw InputError({.field = "residency"}, "auto needs `cluster` and `model`");
   }
   Case c = case_of(policy, workload, options, context);
   c.options.planner = planner_options(options, workload.load, context.cost);
-  return options.choose_residency ? with_best_residency(c) : plan_and_judge(c);
+  if (options.choose == ChooseAmong::kGiven || context.cost == nullptr || !policy.plans_as_asked()) {
+    return plan_and_judge(c);
+  }
+  c.context.cost = context.cost;
+  Evaluation best = with_best_plan(c);
+  if (!options.simulate) best.step.reset();
+  return best;
 }
 
 StepPlan with_quotas(StepPlan plan, Array<Tokens, 4> slot_tokens, const LoadTable& load) {

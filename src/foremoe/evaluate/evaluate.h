@@ -23,6 +23,7 @@
 
 #include "foremoe/core/option.h"
 #include "foremoe/core/timeline.h"
+#include "foremoe/evaluate/plan_choice.h"
 #include "foremoe/evaluate/workload.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/policy/policy.h"
@@ -33,9 +34,8 @@ namespace foremoe {
 struct EvaluateOptions {
   PlannerOptions planner = {};
   bool hidden_copies = false;  // sets max_copies_per_rank to what the links carry while a layer computes
-  // Chooses the residency with the shortest simulated step within the memory budget: static, resident or shared, and
-  // for recompute also free. Has no effect on a policy that fixes its residency.
-  bool choose_residency = false;
+  // With a cost model, policy foremoe plans as is best among these (plan_choice.h). Others plan as the options say.
+  ChooseAmong choose = ChooseAmong::kDefault;
   int align = 128;    // tokens; rho_padded rounds each replica's tokens up to a multiple of this
   bool check = true;  // false: do not check the plans
 
@@ -54,7 +54,7 @@ struct EvaluateOptions {
   std::optional<Bytes> memory_budget() const;
 };
 
-// The planner's options, with residency `auto`, `hidden` copies and align.
+// The planner's options, with residency `auto` and `hidden` copies. Residency and prefer, if given, set `choose`.
 std::vector<Option> planning_options_of(EvaluateOptions& options);
 std::vector<Option> simulation_options_of(EvaluateOptions& options);
 
@@ -75,8 +75,9 @@ struct Evaluation {
   StepPlan plan;                           // of the policy update; of recompute too unless recompute_plan is set
   std::optional<StepPlan> recompute_plan;  // set if the policy update has more than one micro-step in flight
   PlanTimes times;
-  // Measured seconds from the start of planning until the first micro-step can begin, summed over all plans made to
-  // choose this one. Set with a cost model. 0 for a policy that does not plan ahead.
+  std::optional<PlanChoice> choice;  // set if this plan was chosen among several; then it may be vanilla's
+  // Measured seconds from the start of planning until the first micro-step can begin, without trials, which are made
+  // once per run. Set with a cost model. 0 for a policy that does not plan ahead.
   double placement_seconds = 0;
   double whole_placement_seconds = 0;  // until all micro-steps are placed; charged as measured_plan.h says
   int planners = 1;
@@ -121,7 +122,8 @@ double speedup(double before_seconds, double after_seconds);
 // Options to check a plan for this workload. Refers to the workload and the figures.
 CheckOptions check_options(const Workload& workload, const PlanFigures* reported = nullptr, int align = 128);
 
-// Returns the planner's options with hidden_copies resolved to the number of copies that a rank can receive while one
+// Returns the planner's options with the price of copies that cost model and load imply, unless they have one or prefer
+// does not need it, and with hidden_copies resolved to the number of copies that a rank can receive while one
 // layer of a mean micro-step computes. The copies come from its host and, on a single node, also from peers. On a
 // single node, the same number limits the copies that a home sends. Throws InputError without a cost model.
 PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& load, const CostModel* cost);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,13 +12,13 @@
 namespace foremoe {
 namespace {
 
-// Lets the option also accept `word`, which sets `chosen`. Error messages list the word.
-void admit(Option& option, const char* word, bool& chosen) {
+// Lets the option also accept `word`. Calls choose(whether the word was given). Error messages list the word.
+void admit(Option& option, const char* word, std::function<void(bool)> choose) {
   option.words.emplace_back(word);
   const char* const also = option.type == "word" ? "or" : "nor";
-  option.set = [word, also, &chosen, set = option.set](const std::string& text) {
-    chosen = text == word;
-    if (chosen) return;
+  option.set = [word, also, choose = std::move(choose), set = option.set](const std::string& text) {
+    choose(text == word);
+    if (text == word) return;
     try {
       set(text);
     } catch (const InputError& error) {
@@ -35,12 +36,17 @@ std::vector<Option> planning_options_of(EvaluateOptions& o) {
   for (Option& option : options) {
     if (option.name == "residency") {
       option.help +=
-          ". auto: whichever of static, resident and shared gives the fastest simulated step within --memory-budget; "
-          "in recompute, free if that is faster";
-      admit(option, "auto", o.choose_residency);
+          ". auto: whichever of no plan, static, resident and shared gives the fastest simulated step within "
+          "--memory-budget";
+      admit(option, "auto", [&o](bool all) { o.choose = all ? ChooseAmong::kAll : ChooseAmong::kGiven; });
+    } else if (option.name == "prefer") {
+      option.set = [&o, set = option.set](const std::string& text) {
+        set(text);
+        if (o.choose == ChooseAmong::kDefault) o.choose = ChooseAmong::kGiven;
+      };
     } else if (option.name == "max_copies_per_rank") {
       option.help += ". hidden: as many as the links of --cluster can transfer while one layer of --model computes";
-      admit(option, "hidden", o.hidden_copies);
+      admit(option, "hidden", [&o](bool hidden) { o.hidden_copies = hidden; });
     }
   }
   return options;

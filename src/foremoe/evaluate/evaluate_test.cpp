@@ -40,9 +40,10 @@ using Evaluations = test::EvaluatedStep;
 
 TEST_F(Evaluations, EqualTheResultsOfPlannerCheckFiguresAndSimulator) {
   const Policy& policy = policy_named("foremoe");
-  const PlannerOptions planner{.guest_slots = 2};
-  const Evaluation e = evaluate(policy, input_, {.planner = planner, .path = PathChoice::kPeer, .depth = 3},
-                                {.pool = pool_, .cost = &cost_});
+  const PlannerOptions planner{.guest_slots = 2, .prefer = Prefer::kBalance};
+  const EvaluateOptions options{
+      .planner = planner, .choose = ChooseAmong::kGiven, .path = PathChoice::kPeer, .depth = 3};
+  const Evaluation e = evaluate(policy, input_, options, {.pool = pool_, .cost = &cost_});
 
   const PolicyResult result = policy.plan(input_.for_policy(planner), pool_);
   const StepPlan& plan = std::get<PlannedStep>(result).plan;
@@ -161,43 +162,6 @@ TEST_F(Evaluations, PlanRecomputeSeparatelyWithSeveralMicroStepsInFlight) {
   EXPECT_EQ(&e.plan_of(Phase::kPolicyUpdate), &e.plan);
 }
 
-TEST_F(Evaluations, WithResidencyAutoReturnTheQuickestTrial) {
-  EvaluateOptions options{.choose_residency = true};
-  const Evaluation best = evaluate(policy_named("foremoe"), input_, options, {.pool = pool_, .cost = &cost_});
-  options.choose_residency = false;
-  for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
-    options.planner.residency = residency;
-    const Evaluation one = evaluate(policy_named("foremoe"), input_, options, {.pool = pool_, .cost = &cost_});
-    EXPECT_LE(best.step->step_seconds, one.step->step_seconds) << to_string(residency);
-  }
-}
-
-// Makes valid plans except for one residency.
-class WrongIf final : public Policy {
- public:
-  explicit WrongIf(Residency residency) : residency_(residency) {}
-  std::string_view name() const override { return "wrong-if"; }
-  std::string_view summary() const override { return "wrong for one residency"; }
-  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
-  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    PolicyResult result = find_policy("foremoe")->plan(input, pool);
-    if (input.options.residency == residency_) std::get<PlannedStep>(result).plan.slot_tokens.flat()[0] += Tokens{1};
-    return result;
-  }
-
- private:
-  Residency residency_;
-};
-
-TEST_F(Evaluations, WithResidencyAutoReturnAWrongTrial) {
-  for (const Residency residency : {Residency::kStatic, Residency::kShared, Residency::kFree}) {
-    const Evaluation e =
-        evaluate(WrongIf(residency), input_, {.choose_residency = true}, {.pool = pool_, .cost = &cost_});
-    EXPECT_FALSE(e.check.ok()) << to_string(residency);
-    EXPECT_FALSE(e.step) << to_string(residency);
-  }
-}
-
 TEST_F(Evaluations, RejectOptionsThatNeedACluster) {
   const auto refused = [&](const EvaluateOptions& options) -> std::string {
     try {
@@ -207,7 +171,7 @@ TEST_F(Evaluations, RejectOptionsThatNeedACluster) {
     }
     return "not refused";
   };
-  EXPECT_THAT(refused({.choose_residency = true}), HasSubstr("residency: auto needs"));
+  EXPECT_THAT(refused({.choose = ChooseAmong::kAll}), HasSubstr("residency: auto needs"));
   EXPECT_THAT(refused({.hidden_copies = true}), HasSubstr("max_copies_per_rank: hidden needs"));
 }
 
@@ -314,9 +278,9 @@ TEST(OptionTables, SetTheirDeclaredFields) {
   EvaluateOptions options;
   std::vector<Option> table = planning_options_of(options);
   option_named(table, "residency").set("auto");
-  EXPECT_TRUE(options.choose_residency);
+  EXPECT_EQ(options.choose, ChooseAmong::kAll);
   option_named(table, "residency").set("shared");
-  EXPECT_FALSE(options.choose_residency);
+  EXPECT_EQ(options.choose, ChooseAmong::kGiven);
   EXPECT_EQ(options.planner.residency, Residency::kShared);
   option_named(table, "max_copies_per_rank").set("hidden");
   EXPECT_TRUE(options.hidden_copies);

@@ -68,6 +68,14 @@ Json fit_json(const FitOfPlan& f) {
           {"capacities", capacities_json(f.capacities)}};
 }
 
+Json choice_json(const PlanChoice& choice) {
+  Json trials = Json::array();
+  for (const PlanTrial& trial : choice.trials) {
+    trials.push_back({{"plan", to_string(trial)}, {"seconds", trial.seconds}, {"memory_bytes", trial.memory.value}});
+  }
+  return {{"plan", to_string(choice.best())}, {"fits", choice.fits}, {"trials", std::move(trials)}};
+}
+
 void add_step(const Evaluation& e, Json& json) {
   const SimulatedStep& step = *e.step;
   json["dispatch"] = to_string(step.policy_update.dispatch);
@@ -94,7 +102,6 @@ void add_step(const Evaluation& e, Json& json) {
   json["rl_step_seconds"] = step.rl_step_seconds;
   json["rl_step_speedup"] = e.rl_step_speedup;
   if (e.largest_micro_batch_tokens) json["largest_micro_batch_tokens"] = e.largest_micro_batch_tokens->value;
-  json["recompute_residency"] = to_string(e.plan_of(Phase::kRecompute).residency);
   json["phases"] = Json::array({to_json(step.recompute), to_json(step.policy_update)});
 }
 
@@ -148,9 +155,11 @@ Json to_json(const Evaluation& e, bool checked) {
     return {{"policy", e.policy}, {"ok", e.check.ok()}, {"violations", to_json(e.check)["violations"]}};
   }
   Json json = to_json(e.figures);
+  json["policy"] = e.policy;  // the plan is vanilla's if foremoe chose not to plan
   json["plan_seconds"] = e.times.wall_seconds;
   json["plan_us_per_layer_micro_step"] = e.us_per_layer_micro_step();
   json["threads"] = e.threads;
+  if (e.choice) json["choice"] = choice_json(*e.choice);
   if (checked || !e.check.ok()) json["ok"] = e.check.ok();
   if (!e.check.ok()) json["violations"] = to_json(e.check)["violations"];
   if (e.step) add_step(e, json);

@@ -118,11 +118,13 @@ void find_guest_slots(const FitRequest& request, const EvaluateOptions& options,
 
 }  // namespace
 
-Fit fit(const FitRequest& request, const EvaluateOptions& options, const EvaluationContext& context) {
+Fit fit(const FitRequest& request, const EvaluateOptions& asked, const EvaluationContext& context) {
   assert(context.cost != nullptr);
   const CostModel& cost = *context.cost;
   const LoadTable& load = request.workload.load;
   if (num_assignments(load) == 0) throw InputError({.file = load.name}, "has no tokens");
+  EvaluateOptions options = asked;
+  options.choose = ChooseAmong::kGiven;  // the question is whether a plan fits, so it is made even if it does not pay
   Fit fit{.limit = options.memory_budget().value_or(cost.cluster().memory), .mean_tokens = mean_tokens_per_rank(load)};
   fit.now = fit_of(evaluate_vanilla(request.workload, options, context), load, cost, fit.limit);
   fit.planned = fit_of(evaluate_valid(request.policy, request.workload, options, context), load, cost, fit.limit);

@@ -7,8 +7,6 @@
 namespace foremoe {
 namespace {
 
-constexpr int kRuns = 3;  // on a busy machine one run can take several times as long
-
 struct Ahead {
   std::vector<double> first;  // [layer] CPU seconds before the first micro-step can begin
   std::vector<double> whole;  // [layer] until all micro-steps are planned
@@ -61,7 +59,7 @@ std::optional<MeasuredPlan> plan_measured(const Policy& policy, const Workload& 
   MeasuredPlan measured{.step = std::move(std::get<PlannedStep>(result))};
   if (context.cost == nullptr || !policy.plans_ahead(policy_input)) return measured;
   Ahead seconds = seconds_ahead(policy, measured.step.times);
-  for (int run = 1; run < kRuns; ++run) {
+  for (int run = 1; run < options.runs; ++run) {
     const PolicyResult again = plan_with(policy, workload, policy_input, context.pool);
     const Ahead others = seconds_ahead(policy, std::get<PlannedStep>(again).times);
     keep_least(seconds.first, others.first);

@@ -21,10 +21,12 @@ struct Planners {
 // of_layer: CPU seconds per layer of the workload. Each workload layer represents the same number of model layers.
 double planning_seconds(std::span<const double> of_layer, int model_layers, const Planners& planners);
 
+inline constexpr int kPlanningRuns = 3;  // on a busy machine one run can take several times as long
+
 struct MeasuredPlan {
   PlannedStep step;
   // CPU seconds from the start of planning until the first micro-step can begin. With a cost model, uses the shortest
-  // of three runs per layer. 0 if the policy does not plan ahead.
+  // of all runs per layer. 0 if the policy does not plan ahead.
   double placement_seconds = 0;
   // CPU seconds until all micro-steps are placed. Charged under `shared` if copies come from host memory, since an
   // arena is filled with the experts of the whole phase.
@@ -34,6 +36,7 @@ struct MeasuredPlan {
 struct PlanningOptions {
   PlannerOptions planner;
   Planners planners;
+  int runs = kPlanningRuns;
 };
 
 // Returns nullopt, and the reason in `why_not`, if the policy is not defined for the workload.

@@ -74,7 +74,6 @@ TEST_F(Placement, IsTheLeastOfThreeRunsUntilTheFirstMicroStep) {
   EXPECT_DOUBLE_EQ(placement({}), 3);
   EXPECT_DOUBLE_EQ(placement({.rollout_tail_seconds = 4}), 3);
   EXPECT_DOUBLE_EQ(placement({.planner = {.in_flight = 2}}), 2 * 3) << "recompute has a plan of its own";
-  EXPECT_DOUBLE_EQ(placement({.choose_residency = true}), 4 * 3) << "shared, static, resident and free";
 }
 
 TEST_F(Placement, IsSharedByAllRanksByDefault) {
@@ -101,21 +100,6 @@ TEST_F(Placement, WaitsForTheFirstMicroStepUnlessArenasAreFilledForThePhase) {
   EXPECT_DOUBLE_EQ(placement(Residency::kResident, PathChoice::kHost), 2 + 1);
 }
 
-// Plans all residencies before it chooses one: shared with arenas, static, resident, and free for recompute.
-TEST_F(Placement, OfAChosenResidencyIncludesAllTrials) {
-  const auto chosen = [&](double gigabytes) {
-    EvaluateOptions options{.planner = {.guest_slots = 2}, .path = PathChoice::kHost, .planners = 1};
-    options.choose_residency = true;
-    options.memory_budget_gigabytes = gigabytes;
-    const Evaluation e = evaluate(Slow(), input_, options, {.pool = pool_, .cost = &cost_});
-    EXPECT_DOUBLE_EQ(e.placement_seconds / cost_.model().moe_layers, (2 + 1 + 4) + 3 * (2 + 1));
-    EXPECT_EQ(e.step->exposed_placement_seconds, e.placement_seconds);
-    return e.plan.residency;
-  };
-  EXPECT_NE(chosen(0), Residency::kShared);
-  EXPECT_EQ(chosen(1e-6), Residency::kShared) << "the one that needs least memory";
-}
-
 TEST_F(Placement, OfAMicroStepIsAnEqualPartIfAllArePlannedAlike) {
   const auto first = [&](const char* name, Residency residency) {
     const PolicyResult result = policy_named(name).plan(
@@ -133,7 +117,7 @@ TEST_F(Placement, OfAMicroStepIsAnEqualPartIfAllArePlannedAlike) {
 TEST_F(Placement, IsChargedToPoliciesThatPlanAheadFromTheStepsOwnRoutes) {
   const int layers = cost_.model().moe_layers;
   const auto placement = [&](const Policy& policy) {
-    const EvaluateOptions options{.planner = {.guest_slots = 2}, .planners = 1};
+    const EvaluateOptions options{.planner = {.guest_slots = 2}, .choose = ChooseAmong::kGiven, .planners = 1};
     return evaluate(policy, input_, options, {.pool = pool_, .cost = &cost_}).placement_seconds;
   };
   const auto expect_charged = [&](bool charged, std::initializer_list<const char*> names) {

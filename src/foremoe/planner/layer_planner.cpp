@@ -93,7 +93,7 @@ void LayerPlanner::place_homes(StepPlan& plan) {
 // Returns whether `resident` spends planning time on saving copies, by sweeps of B and by comparison with static
 // guests. Always true unless Prefer::kBalance, since the sweeps also choose local guests.
 bool LayerPlanner::saves_copies() const {
-  return options_.stages.sweeps || options_.prefer != Prefer::kBalance || !copies_hide(problem_);
+  return options_.stages.sweeps || preference(options_) != Prefer::kBalance || !copies_hide(problem_);
 }
 
 ReplicaGraph LayerPlanner::place_base(bool warm) {
@@ -177,7 +177,7 @@ static std::int64_t busiest(const Assignment& a) { return *std::max_element(a.ra
 // these options every `static` plan is also a valid `resident` plan, and stage T finds its optimal quotas.
 static bool rivals_static(const PlannerOptions& options) {
   return options.guest_slots > 0 && options.stages.replication && options.stages.tokens && uses_base_guests(options) &&
-         options.prefer == Prefer::kBalance && options.min_tokens_per_guest == 0;
+         preference(options) == Prefer::kBalance && options.min_tokens_per_guest == 0;
 }
 
 // Each micro-step starts from the guests left by the previous one. Guests without tokens are requested only if

@@ -43,8 +43,8 @@ struct LinkCopies {
 
 LocalGuests::LocalGuests(const LayerProblem& problem, const PlannerOptions& options) : problem_(problem) {
   const int num_nodes = problem.topology.num_nodes();
-  if (options.prefer == Prefer::kBalance || num_nodes == 1) return;
-  if (options.prefer == Prefer::kTime) {
+  if (preference(options) == Prefer::kBalance || num_nodes == 1) return;
+  if (preference(options) == Prefer::kTime) {
     price_ = options.copy_price.value();
     free_copies_ = options.free_copies.value_or(0);
   }

@@ -102,18 +102,19 @@ std::vector<Option> options_of(PlannerOptions& o) {
                       .main = true},
                      o.in_flight, kInFlight),
       std::move(stages),
-      word_option<Prefer>(
+      word_option<std::optional<Prefer>>(
           {.name = "prefer",
            .value = "WORD",
            .help = "Objective. balance: the smallest load of the busiest rank. links: also less traffic "
                    "between nodes, within --tolerance. time: as links, with copies only where they pay off. Needs "
                    "--copy-price, or --cluster and --model where they are accepted",
+           .initial = "time with a price, else balance",
            .group = group},
           o.prefer, {{"balance", Prefer::kBalance}, {"links", Prefer::kLinks}, {"time", Prefer::kTime}}),
       number_option(
           {.name = "copy_price",
            .value = "X",
-           .help = "With --prefer time: tokens of a node, in mean rank loads, whose way to other nodes and back takes "
+           .help = "For --prefer time: tokens of a node, in mean rank loads, whose way to other nodes and back takes "
                    "as long as one copy",
            .initial = "of --cluster and --model",
            .group = group},
@@ -121,7 +122,7 @@ std::vector<Option> options_of(PlannerOptions& o) {
       number_option(
           {.name = "free_copies",
            .value = "N",
-           .help = "With --prefer time: copies per rank and layer without a price, because computation hides them",
+           .help = "For --prefer time: copies per rank and layer without a price, because computation hides them",
            .initial = "of --cluster and --model",
            .group = group},
           o.free_copies, kPrice),
@@ -172,7 +173,7 @@ void expect_in_range(const PlannerOptions& o) {
   if (o.prefer == Prefer::kTime && !o.copy_price) {
     throw InputError({.field = "prefer"}, "time needs `copy_price`, or `cluster` and `model` where they are accepted");
   }
-  if (o.prefer != Prefer::kTime && (o.copy_price || o.free_copies)) {
+  if (preference(o) != Prefer::kTime && (o.copy_price || o.free_copies)) {
     throw InputError({.field = o.copy_price ? "copy_price" : "free_copies"}, "needs `prefer` time");
   }
   if (o.tolerance) expect_in(kToleranceRange, *o.tolerance, "tolerance");
@@ -203,7 +204,7 @@ std::string to_json(const PlannerOptions& o) {
                               {"residency", to_string(o.residency)},
                               {"in-flight", o.in_flight},
                               {"stages", stages},
-                              {"prefer", to_string(o.prefer)},
+                              {"prefer", to_string(preference(o))},
                               {"tolerance", o.tolerance.value_or(default_tolerance(o.residency))},
                               {"min-tokens-per-guest", o.min_tokens_per_guest},
                               {"seed", o.seed}};

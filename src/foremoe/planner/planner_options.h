@@ -33,8 +33,8 @@ struct PlannerOptions {
   Residency residency = Residency::kResident;
   int in_flight = 1;  // K ≥ 1
   PlannerStages stages = {};
-  int rehome = 0;  // home moves allowed per layer; kNoLimit: any number
-  Prefer prefer = Prefer::kBalance;
+  int rehome = 0;                     // home moves allowed per layer; kNoLimit: any number
+  std::optional<Prefer> prefer = {};  // none: kTime if there is a copy_price, else kBalance
   // For Prefer::kTime, which needs a price. copy_price: tokens of a node whose way to other nodes and back takes as
   // long as one copy on the link of one rank, in mean rank loads. free_copies: per rank and layer, without a price,
   // because computation hides them; none: 0.
@@ -50,6 +50,11 @@ struct PlannerOptions {
 
 // Under `shared`, every use of a guest is a copy, and the last 1 % of balance would cost a tenth of all copies.
 inline double default_tolerance(Residency residency) { return residency == Residency::kShared ? 0.01 : 0.006; }
+
+// What `prefer` stands for.
+inline Prefer preference(const PlannerOptions& options) {
+  return options.prefer.value_or(options.copy_price ? Prefer::kTime : Prefer::kBalance);
+}
 
 // Throws InputError with the field's name if an option is out of range.
 void expect_in_range(const PlannerOptions& options);

@@ -63,7 +63,7 @@ std::int64_t Quotas::exact(int m, ReplicaGraph& graph, Assignment& a) {
     serve_at_anchors(m, graph, a);
     std::int64_t level = assign_tokens(graph, problem_.lower_bound[m], a, search_);
     if (many_nodes) {
-      if (options_.prefer != Prefer::kBalance) level = std::max(level, problem_.target[m]);
+      if (preference(options_) != Prefer::kBalance) level = std::max(level, problem_.target[m]);
       deal_by_node(m, graph, a);
       search_.relieve(graph, level, a);
       locality_.improve(m, level, graph, a);

@@ -43,6 +43,8 @@ class Policy {
   // precedes its first micro-step. False if the plan uses an earlier step's routes, the router's output, or no routes.
   virtual bool plans_ahead(const PolicyInput& input) const = 0;
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
+  // Returns whether plans have the residency and the preference that the options name, so that these can be chosen.
+  virtual bool plans_as_asked() const { return false; }
 
   // Options that only this system has, bound to variables of this object. A system with such options also implements
   // copy(), because the registered objects below never change (own_options.h).

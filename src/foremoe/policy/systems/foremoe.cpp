@@ -14,6 +14,7 @@ class ForeMoe final : public Policy {
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
+  bool plans_as_asked() const override { return !residency_; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const PlanRequest request{.load = input.load,
