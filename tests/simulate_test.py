@@ -7,7 +7,8 @@ from foremoe_command import CommandTest
 
 FIXED = {"step_seconds", "speedup_over_vanilla", "ideal_step_seconds", "exposed_copy_seconds", "peak_tokens_per_rank",
          "memory_bytes_per_rank", "rl_step_speedup"}  # fmt: skip
-PARTS = {"arena_refresh", "dense", "planning", "dispatch", "experts", "combine", "exposed_copies", "exposed_gradients", "optimizer"}
+PARTS = {"arena_refresh", "dense", "planning", "dispatch", "experts", "combine", "exposed_copies", "exposed_gradients", "optimizer",
+         "data_parallel"}  # fmt: skip
 
 
 class Simulate(CommandTest):

@@ -167,8 +167,7 @@ void print(const JobFit& job, const PlanningSession& session, const FitArguments
   print_groups(job);
   print_ranks(fit);
   print_guest_slots(fit, arguments.policy);
-  const std::string sharding =
-      optimizer_remark(*session.cost, session.groups.front().load.num_ranks(), session.groups.size());
+  const std::string sharding = optimizer_remark(*session.cost, session.groups.front().load.num_ranks());
   if (!sharding.empty()) print_values("{}\n\n", sharding);
   print_capacities(fit);
   print_break_even(fit);

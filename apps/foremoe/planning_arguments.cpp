@@ -70,13 +70,8 @@ PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given,
     expect_output(group_path(request.output, g), files, request.output_option);
   }
   named.options.ep_groups = first.num_groups_of_job();
+  named.options.groups_share_node = first.groups_share_node();
   cost = request.simulates ? find_cost_model(named, first.load) : find_cost_model_if_asked(named, first.load);
-  if (request.simulates && groups.size() > 1 && !given("optimizer_shards")) {
-    note(
-        fmt::format("--optimizer-shards is 1: every group holds the whole optimizer state of its experts. A trainer "
-                    "with a distributed optimizer shares it among the {0} groups: --optimizer-shards {0}",
-                    groups.size()));
-  }
 
   const EvaluateOptions& options = a.evaluate;
   const int others = first.load.num_experts() - first.load.num_experts() / first.load.num_ranks();

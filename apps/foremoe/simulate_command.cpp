@@ -61,7 +61,7 @@ std::vector<std::string> remarks(const std::vector<Evaluation>& evaluations, con
     if (e.step) needed.push_back({.who = e.policy, .bytes = e.step->memory_bytes_per_rank});
   }
   std::vector<std::string> said = memory_remarks(needed, cost, budget);
-  if (!said.empty()) said.push_back(optimizer_remark(cost, evaluations.front().plan.num_ranks(), 1));
+  if (!said.empty()) said.push_back(optimizer_remark(cost, evaluations.front().plan.num_ranks()));
   std::erase(said, std::string{});
   return said;
 }

@@ -83,6 +83,7 @@ void set_cluster(const nb::dict& keys, CostRequest& cost) {
 std::optional<CostModel> cost_of(const CostRequest& request, const Workload& input, bool simulates) {
   NamedCost named = read_cost(request);
   named.options.ep_groups = input.num_groups_of_job();
+  named.options.groups_share_node = input.groups_share_node();
   return simulates ? find_cost_model(named, input.load) : find_cost_model_if_asked(named, input.load);
 }
 
@@ -234,7 +235,7 @@ nb::object cost_facts(const Evaluated& e) {
   d["model"] = cost.model().name;
   d["moe_layers"] = cost.model().moe_layers;
   d["sequence_tokens"] = cost.sequence_tokens();
-  d["optimizer_shards"] = cost.options().optimizer_shards;
+  d["optimizer_shards"] = cost.optimizer_shards();
   d["dispatch"] = std::string(to_string(cost.options().dispatch));
   d["keep_activations"] = !cost.options().recompute_activations;
   d["recompute_experts"] = cost.options().recompute_experts;
@@ -245,7 +246,7 @@ nb::object cost_facts(const Evaluated& e) {
   d["expert_gradient_bytes"] = cost.expert_gradient().value;
   d["expert_state_bytes"] = static_cast<double>(cost.expert_weights().value) +
                             static_cast<double>(cost.model().expert_parameters()) *
-                                cost.options().optimizer_bytes_per_parameter / cost.options().optimizer_shards;
+                                cost.options().optimizer_bytes_per_parameter / cost.optimizer_shards();
   for (const auto& [name, link] : {std::pair{"peers", cost.cluster().peers}, {"network", cost.cluster().network}}) {
     nb::dict speed;
     speed["bytes_per_second"] = link.bytes_per_second;

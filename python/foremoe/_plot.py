@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 def _colours(letter: str) -> tuple[str, ...]:
     """Returns the numbered colours that style.css gives this letter, in the report's light scheme."""
     style = importlib.resources.files(__package__).joinpath("report", "style.css").read_text(encoding="utf-8")
-    return tuple(re.findall(rf"--{letter}\d: (#\w+);", style.partition("@media")[0]))
+    return tuple(re.findall(rf"--{letter}\d+: (#\w+);", style.partition("@media")[0]))
 
 
 PARTS = (  # in the order of drawing
     *("dense", "dispatch", "experts", "combine", "planning"),
-    *("exposed copies", "arena refresh", "exposed gradients", "optimizer", "homes moved"),
+    *("exposed copies", "arena refresh", "exposed gradients", "optimizer", "homes moved", "data parallel"),
 )
 COLOURS = dict(zip(PARTS, _colours("s"), strict=True)) | {"placement, measured here": "#e8d36a"}
 SERIES = (COLOURS["dense"], COLOURS["dispatch"])

@@ -67,7 +67,7 @@ class ModelOptions(TypedDict, total=False):
     keep_activations: Annotated[bool, False]
     recompute_experts: Annotated[bool, False]
     bytes_per_parameter: Annotated[int, 2]
-    optimizer_shards: Annotated[int, 1]
+    optimizer_shards: Annotated[int | None, None]  # None: the number of expert-parallel groups
     dispatch: Annotated[Literal["token", "row"], "token"]
     other_seconds_per_layer: Annotated[float, 0.0]
     separate_uplinks: Annotated[bool, False]

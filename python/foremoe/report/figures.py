@@ -145,7 +145,7 @@ def legend_of(parts: Mapping[str, tuple[str, Sequence[float]]]) -> list[tuple[st
 
 
 def colours_of(names: Sequence[str], known: Sequence[str]) -> dict[str, str]:
-    """Return a colour, s0 … s9, for each name: by its position in `known` if it is there, else in `names`."""
+    """Return a colour, s0 … s10, for each name: by its position in `known` if it is there, else in `names`."""
     return {name: f"s{known.index(name) if name in known else i % 10}" for i, name in enumerate(names)}
 
 

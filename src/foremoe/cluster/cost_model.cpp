@@ -54,7 +54,8 @@ void check_cost_options(const CostOptions& options) {
   expect("bytes_per_parameter", options.bytes_per_parameter, 1);
   expect("bytes_per_gradient", options.bytes_per_gradient, 1);
   expect("optimizer_bytes_per_parameter", options.optimizer_bytes_per_parameter, 0);
-  expect("optimizer_shards", options.optimizer_shards, 1);
+  expect("optimizer_shards", options.optimizer_shards.value_or(1), 1);
+  expect("ep_groups", options.ep_groups, 1);
   if (options.recompute_experts && options.recompute_activations) {
     throw InputError({.field = "recompute_experts"},
                      "needs `keep_activations`: without it whole layers are recomputed");
@@ -208,8 +209,26 @@ double CostModel::optimizer(int num_experts) const {
   // Reads gradients, reads and writes the state, writes weights.
   const double bytes_per_parameter =
       options_.bytes_per_gradient + 2.0 * options_.optimizer_bytes_per_parameter + options_.bytes_per_parameter;
-  const double parameters = as_double(model_.expert_parameters()) * num_experts / options_.optimizer_shards;
+  const double parameters = as_double(model_.expert_parameters()) * num_experts / optimizer_shards();
   return parameters * bytes_per_parameter / cluster_.memory_bytes_per_second + cluster_.kernel_seconds;
+}
+
+CostModel::Collective CostModel::ring(double ranks, double bytes) const {
+  const LinkSpeed& link = options_.groups_share_node ? cluster_.peers : cluster_.network;
+  const double sent = bytes * (ranks - 1) / ranks;
+  return {.seconds = sent / link.bytes_per_second + (ranks - 1) * link.latency_seconds, .bytes = sent};
+}
+
+CostModel::Collective CostModel::reduce_gradients(int num_experts) const {
+  const double bytes = as_double(expert_gradient().value) * num_experts;
+  const double shards = shards_in_job();
+  const Collective scatter = ring(shards, bytes);
+  const Collective half = ring(options_.ep_groups / shards, bytes / shards);  // an all-reduce also gathers
+  return {.seconds = scatter.seconds + 2 * half.seconds, .bytes = scatter.bytes + 2 * half.bytes};
+}
+
+CostModel::Collective CostModel::gather_weights(int num_experts) const {
+  return ring(shards_in_job(), as_double(expert_weights().value) * num_experts);
 }
 
 Bytes CostModel::expert_weights() const { return model_.expert_bytes(options_.bytes_per_parameter); }
@@ -254,7 +273,7 @@ Bytes CostModel::rank_state(int num_experts_per_layer, int num_ranks) const {
   const auto optimizer_bytes = [&](std::int64_t parameters, int shards) {
     return (parameters * options_.optimizer_bytes_per_parameter + shards - 1) / shards;
   };
-  return Bytes{(own + replicated) * in_place + optimizer_bytes(own, options_.optimizer_shards) +
+  return Bytes{(own + replicated) * in_place + optimizer_bytes(own, optimizer_shards()) +
                optimizer_bytes(replicated, std::max(1, num_ranks) * options_.ep_groups)};
 }
 

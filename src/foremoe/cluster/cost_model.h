@@ -11,6 +11,7 @@
 // layers or of experts only) are recomputed. Attention's factor is 2.5 instead of 2, since its scores are recomputed
 // (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md lists the omissions.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -43,10 +44,12 @@ struct CostOptions {
   int bytes_per_parameter = 2;             // of weights and rows (bf16)
   int bytes_per_gradient = 4;              // accumulated in float32
   int optimizer_bytes_per_parameter = 12;  // master weights and two moments, float32
-  int optimizer_shards = 1;                // data-parallel ranks that shard one expert's optimizer state, ≥ 1
-  int ep_groups = 1;                       // of the job; they share the other parameters' optimizer state, ≥ 1
-  bool shares_uplink = true;               // host copies and network traffic share the switch's uplink
-  double other_seconds_per_layer = 0;      // unmodelled time per layer and pass; fitted to a measured step
+  std::optional<int> optimizer_shards =
+      {};                              // data-parallel ranks that shard one expert's optimizer state; null: groups
+  int ep_groups = 1;                   // of the job; they share the other parameters' optimizer state, ≥ 1
+  bool groups_share_node = false;      // all groups are in one node
+  bool shares_uplink = true;           // host copies and network traffic share the switch's uplink
+  double other_seconds_per_layer = 0;  // unmodelled time per layer and pass; fitted to a measured step
   Dispatch dispatch = Dispatch::kToken;
 };
 
@@ -69,6 +72,7 @@ class CostModel {
   int sequence_tokens() const { return options_.sequence_tokens.value_or(kSequenceTokens); }
   // Σ length² over sequences of sequence_tokens() that have this number of tokens together, tokens².
   double squared_lengths(Tokens tokens) const;
+  int optimizer_shards() const { return options_.optimizer_shards.value_or(options_.ep_groups); }
 
   // Seconds on one rank in one layer.
   // Attention, norms, router, shared experts and CostOptions::other_seconds_per_layer, for this rank's tokens.
@@ -90,6 +94,17 @@ class CostModel {
     return direction == Pass::kBackward && options_.recompute_activations ? 2 : 1;
   }
   double optimizer(int num_experts) const;  // one step for `num_experts` home experts, counted over all layers
+
+  // Ring collectives over the ranks that have the same home experts, one in each of the job's groups. Seconds and bytes
+  // that one rank sends for its home experts of one layer. Nothing if the job has one group.
+  struct Collective {
+    double seconds = 0;
+    double bytes = 0;
+  };
+  // With S shards of the optimizer state and n groups: reduce-scatter over S ranks, then all-reduce of each shard over
+  // n ÷ S. A plain all-reduce if S = 1, a plain reduce-scatter if S = n.
+  Collective reduce_gradients(int num_experts) const;
+  Collective gather_weights(int num_experts) const;  // updated weights, over the shards
 
   // Bytes.
   Bytes expert_weights() const;         // of one expert, as copied
@@ -132,6 +147,8 @@ class CostModel {
   // Seconds of memory-bound kernels.
   double moving(double bytes, int kernels, Pass direction, bool of_experts = false) const;
   double attention(double tokens, double squared_lengths, Pass direction) const;
+  Collective ring(double ranks, double bytes) const;  // reduce-scatter or all-gather of `bytes`
+  double shards_in_job() const { return std::min(optimizer_shards(), options_.ep_groups); }
   Bytes inside_experts_per_row() const;  // gate, up and their product
   double feed_forward(double tokens, double parameters, double intermediate, Pass direction) const;
 

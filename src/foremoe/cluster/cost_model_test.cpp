@@ -198,6 +198,13 @@ TEST(CostModel, TheOptimizerReadsAndWritesItsState) {
 // Four experts in each of two layers have 49152 parameters. The rest has 87552: three layers of attention (36864), two
 // routers (1024), two shared experts (12288), one dense block (24576), embedding and head (12800). Weights and
 // gradients take 6 bytes per parameter, the optimizer 12: over 2 shards for experts, over 4 ranks for the rest.
+TEST(CostModel, GroupsShareTheOptimizerStateOfExpertsUnlessShardsAreGiven) {
+  EXPECT_EQ(small({.ep_groups = 4}).optimizer_shards(), 4);
+  EXPECT_EQ(small({.ep_groups = 4}).optimizer(4), small({.optimizer_shards = 4}).optimizer(4));
+  EXPECT_EQ(small({.optimizer_shards = 1, .ep_groups = 4}).optimizer(4), small({}).optimizer(4));
+  EXPECT_EQ(small({.optimizer_shards = 8}).gather_weights(4).bytes, 0) << "one group";
+}
+
 TEST(CostModel, ARankStoresItsExpertsAndAllOtherParameters) {
   EXPECT_EQ(small_model().parameters_besides_experts(), 87552);
   EXPECT_EQ(small({.optimizer_shards = 2}).rank_state(4, 4),
@@ -334,6 +341,7 @@ TEST(CostModel, ErrorsNameTheModelAndItsMissingField) {
   EXPECT_EQ(error_of([](ModelShape&) {}), "no error");
   EXPECT_THROW(small({.sequence_tokens = 0}), InputError);
   EXPECT_THROW(small({.optimizer_shards = 0}), InputError);
+  EXPECT_THROW(small({.ep_groups = 0}), InputError);
 }
 
 }  // namespace foremoe

@@ -106,6 +106,7 @@ std::vector<Option> options_of(CostRequest& r) {
       integer_option({.name = "optimizer_shards",
                       .value = "N",
                       .help = "Data-parallel ranks that share one expert's optimizer state",
+                      .initial = "the number of expert-parallel groups",
                       .group = group},
                      r.options.optimizer_shards, {1, 1 << 16}),
       word_option<Dispatch>(

@@ -2,8 +2,8 @@
 
 // Evaluations of a job with several expert-parallel groups (split_groups() in workload.h), from those of each group.
 //
-// Groups do not wait for each other between micro-steps. They wait once, at the end of the step, where data parallelism
-// sums gradients (not modelled), so the slowest group's step is the job's.
+// Groups do not wait for each other between micro-steps. They wait once, at the end of the step, where they reduce
+// gradients (PhaseSeconds::data_parallel), so the slowest group's step is the job's.
 
 #include <cstddef>
 #include <string>

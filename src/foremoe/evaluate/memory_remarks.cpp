@@ -40,17 +40,17 @@ std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed,
   return remarks;
 }
 
-std::string optimizer_remark(const CostModel& cost, int num_ranks, std::size_t num_groups) {
-  const auto shards = static_cast<std::int64_t>(num_groups > 1 ? num_groups : 8);  // 8: an example
+std::string optimizer_remark(const CostModel& cost, int num_ranks) {
+  constexpr std::int64_t kExample = 8;
   const CostOptions& options = cost.options();
-  if (options.optimizer_shards != 1) return {};
+  if (options.optimizer_shards || options.ep_groups > 1) return {};
   const ModelShape& model = cost.model();
   const Bytes bytes{model.expert_parameters() * model.moe_layers * (model.experts / num_ranks) *
                     options.optimizer_bytes_per_parameter};
   return fmt::format(
       "the experts' optimizer state is not sharded (--optimizer-shards 1): {} GB per rank; with {} "
       "data-parallel ranks that share it, {} GB",
-      gigabytes(bytes), shards, gigabytes(Bytes{bytes.value / shards}));
+      gigabytes(bytes), kExample, gigabytes(Bytes{bytes.value / kExample}));
 }
 
 }  // namespace foremoe

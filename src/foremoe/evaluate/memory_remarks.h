@@ -23,7 +23,8 @@ struct NeededMemory {
 std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
                                         std::optional<Bytes> budget);
 
-// Returns how the optimizer state of a rank's experts depends on --optimizer-shards; empty if that is not 1.
-std::string optimizer_remark(const CostModel& cost, int num_ranks, std::size_t num_groups);
+// Returns how the optimizer state of a rank's experts depends on --optimizer-shards; empty if it was given, or if the
+// job's groups share the state.
+std::string optimizer_remark(const CostModel& cost, int num_ranks);
 
 }  // namespace foremoe

@@ -333,6 +333,7 @@ Workload take_group(const Workload& whole, int ep, int group) {
   part.cut = whole.cut;
   part.asked = whole.asked;
   part.asked.ranks = ranks;
+  part.asked.ranks_per_node = per_node;
   part.asked.ep = ep;
   part.asked.group = group;
   part.remarks = whole.remarks;

@@ -57,6 +57,7 @@ struct Workload {
   const BatchedTrace* tokens_of_load() const { return tokens && !cut ? &*tokens : nullptr; }
 
   int num_groups_of_job() const { return asked.ep != 0 ? asked.ranks / asked.ep : 1; }  // this is one of them
+  bool groups_share_node() const { return asked.ep != 0 && asked.ranks <= asked.ranks_per_node; }
 
   bool knows_lengths() const { return tokens && !tokens->trace.whole_batches; }
 

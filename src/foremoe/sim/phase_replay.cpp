@@ -1,6 +1,7 @@
 #include "foremoe/sim/phase_replay.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "foremoe/sim/simulated_spans.h"
 #include "foremoe/sim/transfer_queues.h"
@@ -30,12 +31,16 @@ class Replayer {
   Replay replay() {
     const TurnOrder& order = problem_.transfers.order;
     for (int t = 0; t < order.size(); ++t) {
+      const Turn& turn = order[TurnId{t}];
+      const bool last_backward = turn.pass == Pass::kBackward && turn.micro_step == order.turns.back().micro_step;
       begin(TurnId{t}, Moment::kTurn);
-      if (order[TurnId{t}].pass == Pass::kForward) {
+      if (last_backward) reduce_gradients(1 - 1 / problem_.layer_scale);  // of the layers before the turn's last
+      if (turn.pass == Pass::kForward) {
         forward(TurnId{t});
       } else {
         backward(TurnId{t});
       }
+      if (last_backward) reduce_gradients(1 / problem_.layer_scale);
     }
     finish();
     return std::move(result_);
@@ -232,6 +237,32 @@ class Replayer {
     pass(seconds);
   }
 
+  // ---- gradients that expert-parallel groups reduce at the end, after all other transfers of the phase ----
+
+  // share: of the layers that a plan layer represents. Rank r of each group has the same experts, so all ranks send and
+  // receive equally many bytes.
+  void reduce_gradients(double share) {
+    const CostModel::Collective reduction = cost_.reduce_gradients(problem_.home_experts());
+    if (share <= 0 || reduction.bytes <= 0) return;
+    const double weights = cost_.gather_weights(problem_.home_experts()).bytes;  // follow over the same links
+    const auto add = [&](LinkKind kind, double seconds) {
+      for (int r = 0; r < num_ranks_; ++r) {
+        for (const LinkSide side : {LinkSide::kIn, LinkSide::kOut}) {
+          const LinkId link = problem_.links.of_rank(kind, side, RankId{r});
+          queues_.add(link, after_end(), share * seconds);
+          result_.gradient_bytes[link.index()] += Bytes{std::llround(share * (reduction.bytes + weights))};
+        }
+      }
+    };
+    const bool near = cost_.options().groups_share_node;
+    add(near ? LinkKind::kPeers : LinkKind::kNetwork, reduction.seconds);
+    if (!near && problem_.links.shares_uplink()) {
+      add(LinkKind::kHost, reduction.bytes / problem_.links.bytes_per_second(LinkKind::kHost));
+    }
+  }
+
+  int after_end() const { return problem_.transfers.order.size() + 1; }
+
   void send(const Way& way, Bytes bytes, TurnId t) {
     problem_.links.cross_without_latency(way, bytes, crossings_);
     for (const auto& crossing : crossings_) queues_.add(crossing.link, t.value, crossing.seconds);
@@ -272,6 +303,7 @@ class Replayer {
     result_.parts.exposed_gradients += all - copies;
     pass(all);
     if (spans_.wanted()) spans_.arrived(end, queues_);
+    result_.parts.data_parallel = queues_.most_pending(after_end());
   }
 
   const ReplayProblem& problem_;

@@ -18,10 +18,12 @@ struct ReplayProblem {
   const ClusterLinks& links;
   double layer_scale = 1;    // layers of the model per layer of the plan
   double start_seconds = 0;  // start of the timeline
+
+  int home_experts() const { return input.plan.num_experts() / input.plan.num_ranks(); }  // of a rank in one layer
 };
 
 struct Replay {
-  PhaseSeconds parts;                 // of the plan's layers, without arena and optimizer
+  PhaseSeconds parts;                 // of the plan's layers, without arena, optimizer and gathering of weights
   double ideal_seconds = 0;           // without arena and optimizer
   double ideal_exchange_seconds = 0;  // the part of ideal_seconds for dispatch and combine
   double mean_expert_seconds = 0;     // the mean rank's share of parts.experts

@@ -26,13 +26,9 @@ double seconds_to_gather_step(const SimulationInput& input, const SimulationOpti
   return input.cost.gather_loads(input.plan.topology(), layers);
 }
 
-int home_experts(const SimulationInput& input) {
-  return input.plan.num_experts() / input.plan.num_ranks() * input.cost.model().moe_layers;
-}
-
 void scale(PhaseSeconds& parts, double by) {
   for (double* part : {&parts.dense, &parts.planning, &parts.dispatch, &parts.experts, &parts.combine,
-                       &parts.exposed_copies, &parts.exposed_gradients}) {
+                       &parts.exposed_copies, &parts.exposed_gradients, &parts.data_parallel}) {
     *part *= by;
   }
 }
@@ -64,9 +60,14 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
   scale(phase.parts, problem.layer_scale);
   phase.parts.planning += gathering;
   phase.parts.arena_refresh = arena.seconds * problem.layer_scale;
-  if (options.phase == Phase::kPolicyUpdate) phase.parts.optimizer = input.cost.optimizer(home_experts(input));
+  if (options.phase == Phase::kPolicyUpdate) {
+    const int experts = problem.home_experts();
+    const int layers = input.cost.model().moe_layers;
+    phase.parts.optimizer = input.cost.optimizer(experts * layers);
+    phase.parts.data_parallel += input.cost.gather_weights(experts).seconds * layers;
+  }
   phase.seconds = phase.parts.sum();
-  phase.ideal_seconds = replay.ideal_seconds * problem.layer_scale + phase.parts.optimizer;
+  phase.ideal_seconds = replay.ideal_seconds * problem.layer_scale + phase.parts.optimizer + phase.parts.data_parallel;
   phase.ideal_exchange_seconds = replay.ideal_exchange_seconds * problem.layer_scale;
   phase.mean_expert_seconds = replay.mean_expert_seconds * problem.layer_scale;
   const double ranks = input.plan.num_ranks();
@@ -130,7 +131,7 @@ double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
   const CostOptions& options = cost.options();
   const double bytes_per_expert = static_cast<double>(cost.expert_weights().value) +
                                   static_cast<double>(cost.model().expert_parameters()) *
-                                      options.optimizer_bytes_per_parameter / options.optimizer_shards;
+                                      options.optimizer_bytes_per_parameter / cost.optimizer_shards();
   const bool one_node = input.plan.num_ranks() <= input.plan.ranks_per_node;
   const LinkSpeed& link = one_node ? cost.cluster().peers : cost.cluster().network;
   const double per_rank = std::ceil(static_cast<double>(moves) * layer_scale(input) / input.plan.num_ranks());
@@ -160,7 +161,8 @@ std::span<const PhasePart> phase_parts() {
                                          {"combine", &PhaseSeconds::combine},
                                          {"exposed_copies", &PhaseSeconds::exposed_copies},
                                          {"exposed_gradients", &PhaseSeconds::exposed_gradients},
-                                         {"optimizer", &PhaseSeconds::optimizer}};
+                                         {"optimizer", &PhaseSeconds::optimizer},
+                                         {"data_parallel", &PhaseSeconds::data_parallel}};
   return kParts;
 }
 

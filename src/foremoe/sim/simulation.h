@@ -16,6 +16,13 @@
 //   gradients still in transit at the end of the phase are exposed. Arenas are filled before a phase; the optimizer
 //   runs at the end. If the plan has fewer layers than the model, each plan layer counts moe_layers ÷ layers times, in
 //   seconds and bytes. The parts of the model outside its MoE layers run once per micro-step, with the first layer.
+// Data parallelism. If the job has several expert-parallel groups, each layer's expert gradients are reduced over them
+//   after the layer's last backward (CostModel::reduce_gradients), over the network, or over peers if all groups share
+//   a node. The reduction overlaps with the backward of earlier layers. It gets the link time that exchanges, copies
+//   and guests' gradients leave; the rest is exposed. After the optimizer, updated weights are gathered if the
+//   optimizer is sharded (CostModel::gather_weights). That is exposed in full, since the rollout needs all weights
+//   before the next forward. If a plan layer represents several layers, only the last of them must wait for its turn to
+//   end; this understates the exposed time by at most one layer's backward of one micro-step.
 // Method. Time advances from part to part. Within a part each link drains its queue at a constant rate, so the work is
 //   O(turns · ranks + copies), independent of the bandwidths.
 // Guarantees. Equal inputs produce equal bytes; the wall clock is never read. Every row sent is received, every byte
@@ -91,6 +98,7 @@ struct PhaseSeconds {
   double exposed_copies = 0;
   double exposed_gradients = 0;
   double optimizer = 0;
+  double data_parallel = 0;  // exposed reduction of gradients over expert-parallel groups, gathering of weights
 
   double sum() const;
 };
@@ -124,7 +132,7 @@ struct LinkTraffic {
   std::string link;  // "peers", "network", "host", "switch", "host memory"
   Bytes rows;
   Bytes copies;
-  Bytes gradients;
+  Bytes gradients;         // and updated weights that groups gather
   Bytes busiest;           // of the link that carried the most, in one direction
   double busiest_use = 0;  // share of that link's time, 0 to 1
 };
