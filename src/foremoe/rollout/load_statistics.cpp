@@ -105,7 +105,7 @@ std::int64_t num_assignments(const LoadTable& table) {
 Tokens mean_tokens_per_rank(const LoadTable& table) {
   const std::int64_t batches = std::int64_t{1} * table.num_micro_steps() * table.num_ranks();
   if (batches == 0 || table.num_layers() == 0) return Tokens{};
-  if (has_short_rows(table)) {
+  if (table.tokens.size() > 0) {
     std::int64_t tokens = 0;
     for (const Tokens of_rank : table.tokens.flat()) tokens += of_rank.value;
     return Tokens{tokens / batches};

@@ -18,8 +18,8 @@ namespace foremoe {
 // Number of assignments over all micro-steps, layers, ranks and experts. Each token counts once per chosen expert.
 std::int64_t num_assignments(const LoadTable& table);
 
-// Mean tokens of a rank in one micro-step. A token counts once, not once per chosen expert. Excludes rows without a
-// route, unless rows are short (has_short_rows).
+// Mean tokens of a rank in one micro-step. A token counts once, not once per chosen expert. If LoadTable::tokens is
+// unknown, excludes rows without a route.
 Tokens mean_tokens_per_rank(const LoadTable& table);
 
 // verl's load violations over the experts of a layer, with d = load ÷ mean − 1: the largest d, the smallest d (−1: an

@@ -64,7 +64,7 @@ LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers
 // tokens. False if `tokens` is unknown.
 bool has_short_rows(const LoadTable& table);
 
-// Tokens of each rank in each micro-step: `tokens` if it has short rows. Otherwise those of its fullest layer,
+// Tokens of each rank in each micro-step: `tokens`, or, if it is unknown, those of the fullest layer,
 // ⌈assignments ÷ top-k⌉, which excludes tokens without any route.
 Array<Tokens, 2> tokens_of_ranks(const LoadTable& table);
 

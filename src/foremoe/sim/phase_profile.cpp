@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "foremoe/core/error.h"
@@ -88,6 +87,23 @@ double kernels(const CostModel& cost, Pass direction) {
          CostModel(cluster, cost.model(), cost.options()).experts({&one, 1}, direction);
 }
 
+// Mean number of experts of the rows with a route, rounded, [layer]: fewer than top-k if rows are short.
+std::vector<int> experts_of_row(const LoadTable& load) {
+  std::int64_t tokens = 0;
+  for (const Tokens of_rank : load.tokens.flat()) tokens += of_rank.value;
+  const std::int64_t rows = tokens - load.missing_rows / load.num_layers();  // with a route, in one layer
+  std::vector<int> experts;
+  for (int l = 0; l < load.num_layers(); ++l) {
+    experts.push_back(load.top_k_in(LayerId{l}));
+    std::int64_t assignments = 0;
+    for (int m = 0; m < load.num_micro_steps(); ++m) {
+      for (const Tokens of_expert : load.load[m][l].flat()) assignments += of_expert.value;
+    }
+    if (rows > 0) experts.back() = std::clamp(static_cast<int>((assignments + rows / 2) / rows), 1, experts.back());
+  }
+  return experts;
+}
+
 class Profiler {
  public:
   Profiler(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool)
@@ -95,7 +111,7 @@ class Profiler {
         phase_(phase),
         online_(online),
         pool_(pool),
-        short_rows_(has_short_rows(input.load)),
+        experts_of_row_(experts_of_row(input.load)),
         event_(event_of_micro_step(input.plan)),
         kernels_forward_(kernels(input.cost, Pass::kForward)),
         kernels_backward_(kernels(input.cost, Pass::kBackward)) {
@@ -175,20 +191,10 @@ class Profiler {
     count_token_rows(problem,
                      tokens_ ? token_dispatch(routed, {*tokens_, m, l, problem.topology, problem.rows})
                              : expected_token_dispatch(routed, {.load = problem.load,
-                                                                .top_k = experts_of_token(m, l),
+                                                                .top_k = experts_of_row_[l.index()],
                                                                 .groups = input_.cost.model().groups,
                                                                 .topology = problem.topology}),
                      scratch.rows);
-  }
-
-  // The layer's top-k, or the mean over the micro-step's tokens, rounded, if rows are short.
-  int experts_of_token(MicroStepId m, LayerId l) const {
-    const LoadTable& load = input_.load;
-    if (!short_rows_) return load.top_k_in(l);
-    const auto sum = [](std::span<const Tokens> of) { return std::accumulate(of.begin(), of.end(), Tokens{}).value; };
-    const std::int64_t tokens = std::max(sum(load.tokens.row(m)), std::int64_t{1});
-    const std::int64_t mean = (sum(load.load[m][l].flat()) + tokens / 2) / tokens;
-    return static_cast<int>(std::clamp<std::int64_t>(mean, 1, load.top_k_in(l)));
   }
 
   // Quotas for an exchange without guests: all rows of an expert go to its home.
@@ -308,8 +314,8 @@ class Profiler {
   const OnlineWork& online_;
   ThreadPool& pool_;
   std::optional<SourceTokens> tokens_;
-  bool short_rows_;             // of the load
-  std::vector<EventId> event_;  // [micro_step]
+  std::vector<int> experts_of_row_;  // [layer]
+  std::vector<EventId> event_;       // [micro_step]
   double kernels_forward_;
   double kernels_backward_;
   std::vector<Scratch> scratch_;  // [worker]

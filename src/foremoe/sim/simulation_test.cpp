@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "foremoe/core/error.h"
 #include "foremoe/testing/simulated_steps.h"
@@ -205,6 +206,26 @@ TEST(SimulationTest, FreePlansCountGradientsInHomeSlotsToo) {
   const RankMemory memory = Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate, {.path = PathChoice::kHost}).memory;
   EXPECT_EQ(memory.guest_gradients, cost.expert_gradient());
   EXPECT_EQ(memory.guest_weights, Bytes{0}) << "no guest slot is filled";
+}
+
+TEST(SimulationTest, RecordedTokensDetermineTheTimeOfDenseLayersWhetherRowsAreShortOrNot) {
+  LoadTable load = imbalanced_load();  // 140 rows of 210 tokens
+  load.tokens = Array<Tokens, 2>({1, 2});
+  load.tokens(0, 0) = Tokens{150};
+  load.tokens(0, 1) = Tokens{60};
+  const StepPlan plan = homes_plan(load, 0);
+  CostOptions options = round_options();
+  options.dispatch = Dispatch::kToken;
+  const CostModel cost(round_cluster(), round_model(1, 2), options);
+  const double dense = cost.dense(Tokens{150}, Pass::kForward) + cost.other_layers(Tokens{150}, Pass::kForward);
+  std::vector<double> seconds;
+  for (const std::int64_t missing : {70, 69}) {  // 69: one row has a route, but no expert
+    load.missing_rows = missing;
+    const SimulatedPhase phase = Simulated{load, plan, cost}.phase(Phase::kRecompute);
+    EXPECT_NEAR(phase.parts.dense, dense, kNear);
+    seconds.push_back(phase.seconds);
+  }
+  EXPECT_EQ(seconds[0], seconds[1]);
 }
 
 TEST(SimulationTest, ARepeatedLoadEqualsItsConcatenation) {
