@@ -96,11 +96,11 @@ class Measured:
 
     @property
     def forward_ms(self) -> float:
-        return self.turn_ms(_turns(self.recompute))
+        return self.turn_ms(turns_of(self.recompute))
 
     @property
     def backward_ms(self) -> float:
-        return self.turn_ms(_turns(self.update)) - self.forward_ms
+        return self.turn_ms(turns_of(self.update)) - self.forward_ms
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +128,8 @@ class Gathering(Measured):
         return figures
 
 
-def _turns(phase: dict[str, Any]) -> float:
-    seconds: float = phase["seconds"] - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
+def turns_of(phase: dict[str, Any]) -> float:
+    """Seconds of a phase without what precedes its first turn and follows its last."""
+    outside = ("arena_refresh", "optimizer", "data_parallel")
+    seconds: float = phase["seconds"] - sum(phase["parts"][name] for name in outside)
     return seconds
