@@ -115,12 +115,13 @@ void draw_plot(const PlotRequest& plot, std::span<const Evaluation> evaluations,
       continue;
     }
     any = &*e.step;
-    bars.push_back(whole ? Json{{"policy", e.policy},
-                                {"note", fmt::format("{:.3f}", e.figures.rho.mean)},
-                                {"parts", Json::array({parts_of_step(*e.step)})}}
-                         : Json{{"policy", e.policy},
-                                {"note", fmt::format("{:.3f}×", e.speedup_over_vanilla)},
-                                {"parts", parts_of_phases(*e.step)}});
+    bars.push_back(whole
+                       ? Json{{"policy", e.policy},
+                              {"note", fmt::format("{:.3f}", e.figures.rho.mean)},
+                              {"parts", Json::array({parts_of_step(*e.step)})}}
+                       : Json{{"policy", e.policy},
+                              {"note", fmt::format("{:.4g} s, {:.3f}×", e.step->step_seconds, e.speedup_over_vanilla)},
+                              {"parts", parts_of_phases(*e.step)}});
   }
   if (any == nullptr) throw InputError({.field = "plot"}, "has nothing to show: no policy has a plan");
   const Json shown = whole
@@ -131,7 +132,7 @@ void draw_plot(const PlotRequest& plot, std::span<const Evaluation> evaluations,
       {"title", fmt::format("Modelled training step: {} on {}", plot.cost.model().name, plot.cost.cluster().name)},
       {"facts", facts_of(plot)},
       {"panels", shown},
-      {"note", whole ? "mean ρ" : "speedup"},
+      {"note", whole ? "mean ρ" : "step, speedup"},
       {"bars", std::move(bars)},
       {"left_out", std::move(left_out)},
       {"exit_code", exit_code}};

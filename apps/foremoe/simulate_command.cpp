@@ -43,7 +43,8 @@ constexpr std::string_view kSimulateColumns =
 constexpr std::string_view kOfChoice =
     R"(  plan        residency and --prefer of the plan, or no plan, if foremoe chose among several
 )";
-constexpr std::string_view kOfRollout = R"(  RL          speedup of the whole RL step, with --rollout-seconds
+constexpr std::string_view kOfRollout =
+    R"(  RL s, RL    seconds and speedup of the whole RL step, with --rollout-seconds
 )";
 constexpr std::string_view kOfBudget =
     R"(  largest     largest mean tokens per rank and micro-step with which all ranks fit --memory-budget
@@ -71,9 +72,11 @@ void print_placement(const std::vector<Evaluation>& evaluations) {
   bool any = false;
   for (const Evaluation& e : evaluations) {
     if (!e.step || e.placement_seconds <= 0) continue;
-    print_values("{} places experts in {:.2g} s, measured here, by {}; {:.2g} s of that after the rollout: {:.3f}×\n",
-                 e.policy, e.placement_seconds, counted(e.planners, "planner"), e.step->exposed_placement_seconds,
-                 e.placed_speedup);
+    print_values(
+        "{} places experts in {:.2g} s, measured here, by {}; {:.2g} s of that after the rollout: {:.4g} s, "
+        "{:.3f}×\n",
+        e.policy, e.placement_seconds, counted(e.planners, "planner"), e.step->exposed_placement_seconds,
+        e.step->placed_step_seconds, e.placed_speedup);
     any = true;
   }
   if (any) fmt::print("\n");
@@ -110,7 +113,7 @@ void print(const JobEvaluation& job, const PlanningSession& session, const Evalu
   const bool rollout = options.rollout_seconds > 0;
   std::vector<std::string> head{"policy", "step s", "speedup", "of ideal", "exposed s", "peak", "GB"};
   if (chooses) head.insert(head.begin() + 1, "plan");
-  if (rollout) head.emplace_back("RL");
+  if (rollout) head.insert(head.end(), {"RL s", "RL"});
   if (options.memory_budget()) head.emplace_back("largest");
   TextTable table(head);
   for (const Evaluation& e : evaluations) {
@@ -128,13 +131,19 @@ void print(const JobEvaluation& job, const PlanningSession& session, const Evalu
                                    fmt::format("{}", step.peak_tokens_per_rank.value),
                                    gigabytes(step.memory_bytes_per_rank)};
     if (chooses) cells.insert(cells.begin() + 1, e.choice ? to_string(e.choice->best()) : "");
-    if (rollout) cells.push_back(fmt::format("{:.3f}×", e.rl_step_speedup));
+    if (rollout) {
+      cells.insert(cells.end(),
+                   {fmt::format("{:.4g}", step.rl_step_seconds), fmt::format("{:.3f}×", e.rl_step_speedup)});
+    }
     if (e.largest_micro_batch_tokens) cells.push_back(fmt::format("{}", e.largest_micro_batch_tokens->value));
     table.add(std::move(cells));
   }
   fmt::print("\n{}\n", table.to_string());
-  if (const auto& gain = evaluations.front().homes_speedup) {
-    fmt::print("homes: vanilla is {:.3f}× as fast as with contiguous homes; speedup does not include this\n\n", *gain);
+  if (const Evaluation& first = evaluations.front(); first.homes_speedup && first.step) {
+    const double vanilla = first.speedup_over_vanilla * first.step->step_seconds;
+    fmt::print(
+        "homes: vanilla takes {:.4g} s, with contiguous homes {:.4g} s: {:.3f}×; speedup does not include this\n\n",
+        vanilla, *first.homes_speedup * vanilla, *first.homes_speedup);
   }
   print_groups(job);
   print_placement(evaluations);

@@ -80,7 +80,9 @@ def test_the_command_summarizes_the_page_and_replaces_an_existing_one(
     options = ["--policy", "vanilla", "--optimizer-shards", "64", "--memory-budget", "0.5", "--prefer", "links"]
     assert main([*command_line, *options, "--ranks-per-node", "4", "--out", "page.html"]) == 0
     said = capsys.readouterr()
-    assert re.fullmatch(r"page.html: Qwen3-30B-A3B on h100, vanilla, [\d.]+ % of ideal, modelled\n", said.out)
+    assert re.fullmatch(
+        r"page.html: Qwen3-30B-A3B on h100, vanilla in \d+\sms, [\d.]+ % of ideal, modelled\n", said.out
+    )
     assert said.err == ""
     text = out.read_text()
     assert "nothing fits the budget of 0.5 GB; the least is" in text

@@ -59,6 +59,7 @@ class PolicyResult:
     ideal_step_seconds: float
     exposed_copy_seconds: float
     speedup: float  # over Report.before
+    rl_step_seconds: float  # with the rollout
     rl_speedup: float | None  # of the RL step, if the rollout's seconds are known
     memory_bytes: int  # of the fullest rank
     guest_bytes: int  # part of memory_bytes: weights and gradients of guests

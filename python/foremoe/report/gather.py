@@ -266,6 +266,7 @@ def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any], *, measured: b
         ideal_step_seconds=f["ideal_step_seconds"],
         exposed_copy_seconds=f["exposed_copy_seconds"],
         speedup=speedup(vanilla["step_seconds"], f["step_seconds"]),
+        rl_step_seconds=f["rl_step_seconds"],
         rl_speedup=speedup(vanilla["rl_step_seconds"], f["rl_step_seconds"]) if with_rollout else None,
         memory_bytes=f["memory_bytes_per_rank"],
         guest_bytes=max(guests),

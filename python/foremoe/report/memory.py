@@ -31,12 +31,17 @@ def memory_section(report: Report) -> Section | None:
         _memory_figure(points, front, marks, f"times as fast as {report.before.policy}"),
         [(" ".join(mark), name) for name, mark in marks.items()],
     )
-    head = ["residency", "guest slots", "speedup", "memory", "guests", "ρ mean", "copies", "waits for copies"]
+    head = ["residency", "guest slots", "step", "speedup", "memory", "guests", "ρ mean", "copies", "waits for copies"]
     table = Table("memory and speedup by residency and guest slots", [*head, "on the front"])
     for i, point in enumerate(points):
         p = point.result
-        cells = [times_text(p.speedup), bytes_text(p.memory_bytes), bytes_text(p.guest_bytes), ratio_text(p.mean_rho)]
-        cells += [f"{p.copies_per_layer_event:.2f}", seconds_text(p.exposed_copy_seconds)]
+        cells = [seconds_text(p.step_seconds), times_text(p.speedup), bytes_text(p.memory_bytes)]
+        cells += [
+            bytes_text(p.guest_bytes),
+            ratio_text(p.mean_rho),
+            f"{p.copies_per_layer_event:.2f}",
+            seconds_text(p.exposed_copy_seconds),
+        ]
         table.rows.append([point.residency, str(point.guest_slots), *cells, "yes" if i in front else "no"])
     return section_of("memory", "Memory against speedup", (plot, table))
 
@@ -54,7 +59,9 @@ def _pareto_front(points: Sequence[MemoryPoint]) -> list[int]:
 def _words(point: MemoryPoint) -> str:
     result = point.result
     slots = f"{point.residency}, {counted(point.guest_slots, 'guest slot')}"
-    return f"{slots}: {bytes_text(result.memory_bytes)}, {times_text(result.speedup)}"
+    return (
+        f"{slots}: {bytes_text(result.memory_bytes)}, {seconds_text(result.step_seconds)}, {times_text(result.speedup)}"
+    )
 
 
 def _memory_figure(

@@ -94,13 +94,17 @@ def groups_section(report: Report) -> Section | None:
     return Section("groups", "Expert-parallel groups", table_html(table) + paragraph(about, "note"), wide=True)
 
 
+def _gain(seconds: float, factor: float) -> str:
+    return f"{seconds_text(seconds)}, {times_text(factor)}"
+
+
 def _balance_cells(p: PolicyResult) -> dict[str, str]:
     q = quantiles(p.rho) if p.rho.size else None
     return {
         "policy": p.policy,
         "residency": p.residency if p.can_train else f"{p.residency}*",
         "speedup": times_text(p.speedup),
-        "RL step": times_text(p.rl_speedup) if p.rl_speedup is not None else "–",
+        "RL step": "–" if p.rl_speedup is None else _gain(p.rl_step_seconds, p.rl_speedup),
         "step": seconds_text(p.step_seconds),
         "of ideal": percent_text(p.fraction_of_ideal),
         "ρ mean": ratio_text(q.mean) if q else "–",

@@ -67,8 +67,9 @@ def ablation_section(report: Report) -> Section | None:
     if not report.ablation:
         return None
     last = len(report.ablation) - 1
+    told = [f"{s}: {seconds_text(p.step_seconds)}, {times_text(p.speedup)}" for s, p in report.ablation.items()]
     rows = [
-        Row(stages, f"{times_text(p.speedup)} · ρ {ratio_text(p.mean_rho)}", i == last)
+        Row(stages, f"{seconds_text(p.step_seconds)} · {times_text(p.speedup)} · ρ {ratio_text(p.mean_rho)}", i == last)
         for i, (stages, p) in enumerate(report.ablation.items())
     ]
     bars = {"": ("s2", [p.speedup for p in report.ablation.values()])}
@@ -78,14 +79,15 @@ def ablation_section(report: Report) -> Section | None:
         "ablation-plot",
         "Speedup and mean ρ with some stages alone. B: base placement, once per step; per micro-step L: relocation of "
         "whole experts, P: replication, T: exact token assignment.",
-        f"Speedup by stages of the planner. "
-        f"{'. '.join(f'{stages}: {times_text(p.speedup)}' for stages, p in report.ablation.items())}.",
+        f"Speedup by stages of the planner. {'. '.join(told)}.",
         figure,
     )
-    table = Table("stages of the planner", ["stages", "speedup", "ρ mean", "copies", "waits for copies"])
+    table = Table("stages of the planner", ["stages", "step", "speedup", "ρ mean", "copies", "waits for copies"])
     for stages, p in report.ablation.items():
         copies, waits = f"{p.copies_per_layer_event:.2f}", seconds_text(p.exposed_copy_seconds)
-        table.rows.append([stages, times_text(p.speedup), ratio_text(p.mean_rho), copies, waits])
+        table.rows.append(
+            [stages, seconds_text(p.step_seconds), times_text(p.speedup), ratio_text(p.mean_rho), copies, waits]
+        )
     return section_of("ablation", "What each stage of the planner adds", (plot, table))
 
 

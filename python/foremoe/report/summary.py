@@ -42,11 +42,12 @@ def conclusion(report: Report) -> str:
     seconds, ideal = _served(report, after)
     of_ideal = f"{100 * speedup(ideal, seconds):.1f} % of ideal, modelled"
     if after is not before:
-        gain = f"{speedup(_served(report, before)[0], seconds):.3f} times as fast as {before.policy}"
+        was = _served(report, before)[0]
+        gain = f"in {seconds_text(seconds)}, {speedup(was, seconds):.3f} times as fast as {before.policy}"
         alone = "" if after.can_train else "; in recompute alone, since its plan cannot train"
         return f"{what}, {after.policy} {gain}, {of_ideal}{alone}"
     alone = "" if len(report.policies) == 1 else "nothing could be planned but "
-    return f"{what}, {alone}{before.policy}, {of_ideal}"
+    return f"{what}, {alone}{before.policy} in {seconds_text(seconds)}, {of_ideal}"
 
 
 def _served(report: Report, p: PolicyResult) -> tuple[float, float]:
@@ -95,8 +96,9 @@ def _summary(report: Report) -> str:
     others = [p for p in report.planned if p is not before and p is not after and p.can_train >= after.can_train]
     if others:
         best = min(others, key=lambda p: _served(report, p)[0])
-        gain = times_text(speedup(was, _served(report, best)[0]))
-        text += f" The fastest of the others here, {best.policy}, is {gain} as fast as {before.policy}."
+        took = _served(report, best)[0]
+        gain = f"{seconds_text(took)}: {times_text(speedup(was, took))} as fast as {before.policy}"
+        text += f" The fastest of the others here, {best.policy}, takes {gain}."
     return text
 
 
@@ -106,13 +108,14 @@ def _tiles(report: Report) -> str:
     memory = bytes_text(before.memory_bytes)
     what, of_what = ("a step", "a step") if after.can_train else ("recompute", "in recompute")
     with_rollout = after.rl_speedup if after.can_train else None
+    rl_step = f"{seconds_text(after.rl_step_seconds)} with the rollout, modelled"
     tiles = [
         (
             f"Speedup of {what}",
             times_text(speedup(was, seconds)),
             f"{seconds_text(seconds)} instead of {seconds_text(was)}, modelled",
         ),
-        *([("Speedup of an RL step", times_text(with_rollout), "with the rollout, modelled")] if with_rollout else []),
+        *([("Speedup of an RL step", times_text(with_rollout), rl_step)] if with_rollout else []),
         ("Of the ideal", percent_text(speedup(ideal, seconds)), f"{seconds_text(ideal)} at perfect balance, modelled"),
         ("Mean imbalance ρ", ratio_text(after.mean_rho), f"instead of {ratio_text(before.mean_rho)}"),
         ("Waiting for copies", seconds_text(_exposed(after)), f"of {seconds_text(seconds)} {of_what}, modelled"),
