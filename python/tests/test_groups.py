@@ -12,7 +12,9 @@ from reports import MODEL
 
 import foremoe
 from foremoe.report.gather import Request, gather_report
+from foremoe.report.numbers import seconds_text
 from foremoe.report.sections import groups_section
+from foremoe.report.summary import conclusion
 
 EP = 2
 ON: dict[str, Any] = {"cluster": "h100", "model": MODEL}
@@ -116,6 +118,9 @@ def test_the_report_shows_the_slowest_group_and_lists_all(job: foremoe.Load, tmp
     assert [g.before.step_seconds for g in report.groups] == vanilla
     assert report.before.step_seconds == max(vanilla) and report.groups[slowest].after is report.after
     assert f"group {slowest} of 2" in report.input
+    _, static = foremoe.simulate(job, ("vanilla", "static"), ep=EP, **ON)
+    gain = f"{static['speedup_over_vanilla']:.3f} times as fast as vanilla"
+    assert f"static in {seconds_text(static['step_seconds'])}, {gain}" in conclusion(report)
     section = groups_section(report)
     assert section is not None and "0 to 1" in section.body and "2 to 3" in section.body
     assert groups_section(gather_report(job, request)) is None

@@ -51,10 +51,20 @@ def conclusion(report: Report) -> str:
 
 
 def _served(report: Report, p: PolicyResult) -> tuple[float, float]:
-    """Return p's seconds, as planned and ideal, of a training step, or of recompute if `report.after` cannot train."""
+    """Return p's seconds, as planned and ideal, of a training step, or of recompute if `report.after` cannot train.
+
+    With expert-parallel groups, those of the slowest one, if the groups have results of the policy.
+    """
+    in_groups = [q for group in report.groups for q in (group.before, group.after) if q.policy == p.policy]
+    p = max(in_groups, key=lambda q: q.step_seconds, default=p)
     if report.after.can_train:
         return p.step_seconds, p.ideal_step_seconds
     return p.recompute.seconds, p.recompute.ideal_seconds
+
+
+def _ranks(report: Report) -> str:
+    ranks = counted(report.num_ranks, "rank")
+    return f"{counted(len(report.groups), 'group')} of {ranks}" if report.groups else ranks
 
 
 def _exposed(p: PolicyResult) -> float:
@@ -65,7 +75,7 @@ def _summary_of_one(report: Report) -> str:
     """Return the summary if there is nothing to compare."""
     only = report.before
     text = (
-        f"On {counted(report.num_ranks, 'rank')} of {report.cluster}, {only.policy} takes "
+        f"On {_ranks(report)} of {report.cluster}, {only.policy} takes "
         f"{seconds_text(only.step_seconds)} (modelled) for a training step of {report.model}, "
         f"{percent_text(only.fraction_of_ideal)} of what perfect balance would give."
     )
@@ -81,7 +91,7 @@ def _summary(report: Report) -> str:
     exposed = _exposed(after)
     waiting = f"{seconds_text(exposed)} of" if exposed > 0 else "no"
     text = (
-        f"On {counted(report.num_ranks, 'rank')} of {report.cluster}, {after.policy} takes "
+        f"On {_ranks(report)} of {report.cluster}, {after.policy} takes "
         f"{seconds_text(seconds)} (modelled) for {served} of {report.model} where {before.policy} takes "
         f"{seconds_text(was)}: {times_text(speedup(was, seconds))} as fast, "
         f"{percent_text(speedup(ideal, seconds))} of what perfect balance without a single copy would give. "
