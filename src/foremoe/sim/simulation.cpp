@@ -97,7 +97,7 @@ SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options,
   trial.timeline = nullptr;
   trial.path = PathChoice::kPeer;
   SimulatedPhase best = simulate_path(input, trial, profile);
-  if (best.parts.exposed_copies + best.parts.exposed_gradients > 0) {  // otherwise no path is quicker
+  if (best.parts.exposed_copies + best.parts.exposed_gradients > 0) {  // otherwise others gain at most in data_parallel
     for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost}) {
       const bool has_balance = input.plan.residency != Residency::kFree && !online.copies_after_router;
       if (path == PathChoice::kAuto && !has_balance) continue;
