@@ -41,7 +41,10 @@ class ClusterReader {
     visit_keys(cluster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
       using Member = std::remove_reference_t<decltype(member)>;
       constexpr bool kWhole = !std::is_same_v<Member, double>;
-      const double value = read_number(section, key, range, kWhole);  // integers are below 2^53, so exact
+      const toml::node* const node = find(section, key);
+      if (node == nullptr && range.optional) return;
+      if (node == nullptr) throw InputError({.file = file_, .field = dotted(section, key)}, "is missing");
+      const double value = read_number(*node, dotted(section, key), range, kWhole);  // exact: integers are below 2^53
       if constexpr (std::is_same_v<Member, Bytes>) {
         member = Bytes{static_cast<std::int64_t>(value)};
       } else {
@@ -57,7 +60,7 @@ class ClusterReader {
   }
 
  private:
-  const toml::node& find(std::string_view section, std::string_view key) {
+  const toml::node* find(std::string_view section, std::string_view key) const {
     const toml::table* table = &root_;
     if (!section.empty()) {
       const toml::node* const node = root_.get(section);
@@ -67,15 +70,11 @@ class ClusterReader {
       }
       table = node == nullptr ? nullptr : node->as_table();
     }
-    const std::string name = dotted(section, key);
-    const toml::node* const found = table == nullptr ? nullptr : table->get(key);
-    if (found == nullptr) throw InputError({.file = file_, .field = name}, "is missing");
-    return *found;
+    return table == nullptr ? nullptr : table->get(key);
   }
 
-  double read_number(std::string_view section, std::string_view key, const KeyRange& range, bool whole) {
-    const toml::node& node = find(section, key);
-    const Where where{.file = file_, .field = dotted(section, key), .index = line_of(node)};
+  double read_number(const toml::node& node, const std::string& name, const KeyRange& range, bool whole) const {
+    const Where where{.file = file_, .field = name, .index = line_of(node)};
     const auto* const integer = node.as_integer();
     const auto* const real = node.as_floating_point();
     if (integer == nullptr && real == nullptr) throw InputError(where, fmt::format("must be a number, {}", range.unit));

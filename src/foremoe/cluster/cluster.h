@@ -20,6 +20,15 @@ struct LinkSpeed {
   double latency_seconds = 0;   // ≥ 0
 };
 
+// Exchanges of rows between ranks, relative to copies over the same links. Kernels move rows; copy engines move copies.
+// The defaults make an exchange as fast as a copy.
+struct ExchangeSpeed {
+  double token_efficiency = 1;       // (0, 1], fraction of the peer bandwidth in token dispatch inside a node
+  double forwarding_efficiency = 1;  // (0, 1], the same while the rank also exchanges rows with other nodes
+  double row_efficiency = 1;         // (0, 1], the same in row dispatch
+  double token_seconds = 0;          // ≥ 0, of token dispatch, besides the link's latency
+};
+
 struct Cluster {
   std::string name = {};
   int ranks_per_node = 8;  // ranks that share the fast interconnect and one host memory
@@ -37,6 +46,7 @@ struct Cluster {
   LinkSpeed peers = {};    // to the other ranks of its node
   LinkSpeed network = {};  // to other nodes; this rank's share of the node's network cards
   LinkSpeed host = {};     // to host memory
+  ExchangeSpeed exchange = {};
 
   // Resources that the ranks of a node share.
   int ranks_per_switch = 1;                 // ranks that share one uplink to host memory
@@ -49,6 +59,7 @@ struct KeyRange {
   double least = 0;
   double most = 0;
   std::string_view unit;
+  bool optional = false;  // a file without the key is valid; the member keeps its default
 };
 
 inline constexpr KeyRange kRanksRange{1, 1 << 16, "ranks"};
@@ -58,6 +69,8 @@ inline constexpr KeyRange kEfficiencyRange{1e-3, 1, "fraction of the peak"};
 inline constexpr KeyRange kBandwidthRange{1e6, 1e15, "bytes per second"};
 inline constexpr KeyRange kMemoryRange{1 << 20, 1e15, "bytes"};
 inline constexpr KeyRange kLatencyRange{0, 0.1, "seconds"};
+inline constexpr KeyRange kExchangeRange{1e-3, 1, "fraction of the peers' bandwidth", /*optional=*/true};
+inline constexpr KeyRange kExchangeSecondsRange{0, 0.1, "seconds", /*optional=*/true};
 
 // Visits the keys of a cluster file in the file's order, for reading and writing: visit(section, key, member, range).
 // `C` is Cluster or const Cluster. Members are int, double or Bytes.
@@ -78,6 +91,10 @@ void visit_keys(C& c, Visit&& visit) {
   visit_link("peers", c.peers);
   visit_link("network", c.network);
   visit_link("host", c.host);
+  visit("exchange", "token_efficiency", c.exchange.token_efficiency, kExchangeRange);
+  visit("exchange", "forwarding_efficiency", c.exchange.forwarding_efficiency, kExchangeRange);
+  visit("exchange", "row_efficiency", c.exchange.row_efficiency, kExchangeRange);
+  visit("exchange", "token_seconds", c.exchange.token_seconds, kExchangeSecondsRange);
   visit("node", "ranks_per_switch", c.ranks_per_switch, kRanksRange);
   visit("node", "switch_bytes_per_second", c.switch_bytes_per_second, kBandwidthRange);
   visit("node", "host_memory_bytes_per_second", c.host_memory_bytes_per_second, kBandwidthRange);

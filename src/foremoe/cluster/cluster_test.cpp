@@ -116,6 +116,23 @@ TEST(Cluster, ErrorsNameMissingAndUnknownKeys) {
   EXPECT_THAT(error_of(to_toml(find_cluster("h100")) + "[racks]\n"), HasSubstr("racks"));
 }
 
+// Files of earlier versions have no such section.
+TEST(Cluster, AnExchangeIsAsFastAsACopyUnlessTheFileSaysOtherwise) {
+  std::string text = to_toml(find_cluster("h100"));
+  const std::size_t begin = text.find("[exchange]");
+  ASSERT_NE(begin, std::string::npos);
+  text.erase(begin, text.find("[node]") - begin);
+  const Cluster old = parse_cluster(text, "old");
+  EXPECT_EQ(old.exchange.token_efficiency, 1);
+  EXPECT_EQ(old.exchange.forwarding_efficiency, 1);
+  EXPECT_EQ(old.exchange.row_efficiency, 1);
+  EXPECT_EQ(old.exchange.token_seconds, 0);
+  EXPECT_EQ(old.host_memory_bytes_per_second, find_cluster("h100").host_memory_bytes_per_second);
+  EXPECT_EQ(parse_cluster(text + "[exchange]\nrow_efficiency = 0.5\n", "partial").exchange.row_efficiency, 0.5);
+  EXPECT_THAT(error_of(text + "[exchange]\nrow_efficiency = 1.5\n"), HasSubstr("some.toml: exchange.row_efficiency"));
+  EXPECT_THAT(error_of(text + "[exchange]\nefficiency = 1\n"), HasSubstr("exchange.efficiency"));
+}
+
 TEST(Cluster, ErrorsNameTheLineThatIsNotToml) {
   EXPECT_THAT(error_of("name = \"x\"\nranks_per_node = = 8\n"), HasSubstr("some.toml line 2: is not TOML: "));
   EXPECT_THAT(error_of("name = \"x\"\nname = \"y\"\n"), HasSubstr("some.toml line 2: is not TOML: "));

@@ -188,13 +188,18 @@ double CostModel::sort(Tokens assignments) const {
 }
 
 double CostModel::exchange(const RankRows& rows) const {
-  const auto on_link = [&](const LinkSpeed& link, std::int64_t sent, std::int64_t received) {
-    const std::int64_t most = std::max(sent, received);
+  const ExchangeSpeed& speed = cluster_.exchange;
+  const bool by_token = options_.dispatch == Dispatch::kToken;
+  const auto on_link = [&](const LinkSpeed& link, double efficiency, std::int64_t most) {
     if (most == 0) return 0.0;
-    return link.latency_seconds + as_double(most * row().value) / link.bytes_per_second;
+    return link.latency_seconds + (by_token ? speed.token_seconds : 0) +
+           as_double(most * row().value) / (efficiency * link.bytes_per_second);
   };
-  return std::max(on_link(cluster_.peers, rows.sent_to_peers, rows.received_from_peers),
-                  on_link(cluster_.network, rows.sent_to_nodes, rows.received_from_nodes));
+  const std::int64_t of_peers = std::max(rows.sent_to_peers, rows.received_from_peers);
+  const std::int64_t of_nodes = std::max(rows.sent_to_nodes, rows.received_from_nodes);
+  const double of_token = of_nodes > 0 ? speed.forwarding_efficiency : speed.token_efficiency;
+  return std::max(on_link(cluster_.peers, by_token ? of_token : speed.row_efficiency, of_peers),
+                  on_link(cluster_.network, 1, of_nodes));
 }
 
 double CostModel::gather_loads(const Topology& topology, std::int64_t layers) const {

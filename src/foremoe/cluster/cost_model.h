@@ -7,9 +7,10 @@
 // (Williams, Waterman, Patterson, 2009). A grouped GEMM pads each replica's rows to whole row tiles and reads each
 // replica's weights once, so splitting is not free. 64 replicas of 8 rows use 64 tiles of 128 rows; one replica of 512
 // rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the rank's busiest link direction. The dispatch
-// determines the rows. A backward pass has twice the FLOPs of a forward pass, or three times if activations (of whole
-// layers or of experts only) are recomputed. Attention's factor is 2.5 instead of 2, since its scores are recomputed
-// (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md lists the omissions.
+// determines the rows and, with Cluster::exchange, the share of the peers' bandwidth that they reach. A backward pass
+// has twice the FLOPs of a forward pass, or three times if activations (of whole layers or of experts only) are
+// recomputed. Attention's factor is 2.5 instead of 2, since its scores are recomputed (FlashAttention-2, arXiv
+// 2307.08691, §3.1.2). docs/users/simulation.md lists the omissions.
 
 #include <algorithm>
 #include <cstdint>

@@ -189,6 +189,25 @@ TEST(CostModel, AnExchangeTakesTheBusiestDirectionOfALink) {
               1e-15);
 }
 
+// A row has 128 bytes. Peers: 2 µs and 30 · 128 bytes at half, a quarter or 80 % of 10 GB/s. Network: 5 µs and 100 ·
+// 128 bytes at 1 GB/s. Token dispatch takes 1 µs more.
+TEST(CostModel, AnExchangeUsesTheShareOfThePeerLinkThatItsDispatchReaches) {
+  Cluster cluster = round_cluster();
+  cluster.exchange = {
+      .token_efficiency = 0.5, .forwarding_efficiency = 0.25, .row_efficiency = 0.8, .token_seconds = kMicro};
+  const CostModel token(cluster, small_model());
+  const CostModel row(cluster, small_model(), {.dispatch = Dispatch::kRow});
+  const RankRows inside{.sent_to_peers = 30};
+  const RankRows forwarded{.sent_to_peers = 30 * 100, .received_from_nodes = 1};
+  const RankRows across{.sent_to_peers = 30, .sent_to_nodes = 100};
+  EXPECT_NEAR(token.exchange(inside), (1 + 2 + 0.768) * kMicro, 1e-15);
+  EXPECT_NEAR(token.exchange(forwarded), (1 + 2 + 153.6) * kMicro, 1e-15);
+  EXPECT_NEAR(token.exchange(across), (1 + 5 + 12.8) * kMicro, 1e-15);
+  EXPECT_NEAR(row.exchange(inside), (2 + 0.48) * kMicro, 1e-15);
+  EXPECT_NEAR(row.exchange(forwarded), (2 + 48) * kMicro, 1e-15);
+  EXPECT_NEAR(row.exchange(across), (5 + 12.8) * kMicro, 1e-15);
+}
+
 // 30 bytes for each of 3 · 6144 parameters: 4 of gradient, 12 of state read and written, 2 of weights.
 TEST(CostModel, TheOptimizerReadsAndWritesItsState) {
   EXPECT_NEAR(small().optimizer(3), 3 * 6144 * 30 / 1e11 + 1e-6, 1e-15);
