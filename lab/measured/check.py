@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Compares modelled steps with steps that LAER-MoE's artifact measured on 32 A100: lab/measured/README.md.
+"""Compares modelled times with steps of LAER-MoE's artifact on 32 A100 and with published exchanges and steps on H100.
 
-    python lab/measured/check.py [CLUSTER]      needs the package foremoe; CLUSTER: a name or a file (default: a100)
+    python lab/measured/check.py [CLUSTER]      needs the package foremoe; CLUSTER: a name or a file of the A100 (default: a100)
 
-Exits with 1 if a comparison is outside its bounds. The bounds were set after the results were known: they detect
+lab/measured/README.md explains the results. Exits with 1 if a comparison is outside its bounds. The bounds were set after the results were known: they detect
 regressions and are not a blind prediction.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import json
 import pathlib
@@ -100,6 +101,88 @@ def modelled(system: str, cluster: str, **options: Any) -> Seconds:
     return Seconds(update["mean_expert_seconds"], update["seconds"] + attention_again, found["rho"]["mean"])
 
 
+# Group of published.csv: bounds of the errors.
+PUBLISHED = {
+    "token, 1 node": (-0.10, 0.10), "token, 2 nodes, BF16": (-0.25, 0.10), "token, 2 nodes, FP8": (-0.05, 0.25),
+    "token, 4 and 8 nodes": (-0.08, 0.08), "row, 1 node": (-0.15, 0.05),
+}  # fmt: skip
+TOKENS = 1024  # of each rank in drawn routes; a row is longer instead, in proportion to the benchmark's tokens
+
+
+@functools.cache
+def drawn(ranks: int, experts: int, top_k: int, groups: int) -> foremoe.Load:
+    """Routes of DeepEP's benchmark: the top_k largest of uniform scores, within the groups of the largest maxima."""
+    scores = np.random.default_rng(0).random((ranks * TOKENS, experts), np.float32)
+    if groups:  # one for each node
+        by_node = scores.reshape(len(scores), ranks // RANKS_PER_NODE, -1)
+        least = np.sort(by_node.max(2), axis=1)[:, -groups]
+        by_node[by_node.max(2) < least[:, None]] = 0
+    routes = np.argpartition(scores, -top_k, axis=1)[:, None, -top_k:].astype(np.uint16)
+    rank = np.arange(ranks, dtype=np.int32)
+    trace = foremoe.Trace.from_arrays(
+        routes, np.arange(0, len(routes) + 1, TOKENS), num_experts=experts, micro_step=np.zeros_like(rank), rank=rank,
+        ranks=ranks, ranks_per_node=RANKS_PER_NODE,
+    )  # fmt: skip
+    return foremoe.collect(trace)
+
+
+def exchange(row: dict[str, str]) -> float:
+    """Modelled seconds of a published exchange: the dispatch of one layer."""
+    if row["tokens"]:
+        source: Any = drawn(*(int(row[key] or 0) for key in ("ranks", "experts", "top_k", "groups")))
+        width, dispatch = int(row["row_bytes"]) * int(row["tokens"]) / TOKENS, "token"
+    else:  # NCCL: row_bytes are those that each rank sends to the others together
+        counts = np.full((1, 1, RANKS_PER_NODE, RANKS_PER_NODE), TOKENS)
+        source = foremoe.Load.from_array(counts, top_k=1, ranks_per_node=RANKS_PER_NODE)
+        width, dispatch = int(row["row_bytes"]) / (TOKENS * (RANKS_PER_NODE - 1)), "row"
+    model = MODEL | {
+        "moe_layers": 1, "experts": int(row["experts"] or RANKS_PER_NODE), "top_k": int(row["top_k"] or 1),
+        "hidden": round(width / 2),
+    }  # fmt: skip
+    (found,) = foremoe.simulate(source, ["vanilla"], cluster="h100", model=model, dispatch=dispatch)
+    return float(found["phases"][0]["parts"]["dispatch"])
+
+
+# Balanced steps of published.csv in its order, on 8, 64, 64 and 8 H100: model, ranks, micro-steps, tokens, options.
+DEMO = MODEL | {
+    "name": "UltraEP's demo", "moe_layers": 20, "experts": 32, "intermediate": 1536, "vocabulary": 1, "heads": 64,
+    "kv_heads": 4,
+}  # fmt: skip  # its published FLOP/s contain no output head
+STEPS: tuple[tuple[Any, int, int, int, int, dict[str, Any]], ...] = (
+    ("Qwen3-30B-A3B", 8, 16, 16384, 8, {}),
+    ("gpt-oss-120b", 64, 4, 8192, 4, {"keep_activations": True}),
+    ("gpt-oss-120b", 64, 8, 4096, 4, {"keep_activations": True}),
+    (DEMO, 8, 16, 8192, 4, {"keep_activations": True}),
+)
+
+
+def balanced_step(model: Any, ranks: int, micro_steps: int, tokens: int, top_k: int, options: dict[str, Any]) -> float:
+    experts = DEMO["experts"] if model is DEMO else 128
+    counts = np.full((micro_steps, 1, ranks, experts), tokens * top_k // experts)
+    load = foremoe.Load.from_array(counts, top_k=top_k, ranks_per_node=RANKS_PER_NODE)
+    (found,) = foremoe.simulate(load, ["vanilla"], cluster="h100", model=model, **options)
+    return float(found["phases"][1]["seconds"])
+
+
+def compare_published(bounds: Bounds) -> None:
+    of_group: dict[str, list[dict[str, str]]] = {}
+    for row in rows_of("published.csv"):
+        of_group.setdefault(row["group"], []).append(row)
+    print("published exchanges, errors:")
+    for group, (low, high) in PUBLISHED.items():
+        errors: list[float] = []
+        for row in of_group[group]:
+            errors.append(exchange(row) / (float(row["measured"]) * 1e-6) - 1)
+            bounds.outside += not low <= errors[-1] <= high
+        outside = "" if low <= min(errors) and max(errors) <= high else "  OUTSIDE"
+        print(
+            f"{group:24} {len(errors):2} rows: {min(errors):+.1%} to {max(errors):+.1%}, median {np.median(errors):+.1%}"
+            f"  [{low:+.0%}, {high:+.0%}]{outside}"
+        )
+    for row, step in zip(of_group["step"], STEPS, strict=True):
+        bounds.compare(row["config"][:36], balanced_step(*step), float(row["measured"]), -0.12, 0.05)
+
+
 def equal_layouts() -> tuple[int, int]:
     """Returns how many layouts of policy laer equal those of LAER-MoE's own planner on every rank, and the total."""
     cases = json.loads((HERE / "laer-golden.json").read_text())
@@ -139,6 +222,7 @@ def main() -> int:
         print(f"{a} ÷ {b}, measured without a profiler: {ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} runs")
     equal, cases = equal_layouts()
     print(f"layouts of laer with the same experts on every rank as its own planner: {equal} of {cases}")
+    compare_published(bounds)
     return int(bounds.outside > 0 or equal < cases)
 
 
