@@ -186,7 +186,10 @@ bool has_short_rows(const LoadTable& table) {
 }
 
 Array<Tokens, 2> tokens_of_ranks(const LoadTable& table) {
-  if (table.tokens.size() > 0) return table.tokens;
+  return table.tokens.size() > 0 ? table.tokens : tokens_of_fullest_layers(table);
+}
+
+Array<Tokens, 2> tokens_of_fullest_layers(const LoadTable& table) {
   Array<Tokens, 2> tokens({table.load.extent(0), table.load.extent(2)});
   for (int m = 0; m < table.num_micro_steps(); ++m) {
     for (int l = 0; l < table.num_layers(); ++l) {

@@ -64,9 +64,12 @@ LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers
 // tokens. False if `tokens` is unknown.
 bool has_short_rows(const LoadTable& table);
 
-// Tokens of each rank in each micro-step: `tokens`, or, if it is unknown, those of the fullest layer,
-// ⌈assignments ÷ top-k⌉, which excludes tokens without any route.
+// Tokens of each rank in each micro-step: `tokens`, or, if it is unknown, tokens_of_fullest_layers().
 Array<Tokens, 2> tokens_of_ranks(const LoadTable& table);
+
+// Tokens of each rank in each micro-step that the fullest layer needs: ⌈assignments ÷ top-k⌉. Excludes tokens without
+// any route.
+Array<Tokens, 2> tokens_of_fullest_layers(const LoadTable& table);
 
 // Hex SHA-256 of the load as little-endian I64 [micro_steps, layers, ranks, experts].
 std::string load_digest(const LoadTable& table);

@@ -28,7 +28,8 @@ class RecordedRoutes final : public ReplayRoutes {
 
 class DealtRoutes final : public ReplayRoutes {
  public:
-  explicit DealtRoutes(const LoadTable& load) : load_(load), num_tokens_(tokens_of_ranks(load)) {
+  explicit DealtRoutes(const LoadTable& load)
+      : load_(load), num_tokens_(has_short_rows(load) ? load.tokens : tokens_of_fullest_layers(load)) {
     for (int m = 0; m < load.num_micro_steps(); ++m) {
       for (int l = 0; l < load.num_layers(); ++l) {
         for (int s = 0; s < load.num_ranks(); ++s) {
