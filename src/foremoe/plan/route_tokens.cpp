@@ -361,14 +361,6 @@ void SourceTokens::gather(MicroStepId m, RankId source, LayerId l, std::vector<E
   }
 }
 
-// Adds one to `row` at each distinct value of `places`. Reorders `places`.
-template <class Id>
-static void count_distinct(std::vector<Id>& places, std::span<Tokens> row) {
-  std::ranges::sort(places);
-  const auto last = std::unique(places.begin(), places.end());
-  for (auto place = places.begin(); place != last; ++place) row[place->index()] += Tokens{1};
-}
-
 Array<Tokens, 2> dispatch_table(const RoutedLayer& routed) {
   const std::size_t num_ranks = routed.first.size() - 1;
   Array<Tokens, 2> rows({num_ranks, num_ranks});
@@ -385,11 +377,12 @@ TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProbl
                       .to_node = Array<Tokens, 2>({num_ranks, num_nodes})};
 
   RowChoiceWorkspace workspace;
-  std::vector<ExpertId> routes;        // [token][k]
-  std::vector<std::int32_t> shipment;  // [token][k]
-  std::vector<RankId> replica;         // [token][k]
-  std::vector<RankId> ranks;           // of one token
-  std::vector<NodeId> nodes;           // of one token
+  std::vector<ExpertId> routes;                       // [token][k]
+  std::vector<std::int32_t> shipment;                 // [token][k]
+  std::vector<RankId> replica;                        // [token][k]
+  std::vector<std::int64_t> last_to_rank(num_ranks);  // [rank], the last token that was counted, from 1 on
+  std::vector<std::int64_t> last_to_node(num_nodes);
+  std::int64_t number = 0;  // of the token
   for (int s = 0; s < topology.num_ranks; ++s) {
     problem.tokens.gather(problem.micro_step, RankId{s}, problem.layer, routes);
     replica.resize(routes.size());
@@ -405,15 +398,13 @@ TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProbl
       assign_rows(routed, {RankId{s}, routes}, workspace.route, replica);
     }
     for (std::size_t token = 0; token < replica.size(); token += top_k) {
-      ranks.clear();
-      nodes.clear();
+      ++number;
       for (const RankId r : std::span(replica).subspan(token, top_k)) {
-        if (r == kNoReplica) continue;
-        ranks.push_back(r);
-        nodes.push_back(topology.node_of(r));
+        if (r == kNoReplica || std::exchange(last_to_rank[r.index()], number) == number) continue;
+        table.to_rank(s, r) += Tokens{1};
+        const NodeId node = topology.node_of(r);
+        if (std::exchange(last_to_node[node.index()], number) != number) table.to_node(s, node) += Tokens{1};
       }
-      count_distinct(ranks, table.to_rank.row(s));
-      count_distinct(nodes, table.to_node.row(s));
     }
   }
   return table;
