@@ -20,7 +20,7 @@ BUNDLED = ROOT / "data" / "rollout-math.safetensors"
 DATA = ROOT / "data"
 
 SUBCOMMANDS = ("synth", "import", "routes", "collect", "pack", "inspect", "homes", "plan", "verify", "compare", "run",
-               "calibrate", "simulate", "fit", "maps", "report", "options")
+               "calibrate", "simulate", "fit", "layout", "maps", "report", "options")
 
 
 def npy(shape, values):

@@ -56,6 +56,7 @@ Command pack_command();
 Command inspect_command();
 Command plan_command();
 Command fit_command();
+Command layout_command();
 Command verify_command();
 Command homes_command();
 Command maps_command();

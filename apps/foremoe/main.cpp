@@ -34,7 +34,7 @@ void occupy_closed_streams() {
   }
 }
 
-constexpr std::array<CommandEntry, 17> kCommands{{
+constexpr std::array<CommandEntry, 18> kCommands{{
     {"synth", synth_command},
     {"import", import_command},
     {"routes", routes_command},
@@ -48,6 +48,7 @@ constexpr std::array<CommandEntry, 17> kCommands{{
     {"run", run_command},
     {"simulate", simulate_command},
     {"fit", fit_command},
+    {"layout", layout_command},
     {"calibrate", calibrate_command},
     {"maps", maps_command},
     {"report", report_command},

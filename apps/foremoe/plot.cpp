@@ -151,6 +151,17 @@ void draw_fit(const PlotRequest& plot, const Fit& fit, int exit_code) {
                  plot.path);
 }
 
+void draw_layout(const std::string& path, const LayoutChoice& choice, const Workload& whole, const CostModel& cost) {
+  if (path.empty()) return;
+  Json request = {{"title", fmt::format("Modelled step by layout: {} on {} × {}", cost.model().name,
+                                        whole.load.num_ranks(), cost.cluster().name)},
+                  {"facts", {fmt::format("{}: {}", whole.load.name, describe(whole.load)), recommendation(choice)}},
+                  {"exit_code", kOk}};
+  for (const std::string& remark : layout_remarks(whole, cost)) request["facts"].push_back(remark + ".");
+  request["layouts"] = to_json(choice, whole, cost)["layouts"];
+  draw_in_python("layout", std::move(request), path);
+}
+
 void draw_heat(const std::string& path, const LoadTable& load) {
   if (path.empty()) return;
   constexpr std::size_t kMostCells = 50'000;  // of a map: a command's argument is shorter than 128 KiB

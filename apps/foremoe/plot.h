@@ -11,6 +11,7 @@
 #include "foremoe/core/option.h"
 #include "foremoe/evaluate/evaluate.h"
 #include "foremoe/evaluate/fit.h"
+#include "foremoe/evaluate/layout.h"
 
 namespace foremoe::cli {
 
@@ -42,6 +43,9 @@ void draw_plot(const PlotRequest& request, std::span<const Evaluation> evaluatio
 // Draws the rows and the memory of the busiest rank by micro-step, now and planned, with the limit. Ends as
 // draw_plot().
 void draw_fit(const PlotRequest& request, const Fit& fit, int exit_code);
+
+// Draws the seconds of all layouts. Ends as draw_plot(), with exit code 0.
+void draw_layout(const std::string& path, const LayoutChoice& choice, const Workload& whole, const CostModel& cost);
 
 // Draws ExpertHeat: load of each expert ÷ mean of its layer. Ends as draw_plot(), with exit code 0.
 void draw_heat(const std::string& path, const LoadTable& load);

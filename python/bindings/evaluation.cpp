@@ -11,6 +11,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/fit.h"
+#include "foremoe/evaluate/layout.h"
 #include "foremoe/evaluate/memory_remarks.h"
 #include "foremoe/evaluate/pair_figures.h"
 
@@ -216,6 +217,24 @@ nb::any fit_of(const Load& load, const std::string& name, const nb::dict& keywor
   return to_python(json);
 }
 
+nb::any layout_of(const Load& load, std::optional<int> gpus, const nb::dict& keywords, int threads) {
+  const Workload& whole = *load.input;
+  if (gpus && *gpus != whole.load.num_ranks()) {
+    throw InputError({.field = "gpus"}, fmt::format("{}, but the load has {}: collect the trace with ranks={}", *gpus,
+                                                    counted(whole.load.num_ranks(), "rank"), *gpus));
+  }
+  EvaluateOptions options;
+  CostRequest cost_request;
+  set_options(keywords, options, cost_request);
+  nlohmann::ordered_json json;
+  ThreadPool pool(threads_of(threads));
+  run_interruptibly(pool, [&] {
+    const std::optional<CostModel> cost = cost_of(cost_request, whole, /*simulates=*/true);
+    json = to_json(choose_layout(whole, options, {.pool = pool, .cost = &*cost}), whole, *cost);
+  });
+  return to_python(json);
+}
+
 Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const nb::dict& own,
                     const Former& former, int threads) {
   Evaluated e;
@@ -398,6 +417,7 @@ void bind_evaluation(nb::module_& m) {
       "homes"_a.none() = nb::none(), "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(),
       "ep"_a.none() = nb::none(), "threads"_a = 0);
 
+  m.def("_layout", &layout_of, "load"_a, "gpus"_a.none(), "options"_a, "threads"_a = 0);
   m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
   m.def("_expert_heat", &heat_of, "load"_a);
   m.def("_heat_bounds", [] { return std::vector<double>(kHeatBounds.begin(), kHeatBounds.end()); });

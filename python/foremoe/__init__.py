@@ -33,7 +33,7 @@ from ._core import (
     policies,
 )
 from ._errors import InputError, PolicySkipped
-from ._evaluation import compare, evaluate, evaluate_plan, fit, simulate
+from ._evaluation import compare, evaluate, evaluate_plan, fit, layout, simulate
 from ._files import Violation, check, figures, read_load, read_plan, read_trace
 from ._homes import choose_homes, read_homes
 from ._loads import collect, import_files, pack, synthesize_load, synthesize_trace
@@ -70,6 +70,7 @@ __all__ = [
     "figures",
     "fit",
     "import_files",
+    "layout",
     "model_parameters",
     "models",
     "pack",

@@ -13,6 +13,7 @@ from .options import (
     AnyHomes,
     CompareOptions,
     EvaluateOptions,
+    LayoutOptions,
     SimulateOptions,
     SimulationOptions,
     expect_options,
@@ -180,4 +181,29 @@ def fit(
     expect_options(SimulateOptions, "fit", options)
     asked, arguments = split({**options, "ep": ep})
     found: dict[str, Any] = _core._fit(load, policy, {"cluster": cluster, **asked}, int(most_guest_slots), **arguments)
+    return found
+
+
+def layout(load: Load, *, cluster: str, gpus: int | None = None, **options: Unpack[LayoutOptions]) -> dict[str, Any]:
+    """Finds the expert-parallel size and number of pipeline stages with the fastest step within a rank's memory.
+
+    Returns what `foremoe layout --json` prints. `layouts` has every layout: its seconds and memory `unplanned`, and
+    `planned` with foremoe's plan (None if that cannot be the fastest or does not fit, see `not_planned`). `best` is the
+    fastest that fits, `best_unplanned` the fastest without a plan. `remarks` says what the seconds do not include.
+
+    Args:
+        load: Load of all ranks of the job, best collected from a trace, so that its tokens are known.
+        cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote.
+        gpus: Ranks of the job, which must be those of the load. None: those of the load.
+        **options: foremoe.options.LayoutOptions.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`, and if no layout fits.
+    """
+    expect(Load, load=load)
+    expect(Integral | None, gpus=gpus)
+    expect_options(LayoutOptions, "layout", options)
+    asked, arguments = split({"cluster": cluster, **options})
+    threads = arguments.get("threads", 0)
+    found: dict[str, Any] = _core._layout(load, None if gpus is None else int(gpus), asked, threads)
     return found

@@ -1,5 +1,5 @@
-"""The pictures of `--plot`: modelled seconds of each policy by part (compare, simulate), peaks of ranks (fit), and
-loads of experts (inspect).
+"""The pictures of `--plot`: modelled seconds of each policy by part (compare, simulate), peaks of ranks (fit), seconds
+of layouts (layout), and loads of experts (inspect).
 
 The program passes the data as JSON, for compare and simulate:
 
@@ -13,6 +13,11 @@ the busiest rank by micro-step:
 
     {"command": "fit", "title": "…", "facts": ["…"], "limit": 80.0, "exit_code": 0,
      "series": [{"name": "now: vanilla", "rows": [4096], "gigabytes": [71.5]}]}
+
+For layout, where "layouts" has the entries of `foremoe layout --json`:
+
+    {"command": "layout", "title": "…", "facts": ["…"], "exit_code": 0,
+     "layouts": [{"ep": 8, "stages": 1, "unplanned": {"seconds": 9.1, "fits": True}, "planned": None}]}
 
 For inspect, with a map per entry of "heat" and a text per layer, whose digits count the bounds of load ÷ mean that the
 hottest expert of a cell reaches:
@@ -35,6 +40,7 @@ from ._command_line import reporting
 from ._output import write_file
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -57,6 +63,7 @@ NOTE = 1.1  # the column of notes
 DPI = 160
 MOST_CHARACTERS = 140  # of a line of text
 IN_A_ROW = 8  # entries of the legend
+PANELS_IN_A_ROW = 3  # of layouts
 VISIBLE = 0.002  # share of the longest bar from which a part is in the legend
 
 
@@ -68,7 +75,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _draw(request: Mapping[str, Any], path: str) -> int:
-    draw_any = draw_peaks if "series" in request else draw_heat if "heat" in request else draw
+    by_key = {"series": draw_peaks, "heat": draw_heat, "layouts": draw_layouts}
+    draw_any = next((by_key[key] for key in by_key if key in request), draw)
     figure = draw_any(request)
     picture, form = io.BytesIO(), path.rpartition(".")[2]
     figure.savefig(picture, format=form, dpi=DPI, metadata={"Date": None} if form == "svg" else None)
@@ -93,6 +101,21 @@ def _write_head(figure: Figure, title: str, texts: Sequence[str], height: float)
         figure.text(0.1 / WIDTH, 1 - (0.34 + 0.19 * line) / height, text, va="top", fontsize=8, color="#545d69")
 
 
+def _plain(axes: Axes) -> None:
+    axes.yaxis.grid(color="#e7eaee")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(figure: Figure, axes: Axes, top: float, height: float) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="upper left", ncols=len(names), frameon=False, fontsize=8, handlelength=1.4,
+        bbox_to_anchor=(0.02 / WIDTH, 1 - top / height), borderpad=0.2,
+    )  # fmt: skip
+
+
 def draw_peaks(request: Mapping[str, Any]) -> Figure:
     """Draws a panel of rows and one of memory over micro-steps, one line per entry of "series", and the limit."""
     from matplotlib.ticker import MaxNLocator
@@ -115,16 +138,48 @@ def draw_peaks(request: Mapping[str, Any]) -> Figure:
         axes.set_xlabel("micro-step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_title(label, fontsize=9, loc="left")
-        axes.yaxis.grid(color="#e7eaee")
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        _plain(axes)
     _write_head(figure, request["title"], texts, height)
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="upper left", ncols=len(names), frameon=False, fontsize=8, handlelength=1.4,
-        bbox_to_anchor=(0.02 / WIDTH, 1 - (top - 0.6) / height), borderpad=0.2,
-    )  # fmt: skip
+    _legend(figure, axes, top - 0.6, height)
+    return figure
+
+
+def draw_layouts(request: Mapping[str, Any]) -> Figure:
+    """Draws seconds over EP sizes, a panel per number of stages. Layouts beyond the memory have hollow markers."""
+    layouts: Sequence[Mapping[str, Any]] = request["layouts"]
+    stages = sorted({layout["stages"] for layout in layouts})
+    sizes = sorted({layout["ep"] for layout in layouts})
+    texts = _wrapped(request["facts"])
+    columns = min(len(stages), PANELS_IN_A_ROW)
+    rows = -(-len(stages) // columns)
+    top, of_row = 0.65 + 0.19 * len(texts), 2.4
+    height = top + of_row * rows
+    figure = _figure(height)
+    most = max(step["seconds"] for layout in layouts for step in (layout["unplanned"], layout["planned"]) if step)
+    for index, number in enumerate(stages):
+        row, column = divmod(index, columns)
+        left, below = column * WIDTH / columns + 0.5, of_row * (rows - 1 - row) + 0.5
+        width = WIDTH / columns - 0.65
+        axes = figure.add_axes((left / WIDTH, below / height, width / WIDTH, (of_row - 0.8) / height))
+        for name, colour in zip(("unplanned", "planned"), SERIES, strict=True):
+            shown = [layout for layout in layouts if layout["stages"] == number and layout[name]]
+            at = [sizes.index(layout["ep"]) for layout in shown]
+            seconds = [layout[name]["seconds"] for layout in shown]
+            axes.plot(at, seconds, color=colour, linewidth=1.5, label=name)
+            for fits, face in ((True, colour), (False, "white")):
+                marked = [i for i, layout in enumerate(shown) if layout[name]["fits"] == fits]
+                axes.plot(
+                    [at[i] for i in marked], [seconds[i] for i in marked], "o", markersize=5, color=colour,
+                    markerfacecolor=face, label="_" if fits else f"{name}, exceeds the memory",
+                )  # fmt: skip
+        axes.set_xlim(-0.5, len(sizes) - 0.5)
+        axes.set_ylim(0, 1.08 * most)
+        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+        axes.set_xlabel("EP size")
+        axes.set_title(f"{number} stage{'s' if number > 1 else ''}: modelled seconds", fontsize=9, loc="left")
+        _plain(axes)
+    _write_head(figure, request["title"], texts, height)
+    _legend(figure, axes, top - 0.3, height)
     return figure
 
 

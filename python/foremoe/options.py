@@ -103,6 +103,15 @@ class SimulateOptions(PolicyOptions, SimulationOptions, total=False):
     path: Annotated[Literal["auto", "host", "peer"], "auto"]
 
 
+class LayoutOptions(ModelOptions, total=False):
+    """Options of layout()."""
+
+    memory_budget: Annotated[float | None, None]  # GB, 10⁹ bytes; None: the memory of the device
+    path: Annotated[Literal["auto", "host", "peer"], "auto"]
+    prefetch_depth: Annotated[int, 2]
+    threads: Annotated[int, 0]  # 0: one per processor; the result does not depend on it
+
+
 class EvaluateOptions(SimulateOptions, total=False):
     """Options of evaluate(), and of plan() with a cluster."""
 

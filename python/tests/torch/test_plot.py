@@ -135,6 +135,26 @@ def test_fit_draws_also_a_step_that_does_not_fit_and_exits_with_1() -> None:
     assert pathlib.Path("out.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+def test_the_picture_of_layout_marks_what_exceeds_the_memory() -> None:
+    on = ("step.load.safetensors", "--gpus", "4", "--cluster", "h100", "--model", MODEL, "--memory-budget", "150")
+    _, request = request_of("layout", *on, "--plot", "out.svg")
+    command = [commands.PROGRAM, "layout", *on, "--json"]
+    layouts = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["layouts"]
+    assert request["layouts"] == layouts
+    panels = _plot.draw_layouts(request).axes
+    stages = sorted({one["stages"] for one in layouts})
+    assert len(panels) == len(stages) == 3
+    for axes, number in zip(panels, stages, strict=True):
+        shown = [one for one in layouts if one["stages"] == number]
+        lines = {line.get_label(): line for line in axes.lines}
+        assert list(lines["unplanned"].get_ydata()) == [one["unplanned"]["seconds"] for one in shown]
+        hollow = lines["unplanned, exceeds the memory"]
+        assert list(hollow.get_ydata()) == [
+            one["unplanned"]["seconds"] for one in shown if one["unplanned"]["memory_bytes"] > 150e9
+        ]
+        assert hollow.get_markerfacecolor() == "white"
+
+
 def expected_heat(counts: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
     """Returns the classes of both maps. counts: [micro_steps, layers, ranks, experts]."""
     bounds = [0.5, 0.8, 0.95, 1.05, 1.25, 1.5, 2, 3]

@@ -144,13 +144,16 @@ double CostModel::dense(Tokens tokens, double squared_lengths, Pass direction) c
 double CostModel::other_layers(Tokens tokens, double squared_lengths, Pass direction) const {
   if (tokens.value == 0) return 0;
   const double n = as_double(tokens.value);
-  const double head = as_double(model_.head_parameters());
-  double total = seconds({.flops = 2 * head * n,
-                          .parameters = head,
-                          .row_bytes = n * options_.bytes_per_parameter * (model_.hidden + model_.vocabulary),
-                          .efficiency = cluster_.gemm_efficiency},
-                         direction) +
-                 moving(0, 1, direction);
+  double total = 0;
+  if (model_.has_head) {
+    const double head = as_double(model_.head_parameters());
+    total = seconds({.flops = 2 * head * n,
+                     .parameters = head,
+                     .row_bytes = n * options_.bytes_per_parameter * (model_.hidden + model_.vocabulary),
+                     .efficiency = cluster_.gemm_efficiency},
+                    direction) +
+            moving(0, 1, direction);
+  }
   if (model_.dense_layers > 0) {
     total += model_.dense_layers *
              (attention(n, squared_lengths, direction) +

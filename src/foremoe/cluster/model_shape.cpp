@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cctype>
 #include <filesystem>
 #include <numeric>
@@ -87,8 +88,9 @@ std::int64_t ModelShape::parameters_in_experts() const {
 std::int64_t ModelShape::parameters_besides_experts() const {
   std::int64_t attention_of_all = 0;
   visit_attention([&](const AttentionShape& kind, int n) { attention_of_all += n * kind.parameters(hidden); });
+  const int matrices_of_words = tied ? has_embedding || has_head : has_embedding + has_head;
   return attention_of_all + moe_layers * (shared_parameters() + router_parameters()) +
-         dense_layers * dense_parameters() + (tied ? 1 : 2) * head_parameters() + other_parameters;
+         dense_layers * dense_parameters() + matrices_of_words * head_parameters() + other_parameters;
 }
 
 std::int64_t ModelShape::active_parameters() const {
@@ -96,6 +98,42 @@ std::int64_t ModelShape::active_parameters() const {
                                   ? std::int64_t{moe_layers} * top_k
                                   : std::accumulate(top_k_of_layer.begin(), top_k_of_layer.end(), std::int64_t{0});
   return parameters_besides_experts() + chosen * expert_parameters();
+}
+
+ModelShape stage_of(const ModelShape& model, int stage, int stages) {
+  assert(model.moe_layers % stages == 0 && 0 <= stage && stage < stages);
+  const int count = model.moe_layers / stages;
+  const std::vector<int> moe_layers = model.moe_layer_numbers();
+  const auto end_of = [&](int s) {
+    if (s < 0) return 0;
+    return s == stages - 1 ? model.layers() : moe_layers[static_cast<std::size_t>((s + 1) * count - 1)] + 1;
+  };
+  const int first = end_of(stage - 1);
+  const int last = end_of(stage);
+  const auto cut = [](auto& values, int begin, int end) {
+    if (!values.empty()) values = {values.begin() + begin, values.begin() + end};
+  };
+  ModelShape part = model;
+  part.moe_layers = count;
+  part.has_embedding = stage == 0;
+  part.has_head = stage == stages - 1;
+  if (stage > 0) part.other_parameters = 0;
+  cut(part.layer_kinds, first, last);
+  cut(part.experts_of_layer, stage * count, (stage + 1) * count);
+  cut(part.top_k_of_layer, stage * count, (stage + 1) * count);
+  part.dense_layers = part.layer_kinds.empty()
+                          ? last - first - count
+                          : static_cast<int>(std::ranges::count(part.layer_kinds, LayerKind::kDense));
+  int left = last - first;
+  int without = model.layers() - model.attention.layers;  // any attention
+  const auto share = [&](int layers) { return layers * last / model.layers() - layers * first / model.layers(); };
+  for (AttentionShape& kind : part.other_attention) {
+    without -= kind.layers;
+    kind.layers = std::min(left, share(kind.layers));
+    left -= kind.layers;
+  }
+  if (part.attention.layers > 0) part.attention.layers = without == 0 ? left : share(part.attention.layers);
+  return part;
 }
 
 std::span<const ModelShape> model_shapes() {

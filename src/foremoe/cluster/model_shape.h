@@ -82,6 +82,8 @@ struct ModelShape {
   int latent = 0;                       // width of tokens that routed experts receive (latent MoE); 0: `hidden`
   int expert_matrices = 3;              // of an expert or feed-forward block: gate, up and down; 2: up and down
   bool tied = false;                    // the output head is the embedding
+  bool has_embedding = true;            // false: another stage of the pipeline has it
+  bool has_head = true;                 // likewise
   std::int64_t other_parameters = 0;    // such as those of a vision tower
   bool automatic = true;                // may be chosen for a load by its experts and top-k
   std::vector<std::string> notes = {};  // what a reader of its parameters and times must know
@@ -128,6 +130,12 @@ struct ModelShape {
   std::int64_t parameters() const { return parameters_besides_experts() + parameters_in_experts(); }
   std::int64_t active_parameters() const;
 };
+
+// Returns one stage of a pipeline: consecutive layers with an equal part of the MoE layers. A stage ends with its last
+// MoE layer, so dense layers before the first MoE layer are in stage 0, which also has the embedding and
+// other_parameters. The last stage has the output head and all layers that remain. Kinds of attention are assumed to be
+// spread evenly over the layers. `stages` must divide moe_layers.
+ModelShape stage_of(const ModelShape& model, int stage, int stages);
 
 std::span<const ModelShape> model_shapes();  // data/models, embedded by src/foremoe/CMakeLists.txt
 std::vector<std::string> model_names();      // names of the presets

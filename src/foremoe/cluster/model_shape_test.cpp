@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <utility>
+
 namespace foremoe {
 
 TEST(ModelShape, IsFoundByNameIgnoringCase) {
@@ -76,6 +79,49 @@ TEST(ModelShape, AttentionIsProjectedDirectlyOrThroughLatentVectors) {
   EXPECT_EQ(find_model_shape("Qwen3-30B-A3B")->attention_parameters(), 8388608 + 2 * 1048576 + 8388608);
   // 2 · 32 heads · (128 + 128) FLOPs for each token attended to.
   EXPECT_EQ(find_model_shape("Qwen3-30B-A3B")->attention.flops_per_token(10), 163840);
+}
+
+TEST(ModelShape, StagesHaveAllPartsOfTheModelOnce) {
+  for (const ModelShape& shape : model_shapes()) {
+    for (int stages = 1; stages <= shape.moe_layers; ++stages) {
+      if (shape.moe_layers % stages != 0) continue;
+      int layers = 0;
+      std::int64_t parameters = 0;
+      for (int s = 0; s < stages; ++s) {
+        const ModelShape stage = stage_of(shape, s, stages);
+        EXPECT_EQ(stage.moe_layers, shape.moe_layers / stages);
+        EXPECT_EQ(stage.dense_layers, s == 0 ? shape.dense_layers : 0);
+        layers += stage.layers();
+        parameters += stage.parameters();
+      }
+      EXPECT_EQ(layers, shape.layers()) << shape.name;
+      // The first and the last stage both need a tied matrix.
+      const std::int64_t twice = shape.tied && stages > 1 ? shape.head_parameters() : 0;
+      const double difference = static_cast<double>(parameters - twice - shape.parameters());
+      // Kinds of attention can be rounded, by at most a layer of each stage.
+      const double most = shape.other_attention.empty() ? 0 : 1e-2 * static_cast<double>(shape.parameters());
+      EXPECT_LE(std::abs(difference), most) << shape.name << " " << stages;
+    }
+  }
+}
+
+TEST(ModelShape, AStageBeginsAfterTheLastMoeLayerOfThePreviousOne) {
+  using enum LayerKind;
+  ModelShape shape = *find_model_shape("Qwen3-30B-A3B");
+  shape.moe_layers = 4;
+  shape.dense_layers = 3;
+  shape.layer_kinds = {kDense, kMoe, kNone, kMoe, kDense, kMoe, kMoe, kDense};
+  shape.top_k_of_layer = {1, 2, 3, 4};
+  shape.other_parameters = 5;
+  const ModelShape first = stage_of(shape, 0, 2);
+  const ModelShape last = stage_of(shape, 1, 2);
+  EXPECT_EQ(first.layer_kinds, (std::vector{kDense, kMoe, kNone, kMoe}));
+  EXPECT_EQ(last.layer_kinds, (std::vector{kDense, kMoe, kMoe, kDense}));
+  EXPECT_EQ((std::pair{first.dense_layers, last.dense_layers}), (std::pair{1, 2}));
+  EXPECT_EQ((std::pair{first.other_parameters, last.other_parameters}), (std::pair<std::int64_t, std::int64_t>{5, 0}));
+  EXPECT_EQ((std::pair{first.has_embedding, last.has_embedding}), (std::pair{true, false}));
+  EXPECT_EQ((std::pair{first.has_head, last.has_head}), (std::pair{false, true}));
+  EXPECT_EQ(last.top_k_of_layer, (std::vector{3, 4}));
 }
 
 }  // namespace foremoe

@@ -275,6 +275,42 @@ BatchedTrace take_ranks(const BatchedTrace& batched, int first, int count) {
   return part;
 }
 
+BatchedTrace take_layers(const BatchedTrace& batched, int first, int count) {
+  BatchedTrace part = batched;
+  const RoutingTrace& from = batched.trace;
+  RoutingTrace& to = part.trace;
+  const std::size_t layer_bytes = static_cast<std::size_t>(from.top_k) * size_of(from.type);
+  const std::size_t bytes = layer_bytes * static_cast<std::size_t>(count);  // of a token
+  const auto routes = std::make_shared<std::vector<std::byte>>(bytes * static_cast<std::size_t>(from.num_tokens));
+  const std::byte* token = from.routes + layer_bytes * static_cast<std::size_t>(first);
+  for (auto at = routes->begin(); at != routes->end(); token += layer_bytes * static_cast<std::size_t>(from.num_layers))
+    at = std::copy_n(token, bytes, at);
+  to.num_layers = count;
+  to.routes = routes->data();
+  to.storage = routes;
+  const auto cut = [&](auto& of_layer) {
+    if (!of_layer.empty()) of_layer = {of_layer.begin() + first, of_layer.begin() + first + count};
+  };
+  cut(to.experts_of_layer);
+  cut(to.top_k_of_layer);
+  cut(to.layer_ids);
+  return part;
+}
+
+BatchedTrace in_more_micro_steps(BatchedTrace batched, int factor) {
+  auto& [trace, batching] = batched;
+  batching.num_micro_steps *= factor;
+  batching.num_ranks /= factor;
+  batching.ranks_per_node = std::min(batching.ranks_per_node, batching.num_ranks);
+  for (std::size_t s = 0; s < batching.rank.size(); ++s) {
+    const int rank = batching.rank[s].value;
+    batching.micro_step[s] = MicroStepId{batching.micro_step[s].value * factor + rank / batching.num_ranks};
+    batching.rank[s] = RankId{rank % batching.num_ranks};
+  }
+  record_batching(batching, trace);
+  return batched;
+}
+
 Array<double, 2> squared_lengths(const BatchedTrace& batched) {
   const auto& [trace, batching] = batched;
   expect_valid(batching, trace);

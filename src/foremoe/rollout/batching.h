@@ -39,6 +39,10 @@ Array<double, 2> squared_lengths(const BatchedTrace& batched);
 // Returns the sequences of `count` ranks from rank `first` on, as ranks 0, 1, …. Copies their routes.
 BatchedTrace take_ranks(const BatchedTrace& batched, int first, int count);
 
+// Like those of a LoadTable. take_layers() copies the routes.
+BatchedTrace take_layers(const BatchedTrace& batched, int first, int count);
+BatchedTrace in_more_micro_steps(BatchedTrace batched, int factor);
+
 struct BatchingOptions {
   int num_ranks = 0;                    // 0: as recorded; an error if no batching was recorded
   int ranks_per_node = 0;               // 0: as recorded, otherwise min(8, ranks)

@@ -167,5 +167,24 @@ TEST(TakenRanks, KeepWhatIsRecordedOfASequence) {
   EXPECT_EQ(take_ranks({.trace = trace, .batching = batching}, 1, 1).trace.num_sequences(), 0);
 }
 
+TEST(BatchedTrace, LayersAndMoreMicroStepsCountLikeThoseOfTheLoad) {
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    const test::CountedTrace whole = test::random_trace(seed);
+    const int layers = whole.trace.num_layers;
+    for (const auto& [first, count] : {std::pair{0, layers}, {layers - 1, 1}}) {
+      const BatchedTrace part = take_layers(whole, first, count);
+      EXPECT_NO_THROW(expect_valid(part.trace));
+      EXPECT_EQ(test::load_of(part.trace, part.batching).load, take_layers(whole.load, first, count).load);
+    }
+    for (const int factor : {1, 2, 4}) {
+      const BatchedTrace longer = in_more_micro_steps(whole, factor);
+      EXPECT_NO_THROW(expect_valid(longer.batching, longer.trace));
+      const LoadTable expected = in_more_micro_steps(whole.load, factor);
+      EXPECT_EQ(test::load_of(longer.trace, longer.batching).load, expected.load);
+      EXPECT_EQ(longer.batching.ranks_per_node, expected.ranks_per_node);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foremoe

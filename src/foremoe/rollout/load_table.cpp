@@ -250,6 +250,39 @@ LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers
   return first;
 }
 
+LoadTable take_layers(const LoadTable& table, int first, int count) {
+  auto shape = table.load.shape();
+  shape[1] = static_cast<std::size_t>(count);
+  LoadTable part = empty_part(table, shape);
+  for (auto [from, to] :
+       {std::pair{&table.experts_of_layer, &part.experts_of_layer}, {&table.top_k_of_layer, &part.top_k_of_layer}}) {
+    if (!from->empty()) std::copy_n(from->begin() + first, count, to->begin());
+  }
+  for (std::size_t m = 0; m < shape[0]; ++m) {
+    for (std::size_t l = 0; l < shape[1]; ++l) {
+      std::ranges::copy(table.load[m][l + static_cast<std::size_t>(first)].flat(), part.load[m][l].data());
+    }
+  }
+  part.tokens = table.tokens;
+  count_missing_rows(table, part);
+  return part;
+}
+
+LoadTable in_more_micro_steps(const LoadTable& table, int factor) {
+  const auto [micro_steps, layers, ranks, experts] = table.load.shape();
+  const std::size_t parts = static_cast<std::size_t>(factor);
+  LoadTable longer = empty_part(table, {micro_steps * parts, layers, ranks / parts, experts});
+  longer.missing_rows = table.missing_rows;
+  const std::size_t cells = ranks / parts * experts;
+  for (std::size_t m = 0; m < longer.load.extent(0); ++m) {
+    for (std::size_t l = 0; l < layers; ++l) {
+      std::ranges::copy(table.load[m / parts][l].flat().subspan(m % parts * cells, cells), longer.load[m][l].data());
+    }
+  }
+  std::ranges::copy(table.tokens.flat(), longer.tokens.flat().begin());  // the order is the same
+  return longer;
+}
+
 // Tokens are 64-bit and the machine little-endian (units.h, safetensors.h), so memory is already in digest order.
 std::string load_digest(const LoadTable& table) { return sha256_hex(std::as_bytes(table.load.flat())); }
 

@@ -60,6 +60,13 @@ LoadTable take_ranks(const LoadTable& table, int first, int count);
 // Returns the first num_micro_steps micro-steps and num_layers layers.
 LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers);
 
+// Returns the layers from `first` on. They must exist.
+LoadTable take_layers(const LoadTable& table, int first, int count);
+
+// Divides the ranks by `factor` and multiplies the micro-steps: of R ranks, rank r runs the batches of the ranks r,
+// r + R ÷ factor, … one after the other. `factor` must divide the ranks.
+LoadTable in_more_micro_steps(const LoadTable& table, int factor);
+
 // Whether rows with a route have fewer experts than their layer's top-k, so that assignments ÷ top-k underestimates
 // tokens. False if `tokens` is unknown.
 bool has_short_rows(const LoadTable& table);

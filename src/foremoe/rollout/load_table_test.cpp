@@ -87,6 +87,37 @@ TEST(LoadTable, TakesNeighbouringRanksWithAllThatIsKnownOfThem) {
   EXPECT_EQ(take_ranks(table, 0, 6).load, table.load);
 }
 
+TEST(LoadTable, TakesLayersFromTheMiddle) {
+  LoadTable table = ramp({2, 3, 2, 2});
+  table.top_k_of_layer = {1, 1, 1};
+  table.experts_of_layer = {2, 1, 2};
+  const LoadTable part = take_layers(table, 1, 2);
+  EXPECT_EQ(part.load.shape(), (std::array<std::size_t, 4>{2, 2, 2, 2}));
+  EXPECT_EQ(part.experts_of_layer, (std::vector{1, 2}));
+  for (int m = 0; m < 2; ++m) {
+    for (int l = 0; l < 2; ++l) EXPECT_TRUE(std::ranges::equal(part.load[m][l].flat(), table.load[m][l + 1].flat()));
+  }
+}
+
+TEST(LoadTable, DividesRanksIntoConsecutiveMicroSteps) {
+  LoadTable table = ramp({2, 2, 4, 3});
+  table.ranks_per_node = 4;
+  table.tokens = Array<Tokens, 2>({2, 4});
+  for (std::size_t i = 0; i < 8; ++i) table.tokens.flat()[i] = Tokens{static_cast<std::int64_t>(i)};
+  const LoadTable longer = in_more_micro_steps(table, 2);
+  EXPECT_EQ(longer.load.shape(), (std::array<std::size_t, 4>{4, 2, 2, 3}));
+  EXPECT_EQ(longer.ranks_per_node, 2);
+  for (int m = 0; m < 4; ++m) {
+    for (int r = 0; r < 2; ++r) {
+      const int former = r + m % 2 * 2;
+      EXPECT_EQ(longer.tokens(m, r), table.tokens(m / 2, former));
+      for (int l = 0; l < 2; ++l) {
+        EXPECT_TRUE(std::ranges::equal(longer.load.row(m, l, r), table.load.row(m / 2, l, former)));
+      }
+    }
+  }
+}
+
 TEST(LoadTable, HasTheDigestOfItsLittleEndianBytes) {
   // hashlib.sha256((7 * numpy.arange(24, dtype="<i8")).tobytes()).hexdigest()
   EXPECT_EQ(load_digest(ramp({2, 1, 3, 4})), "8a48f90a7cb6dc54e7bfd8f67141ff501b8d81075673e4f880c75546c099cec1");

@@ -1,0 +1,467 @@
+#include "foremoe/evaluate/layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+
+#include "foremoe/core/error.h"
+#include "foremoe/evaluate/memory_remarks.h"
+#include "foremoe/rollout/load_statistics.h"
+
+namespace foremoe {
+namespace {
+
+constexpr std::array kGuestSlots{1, 2, 4};  // to try
+
+// One stage of one group.
+struct StageOfGroup {
+  Workload workload;
+  CostModel cost;
+  int in_flight = 1;  // micro-steps
+};
+
+struct StageStep {
+  std::array<double, 2> running = {};   // [phase] seconds of all micro-steps
+  std::array<double, 2> balanced = {};  // the same with every rank at the mean load
+  double once = 0;                      // seconds of a step that do not depend on the number of micro-steps
+  double balanced_once = 0;
+  Bytes memory;
+  Bytes state;
+
+  double all_running() const { return running[0] + running[1]; }
+};
+
+StageStep stage_step(const SimulatedStep& step) {
+  StageStep stage{.once = step.home_move_seconds, .memory = step.memory_bytes_per_rank};
+  for (const SimulatedPhase* phase : {&step.recompute, &step.policy_update}) {
+    const auto p = static_cast<std::size_t>(phase->phase);
+    const double at_end = phase->parts.optimizer + phase->parts.data_parallel;
+    stage.running[p] = phase->seconds - at_end - phase->parts.arena_refresh;
+    stage.balanced[p] = phase->ideal_seconds - at_end;
+    stage.once += at_end + phase->parts.arena_refresh;
+    stage.balanced_once += at_end;
+    stage.state = phase->memory.state;
+  }
+  return stage;
+}
+
+// Seconds in which the activations of one micro-step travel to the next stage, mean over micro-steps.
+double transfer_seconds(const LoadTable& load, const CostModel& cost, bool one_node) {
+  const Array<Tokens, 2> tokens = tokens_of_ranks(load);
+  const LinkSpeed& link = one_node ? cost.cluster().peers : cost.cluster().network;
+  double bytes = 0;
+  for (std::size_t m = 0; m < tokens.extent(0); ++m) {
+    bytes += static_cast<double>(std::ranges::max(tokens.row(m)).value) * cost.model().hidden *
+             cost.options().bytes_per_parameter;
+  }
+  return link.latency_seconds + bytes / static_cast<double>(tokens.extent(0)) / link.bytes_per_second;
+}
+
+// The parts of StageStep that make up a step, as simulated or with every rank at the mean load.
+struct Measure {
+  std::array<double, 2> StageStep::*running;
+  double StageStep::*once;
+};
+constexpr Measure kSimulated{&StageStep::running, &StageStep::once};
+constexpr Measure kBalanced{&StageStep::balanced, &StageStep::balanced_once};
+
+// Evaluates a job in one layout.
+class Job {
+ public:
+  Job(const Workload& whole, const JobLayout& layout, const EvaluateOptions& options, const EvaluationContext& context)
+      : layout_(layout), options_(options), context_(context), longer_(whole) {
+    longer_.load = in_more_micro_steps(whole.load, layout.stages);
+    if (whole.tokens) longer_.tokens = in_more_micro_steps(*whole.tokens, layout.stages);
+    const int ranks = whole.load.num_ranks();
+    const int per_node = whole.load.ranks_per_node;
+    one_node_ = ranks <= per_node;
+    CostOptions cost = context.cost->options();
+    cost.ep_groups = layout.groups;
+    cost.groups_share_node = one_node_ || per_node % (ranks / layout.stages) == 0;
+    for (int s = 0; s < layout.stages; ++s) {
+      costs_.emplace_back(context.cost->cluster(), stage_of(context.cost->model(), s, layout.stages), cost);
+    }
+    const int layers = costs_.front().model().moe_layers;
+    const bool has_all_layers = whole.load.num_layers() == context.cost->model().moe_layers;
+    for (int s = 0; s < layout.stages; ++s) {
+      if (!has_all_layers && s > 1 && s < layout.stages - 1) continue;  // differs from stage 1 only in its memory
+      stages_.push_back({.stage = s, .first_layer = has_all_layers ? s * layers : 0});
+    }
+    num_layers_ = std::min(layers, whole.load.num_layers());
+  }
+
+  int micro_steps() const { return longer_.load.num_micro_steps(); }
+
+  // Evaluates all groups with policy vanilla, or with foremoe and these options. Checks the plans of foremoe.
+  LayoutStep step(const PlannerOptions* planner) {
+    steps_.clear();
+    transfers_.clear();
+    LayoutStep job;
+    for (int g = 0; g < layout_.groups; ++g) {
+      const Workload group = take_group(longer_, layout_.ep, g);
+      std::vector<StageStep>& steps = steps_.emplace_back();
+      for (std::size_t i = 0; i < stages_.size(); ++i) {
+        steps.push_back(stage_step(simulate(stage_of_group(group, i), planner)));
+        job.memory = std::max(job.memory, steps.back().memory);
+      }
+      transfers_.push_back(transfer_seconds(group.load, costs_.front(), one_node_));
+      job.seconds = std::max(job.seconds, seconds_of(steps_.size() - 1, kSimulated));
+    }
+    return job;
+  }
+
+  // Of the last step().
+  double balanced_seconds() const {
+    double seconds = 0;
+    for (std::size_t g = 0; g < steps_.size(); ++g) {
+      seconds = std::max(seconds, seconds_of(g, kBalanced));
+    }
+    return seconds;
+  }
+
+  Bytes most_state() const {
+    Bytes most;
+    for (const std::vector<StageStep>& group : steps_) {
+      for (const StageStep& stage : group) most = std::max(most, stage.state);
+    }
+    return most;
+  }
+
+  // Chooses how to plan the group and stage that were slowest in the last step(). Returns nullopt if no plan fits or
+  // is faster.
+  std::optional<PlannerOptions> choose_plan() const {
+    std::size_t slowest = 0;
+    double most = -1;
+    for (std::size_t g = 0; g < steps_.size(); ++g) {
+      const double seconds = seconds_of(g, kSimulated);
+      if (seconds > most) slowest = g;
+      most = std::max(most, seconds);
+    }
+    const std::size_t stage = static_cast<std::size_t>(
+        std::ranges::max_element(steps_[slowest], {}, &StageStep::all_running) - steps_[slowest].begin());
+    const StageOfGroup one = stage_of_group(take_group(longer_, layout_.ep, static_cast<int>(slowest)), stage);
+    std::optional<PlannerOptions> best;
+    double best_seconds = 0;
+    for (const int guest_slots : kGuestSlots) {
+      PlannerOptions planner = best.value_or(options_.planner);
+      planner.guest_slots = guest_slots;
+      if (!best) {
+        const PlanChoice choice = choose_among_all(one, planner);
+        if (!choice.fits) break;
+        if (!choice.best().planned) continue;
+        planner = options_of(choice.best(), planner);
+      }
+      const SimulatedStep step = simulate(one, &planner);
+      if (step.memory_bytes_per_rank > *options_.memory_budget()) break;
+      if (best && step.step_seconds >= best_seconds) continue;
+      best_seconds = step.step_seconds;
+      best = planner;
+    }
+    return best;
+  }
+
+ private:
+  struct SimulatedStage {
+    int stage = 0;
+    int first_layer = 0;  // of the input
+  };
+
+  StageOfGroup stage_of_group(const Workload& group, std::size_t i) const {
+    const auto [stage, first_layer] = stages_[i];
+    StageOfGroup one{.workload = group,
+                     .cost = costs_[static_cast<std::size_t>(stage)],
+                     .in_flight = std::min(layout_.stages - stage, micro_steps())};
+    if (num_layers_ == group.load.num_layers()) return one;
+    one.workload = make_workload(take_layers(group.load, first_layer, num_layers_));
+    if (group.tokens) one.workload.tokens = take_layers(*group.tokens, first_layer, num_layers_);
+    one.workload.cut = group.cut;
+    return one;
+  }
+
+  PlanChoice choose_among_all(const StageOfGroup& one, const PlannerOptions& planner) const {
+    EvaluateOptions options = options_;
+    options.check = false;  // simulate() checks the chosen plan
+    options.choose = ChooseAmong::kAll;
+    options.planner = planner;
+    options.planner.in_flight = one.in_flight;
+    Evaluation e = evaluate(policy_named("foremoe"), one.workload, options, {.pool = context_.pool, .cost = &one.cost});
+    if (!e.choice) throw InputError({.field = "policy"}, e.skipped);
+    return *std::move(e.choice);
+  }
+
+  // Simulates policy vanilla, or foremoe with these options, whose plans are checked.
+  SimulatedStep simulate(const StageOfGroup& one, const PlannerOptions* planner) const {
+    const Workload& workload = one.workload;
+    const Policy& policy = policy_named(planner != nullptr ? "foremoe" : "vanilla");
+    EvaluateOptions options = options_;
+    if (planner != nullptr) options.planner = *planner;
+    options.planner = planner_options(options, workload.load, &one.cost);
+    const auto plan = [&](int in_flight) {
+      options.planner.in_flight = in_flight;
+      PolicyResult result = plan_with(policy, workload, workload.for_policy(options.planner), context_.pool);
+      if (const auto* skipped = std::get_if<Skipped>(&result)) throw InputError({}, skipped->reason);
+      StepPlan made = std::get<PlannedStep>(std::move(result)).plan;
+      if (planner != nullptr) expect_right(made, workload);
+      return made;
+    };
+    const StepPlan update = plan(one.in_flight);
+    std::optional<StepPlan> recompute;
+    if (one.in_flight > 1) recompute = plan(1);
+    const Array<double, 2> squared_lengths = workload.squared_lengths();
+    return simulate_step({.load = workload.load,
+                          .plan = update,
+                          .cost = one.cost,
+                          .tokens = workload.tokens_of_load(),
+                          .rows = options.rows,
+                          .squared_lengths = squared_lengths},
+                         recompute ? &*recompute : nullptr,
+                         {.phase = {.path = options.path,
+                                    .depth = options.depth,
+                                    .online = policy.online(),
+                                    .plans_ahead = policy.plans_ahead(workload.for_policy(options.planner)),
+                                    .pool = &context_.pool}});
+  }
+
+  void expect_right(const StepPlan& plan, const Workload& workload) const {
+    CheckOptions check = check_options(workload);
+    check.pool = &context_.pool;
+    const CheckReport report = check_plan(plan, workload.load, check);
+    if (report.ok()) return;
+    throw std::logic_error(fmt::format("the plan of foremoe is wrong: {}", report.violations.front().message));
+  }
+
+  // Seconds of the pipeline of one group.
+  double seconds_of(std::size_t group, const Measure& measure) const {
+    double seconds = 0;
+    for (const StageStep& stage : steps_[group]) seconds = std::max(seconds, stage.*measure.once);
+    for (const Phase phase : {Phase::kRecompute, Phase::kPolicyUpdate}) {
+      double slowest = 0;
+      for (const StageStep& stage : steps_[group]) {
+        slowest = std::max(slowest, (stage.*measure.running)[static_cast<std::size_t>(phase)]);
+      }
+      const double passes = layout_.stages == 1 ? 0 : phase == Phase::kRecompute ? 1 : 2;
+      seconds += (slowest / micro_steps() + passes * transfers_[group]) * (micro_steps() + layout_.stages - 1);
+    }
+    return seconds;
+  }
+
+  JobLayout layout_;
+  const EvaluateOptions& options_;
+  const EvaluationContext& context_;
+  Workload longer_;  // of the ranks of one stage
+  bool one_node_ = true;
+  std::vector<CostModel> costs_;               // [stage]
+  std::vector<SimulatedStage> stages_;         // those that may be the slowest
+  int num_layers_ = 0;                         // of the input, for one stage
+  std::vector<std::vector<StageStep>> steps_;  // [group][simulated stage], of the last step()
+  std::vector<double> transfers_;              // [group]
+};
+
+// Fills in the fastest layouts that fit.
+void find_best(LayoutChoice& choice) {
+  const auto faster = [&](const LayoutStep& step, const LayoutStep* than) {
+    return choice.fits(step) && (than == nullptr || step.seconds < than->seconds);
+  };
+  const LayoutStep* best = nullptr;
+  const LayoutStep* unplanned = nullptr;
+  for (std::size_t i = 0; i < choice.layouts.size(); ++i) {
+    const LayoutResult& result = choice.layouts[i];
+    if (faster(result.unplanned, unplanned)) {
+      unplanned = &result.unplanned;
+      choice.unplanned = i;
+    }
+    for (const LayoutStep* step : {&result.unplanned, result.planned ? &result.planned->step : nullptr}) {
+      if (step == nullptr || !faster(*step, best)) continue;
+      best = step;
+      choice.best = i;
+      choice.planned = step != &result.unplanned;
+    }
+  }
+}
+
+// Plans the layout unless that cannot make it the best. `job` has simulated it without a plan.
+void plan_layout(Job& job, const LayoutChoice& choice, LayoutResult& result) {
+  if (result.layout.ep == 1) {
+    result.not_planned = "a rank has all experts";
+  } else if (job.most_state() > choice.limit) {
+    result.not_planned = "no memory for guests";
+  } else if (choice.best && result.balanced_seconds >= choice.best_step().seconds) {
+    result.not_planned = "even balanced not the fastest";
+  } else if (const std::optional<PlannerOptions> planner = job.choose_plan()) {
+    result.planned = PlannedLayout{.step = job.step(&*planner), .planner = *planner};
+  } else {
+    result.not_planned = "no plan fits and is faster";
+  }
+}
+
+[[noreturn]] void refuse_all(const LayoutChoice& choice, int ranks) {
+  const auto least =
+      std::ranges::min_element(choice.layouts, {}, [](const LayoutResult& result) { return result.unplanned.memory; });
+  throw InputError({.field = "gpus"},
+                   fmt::format("no layout of {} GPUs fits {} GB per rank; the least is {} GB, of {}", ranks,
+                               gigabytes(choice.limit), gigabytes(least->unplanned.memory), describe(least->layout)));
+}
+
+}  // namespace
+
+std::vector<JobLayout> layouts_of(const Topology& ranks, const ModelShape& model) {
+  if (ranks.num_ranks > ranks.ranks_per_node && ranks.num_ranks % ranks.ranks_per_node != 0) {
+    throw InputError({.field = "gpus"},
+                     fmt::format("{} is not a multiple of the {} of a node", ranks.num_ranks, ranks.ranks_per_node));
+  }
+  std::vector<JobLayout> layouts;
+  for (int stages = 1; stages <= std::min(ranks.num_ranks, model.moe_layers); ++stages) {
+    if (ranks.num_ranks % stages != 0 || model.moe_layers % stages != 0) continue;
+    const int of_stage = ranks.num_ranks / stages;
+    for (int ep = 1; ep <= std::min(of_stage, model.experts); ++ep) {
+      const bool whole_nodes = ranks.ranks_per_node % ep == 0 || ep % ranks.ranks_per_node == 0;
+      if (!whole_nodes || of_stage % ep != 0 || model.experts % ep != 0) continue;
+      layouts.push_back({.ep = ep, .stages = stages, .groups = of_stage / ep});
+    }
+  }
+  return layouts;
+}
+
+const LayoutStep& LayoutChoice::best_step() const {
+  return planned ? best_layout().planned->step : best_layout().unplanned;
+}
+
+LayoutChoice choose_layout(const Workload& whole, const EvaluateOptions& asked, const EvaluationContext& context) {
+  const LoadTable& load = whole.load;
+  if (num_assignments(load) == 0) throw InputError({.file = load.name}, "has no tokens");
+  LayoutChoice choice{.limit = asked.memory_budget().value_or(context.cost->cluster().memory),
+                      .mean_tokens = mean_tokens_per_rank(load)};
+  EvaluateOptions options = asked;
+  options.memory_budget_gigabytes = static_cast<double>(choice.limit.value) / kBytesPerGigabyte;
+  EvaluationContext quiet = context;
+  quiet.progress = {};
+  const auto tell = [&](const char* what, const JobLayout& layout) {
+    context.pool.throw_if_cancelled();
+    if (context.progress) context.progress(fmt::format("{} {}", what, describe(layout)));
+  };
+  std::vector<Job> jobs;
+  for (const JobLayout& layout : layouts_of(load.topology(), context.cost->model())) {
+    tell("simulating", layout);
+    Job& job = jobs.emplace_back(whole, layout, options, quiet);
+    const LayoutStep unplanned = job.step(nullptr);
+    choice.layouts.push_back({.layout = layout,
+                              .micro_steps = job.micro_steps(),
+                              .unplanned = unplanned,
+                              .balanced_seconds = job.balanced_seconds()});
+  }
+  find_best(choice);
+  std::vector<std::size_t> order(jobs.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return choice.layouts[i].balanced_seconds; });
+  for (const std::size_t i : order) {
+    tell("planning", choice.layouts[i].layout);
+    plan_layout(jobs[i], choice, choice.layouts[i]);
+    find_best(choice);
+  }
+  if (!choice.best) refuse_all(choice, load.num_ranks());
+  return choice;
+}
+
+std::string describe(const JobLayout& layout) {
+  return fmt::format("EP {} with {}", layout.ep, counted(layout.stages, "stage"));
+}
+
+std::string describe_plan(const PlannerOptions& planner) {
+  return fmt::format("{}, {}, {}", counted(planner.guest_slots, "guest slot"), to_string(planner.residency),
+                     to_string(preference(planner)));
+}
+
+std::vector<std::string> trainer_options(const LayoutChoice& choice) {
+  const LayoutResult& best = choice.best_layout();
+  std::vector<std::string> options{
+      fmt::format("Megatron-LM: --expert-model-parallel-size {} --pipeline-model-parallel-size {}", best.layout.ep,
+                  best.layout.stages)};
+  if (!choice.planned) {
+    options.emplace_back("ForeMoE: no plan");
+  } else {
+    const PlannerOptions& planner = best.planned->planner;
+    options.push_back(fmt::format("ForeMoE: guest_slots={}, residency=\"{}\", prefer=\"{}\"", planner.guest_slots,
+                                  to_string(planner.residency), to_string(preference(planner))));
+  }
+  return options;
+}
+
+std::string recommendation(const LayoutChoice& choice) {
+  const LayoutResult& best = choice.best_layout();
+  const double seconds = choice.best_step().seconds;
+  const std::string plan =
+      choice.planned ? fmt::format("planned ({})", describe_plan(best.planned->planner)) : "without a plan";
+  std::string text = fmt::format("{}, {}: {:.4g} s per step", describe(best.layout), plan, seconds);
+  if (!choice.unplanned) return text + "; no layout fits without a plan";
+  const LayoutResult& unplanned = choice.layouts[*choice.unplanned];
+  if (!choice.planned) return text + ", the fastest that fits; no plan is faster";
+  return fmt::format("{}, {:.3f}× as fast as the fastest that fits without a plan, {}: {:.4g} s", text,
+                     unplanned.unplanned.seconds / seconds, describe(unplanned.layout), unplanned.unplanned.seconds);
+}
+
+std::vector<std::string> layout_remarks(const Workload& whole, const CostModel& cost) {
+  std::vector<std::string> remarks{
+      "Tensor and context parallelism, and stages of unequal size, are not modelled. Nor is the reduction of gradients "
+      "outside the experts, which all layouts need"};
+  if (whole.origin.starts_with("synthetic")) remarks.emplace_back("The routes are synthetic, not recorded");
+  if (whole.load.num_layers() < cost.model().moe_layers) {
+    remarks.push_back(fmt::format("The input has {} of the model's {} MoE layers, so all stages see the same layers",
+                                  whole.load.num_layers(), cost.model().moe_layers));
+  }
+  return remarks;
+}
+
+nlohmann::ordered_json to_json(const LayoutChoice& choice, const Workload& whole, const CostModel& cost) {
+  using Json = nlohmann::ordered_json;
+  const auto step_json = [&](const LayoutStep& step) {
+    return Json{{"seconds", step.seconds}, {"memory_bytes", step.memory.value}, {"fits", choice.fits(step)}};
+  };
+  const auto name_json = [](const JobLayout& layout) {
+    return Json{{"ep", layout.ep}, {"stages", layout.stages}, {"groups", layout.groups}};
+  };
+  Json layouts = Json::array();
+  for (const LayoutResult& result : choice.layouts) {
+    Json json = name_json(result.layout);
+    json["micro_steps"] = result.micro_steps;
+    json["unplanned"] = step_json(result.unplanned);
+    json["balanced_seconds"] = result.balanced_seconds;
+    json["planned"] = nullptr;
+    json["not_planned"] = result.not_planned;
+    if (result.planned) {
+      const PlannerOptions& planner = result.planned->planner;
+      json["planned"] = step_json(result.planned->step);
+      json["planned"].update({{"gain", speedup(result.unplanned.seconds, result.planned->step.seconds)},
+                              {"guest_slots", planner.guest_slots},
+                              {"residency", to_string(planner.residency)},
+                              {"prefer", to_string(preference(planner))}});
+    }
+    layouts.push_back(std::move(json));
+  }
+  Json best = name_json(choice.best_layout().layout);
+  best.update({{"planned", choice.planned}, {"seconds", choice.best_step().seconds}});
+  Json unplanned;
+  if (choice.unplanned) {
+    const LayoutResult& result = choice.layouts[*choice.unplanned];
+    unplanned = name_json(result.layout);
+    unplanned["seconds"] = result.unplanned.seconds;
+  }
+  return {{"gpus", whole.load.num_ranks()},
+          {"cluster", cost.cluster().name},
+          {"model", cost.model().name},
+          {"memory_limit_bytes", choice.limit.value},
+          {"mean_tokens_per_rank", choice.mean_tokens.value},
+          {"layouts", std::move(layouts)},
+          {"best", std::move(best)},
+          {"best_unplanned", std::move(unplanned)},
+          {"recommendation", recommendation(choice)},
+          {"options", trainer_options(choice)},
+          {"remarks", layout_remarks(whole, cost)}};
+}
+
+}  // namespace foremoe
