@@ -32,8 +32,8 @@ docs/users/simulation.md describes pipeline stages.
   planned s     seconds with the plan of foremoe in the last column, and its memory
   gain          unplanned ÷ planned seconds
 
-A layout is not planned if even with every rank at the mean load and without copies it is not faster than the best found.
-A plan that also shortens the exchange could be faster than that by its share of the exchange.
+A layout is not planned if even with every rank at the mean load, without copies and exchanges, it is not faster than the
+best found.
 )";
 
 struct LayoutArguments {

@@ -193,6 +193,19 @@ Evaluation with_best_plan(Case c) {
   return best;
 }
 
+// Simulates the step of `e` again, with kFrameworkSeconds.
+void simulate_framework(Case c, Evaluation& e) {
+  if (!e.step || c.context.cost->options().other_seconds_per_layer > 0) return;
+  CostOptions options = c.context.cost->options();
+  options.other_seconds_per_layer = kFrameworkSeconds;
+  const CostModel cost(c.context.cost->cluster(), c.context.cost->model(), options);
+  c.context.cost = &cost;
+  std::optional<SimulatedStep> without = std::move(e.step);
+  simulate(c, e);
+  e.framework_step_seconds = e.step->step_seconds;
+  e.step = std::move(without);
+}
+
 Case case_of(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
              const EvaluationContext& context) {
   expect_valid(workload.load, workload.load.name);
@@ -231,6 +244,9 @@ void compare_with(const Evaluation& vanilla, Evaluation& evaluation) {
   evaluation.speedup_over_vanilla = speedup(vanilla.step->step_seconds, evaluation.step->step_seconds);
   evaluation.placed_speedup = speedup(vanilla.step->step_seconds, evaluation.step->placed_step_seconds);
   evaluation.rl_step_speedup = speedup(vanilla.step->rl_step_seconds, evaluation.step->rl_step_seconds);
+  if (vanilla.framework_step_seconds && evaluation.framework_step_seconds) {
+    evaluation.framework_speedup = speedup(*vanilla.framework_step_seconds, *evaluation.framework_step_seconds);
+  }
 }
 
 void expect_residency(const Evaluation& evaluation, std::optional<Residency> asked) {
@@ -355,7 +371,13 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
   EvaluationContext quiet = context;
   quiet.timeline = nullptr;
   const Policy* const baseline = &policy_named("vanilla");
-  const Evaluation vanilla = evaluate(*baseline, workload, options, quiet);
+  const auto evaluated = [&](const Policy& policy, const EvaluationContext& one) {
+    Evaluation e = evaluate(policy, workload, options, one);
+    const bool unplanned = e.choice && !e.choice->best().planned;
+    simulate_framework(case_of(unplanned ? *baseline : policy, workload, options, quiet), e);
+    return e;
+  };
+  const Evaluation vanilla = evaluated(*baseline, quiet);
   if (!vanilla.check.ok() && std::ranges::find(policies, baseline) == policies.end()) {
     throw std::logic_error("the plan of vanilla, the baseline of all comparisons, is wrong: " +
                            vanilla.check.violations.front().message);
@@ -370,7 +392,7 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
   std::vector<Evaluation> evaluations;
   for (std::size_t i = 0; i < policies.size(); ++i) {
     const EvaluationContext one = one_of(quiet, i, policies.size());
-    evaluations.push_back(policies[i] == baseline ? vanilla : evaluate(*policies[i], workload, options, one));
+    evaluations.push_back(policies[i] == baseline ? vanilla : evaluated(*policies[i], one));
     compare_with(vanilla, evaluations.back());
     evaluations.back().homes_speedup = homes_speedup;
   }

@@ -68,6 +68,10 @@ struct EvaluationContext {
 // Returns the context for the evaluation at `index` of `count`: its progress begins with "3 of 19, ".
 EvaluationContext one_of(const EvaluationContext& context, std::size_t index, std::size_t count);
 
+// Time per layer and pass of a trainer's own code, which the model omits. It explains the difference to a published
+// step of Megatron-LM; other published steps differ by 0 to 0.5 ms (lab/measured/published.csv).
+inline constexpr double kFrameworkSeconds = 1.5e-3;
+
 struct Evaluation {
   std::string policy;
   std::string skipped;  // why the policy has no plan for this workload; empty: it has one, and the rest is valid
@@ -90,7 +94,11 @@ struct Evaluation {
   // Of vanilla over vanilla with contiguous homes, equal for all policies: the part of the gain that is due to homes.
   // Set by evaluate_all() with a simulated step and homes that are not contiguous.
   std::optional<double> homes_speedup;
-  double placed_speedup = 1;                         // with placement included; vanilla has none
+  double placed_speedup = 1;  // with placement included; vanilla has none
+  // The step, and its speedup over vanilla, with kFrameworkSeconds per layer and pass. Set by evaluate_all() with a
+  // simulated step whose cost model has no other seconds.
+  std::optional<double> framework_step_seconds;
+  double framework_speedup = 1;
   double rl_step_speedup = 1;                        // with rollout included
   std::optional<Tokens> largest_micro_batch_tokens;  // mean per rank; set with a memory budget
 

@@ -101,6 +101,11 @@ void add_step(const Evaluation& e, Json& json) {
                        {"speedup_over_vanilla", e.placed_speedup}};
   json["rl_step_seconds"] = step.rl_step_seconds;
   json["rl_step_speedup"] = e.rl_step_speedup;
+  if (e.framework_step_seconds) {
+    json["framework"] = {{"seconds_per_layer", kFrameworkSeconds},
+                         {"step_seconds", *e.framework_step_seconds},
+                         {"speedup_over_vanilla", e.framework_speedup}};
+  }
   if (e.largest_micro_batch_tokens) json["largest_micro_batch_tokens"] = e.largest_micro_batch_tokens->value;
   json["phases"] = Json::array({to_json(step.recompute), to_json(step.policy_update)});
 }

@@ -35,9 +35,14 @@ void complete_step(const std::vector<const Evaluation*>& groups, Evaluation& who
   SimulatedStep& step = *whole.step;
   double vanilla = 0;
   double vanilla_rl = 0;
+  double vanilla_framework = 0;
   for (const Evaluation* e : groups) {
     vanilla = std::max(vanilla, e->speedup_over_vanilla * e->step->step_seconds);
     vanilla_rl = std::max(vanilla_rl, e->rl_step_speedup * e->step->rl_step_seconds);
+    if (e->framework_step_seconds) {
+      vanilla_framework = std::max(vanilla_framework, e->framework_speedup * *e->framework_step_seconds);
+      whole.framework_step_seconds = std::max(*whole.framework_step_seconds, *e->framework_step_seconds);
+    }
     step.peak_tokens_per_rank = std::max(step.peak_tokens_per_rank, e->step->peak_tokens_per_rank);
     step.memory_bytes_per_rank = std::max(step.memory_bytes_per_rank, e->step->memory_bytes_per_rank);
     whole.largest_micro_batch_tokens = std::min(whole.largest_micro_batch_tokens, e->largest_micro_batch_tokens);
@@ -45,6 +50,9 @@ void complete_step(const std::vector<const Evaluation*>& groups, Evaluation& who
   whole.speedup_over_vanilla = speedup(vanilla, step.step_seconds);
   whole.placed_speedup = speedup(vanilla, step.placed_step_seconds);
   whole.rl_step_speedup = speedup(vanilla_rl, step.rl_step_seconds);
+  if (whole.framework_step_seconds) {
+    whole.framework_speedup = speedup(vanilla_framework, *whole.framework_step_seconds);
+  }
 }
 
 void add_policy(std::size_t policy, JobEvaluation& job) {

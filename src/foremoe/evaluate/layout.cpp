@@ -28,7 +28,7 @@ struct StageOfGroup {
 
 struct StageStep {
   std::array<double, 2> running = {};   // [phase] seconds of all micro-steps
-  std::array<double, 2> balanced = {};  // the same with every rank at the mean load
+  std::array<double, 2> balanced = {};  // the same with every rank at the mean load and without exchanges
   double once = 0;                      // seconds of a step that do not depend on the number of micro-steps
   double balanced_once = 0;
   Bytes memory;
@@ -43,7 +43,7 @@ StageStep stage_step(const SimulatedStep& step) {
     const auto p = static_cast<std::size_t>(phase->phase);
     const double at_end = phase->parts.optimizer + phase->parts.data_parallel;
     stage.running[p] = phase->seconds - at_end - phase->parts.arena_refresh;
-    stage.balanced[p] = phase->ideal_seconds - at_end;
+    stage.balanced[p] = phase->ideal_seconds - phase->ideal_exchange_seconds - at_end;
     stage.once += at_end + phase->parts.arena_refresh;
     stage.balanced_once += at_end;
     stage.state = phase->memory.state;
@@ -63,7 +63,7 @@ double transfer_seconds(const LoadTable& load, const CostModel& cost, bool one_n
   return link.latency_seconds + bytes / static_cast<double>(tokens.extent(0)) / link.bytes_per_second;
 }
 
-// The parts of StageStep that make up a step, as simulated or with every rank at the mean load.
+// The parts of StageStep that make up a step, as simulated or as its lower bound.
 struct Measure {
   std::array<double, 2> StageStep::*running;
   double StageStep::*once;
@@ -292,7 +292,7 @@ void plan_layout(Job& job, const LayoutChoice& choice, LayoutResult& result) {
   } else if (job.most_state() > choice.limit) {
     result.not_planned = "no memory for guests";
   } else if (choice.best && result.balanced_seconds >= choice.best_step().seconds) {
-    result.not_planned = "even balanced not the fastest";
+    result.not_planned = "cannot be the fastest";
   } else if (const std::optional<PlannerOptions> planner = job.choose_plan()) {
     result.planned = PlannedLayout{.step = job.step(&*planner), .planner = *planner};
   } else {
@@ -408,7 +408,7 @@ std::string recommendation(const LayoutChoice& choice) {
 std::vector<std::string> layout_remarks(const Workload& whole, const CostModel& cost) {
   std::vector<std::string> remarks{
       "Tensor and context parallelism, and stages of unequal size, are not modelled. Nor is the reduction of gradients "
-      "outside the experts, which all layouts need"};
+      "outside the experts, of which each rank has 1 ÷ stages"};
   if (whole.origin.starts_with("synthetic")) remarks.emplace_back("The routes are synthetic, not recorded");
   if (whole.load.num_layers() < cost.model().moe_layers) {
     remarks.push_back(fmt::format("The input has {} of the model's {} MoE layers, so all stages see the same layers",

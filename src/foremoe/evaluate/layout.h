@@ -13,10 +13,12 @@
 //   and its plan account for. Arenas, the optimizer and data parallelism count once per step. The slowest group
 //   determines the step. If the input has fewer layers than the model, all stages see the same input layers. Of stages
 //   that differ only in their number of micro-steps in flight, only the first is simulated.
-// Search. Every layout is simulated without a plan. Then layouts are planned in ascending order of their balanced step,
-//   that is with every rank at the mean load. A layout is not planned if that is no faster than the best found, or if
-//   its weights and optimizer state alone exceed the memory. Guest slots, residency and preference are chosen on the
-//   group and stage that is slowest without a plan, then used for all of them. Every plan is checked.
+// Search. Every layout is simulated without a plan. Then layouts are planned in ascending order of a lower bound for
+// any
+//   plan: every rank at the mean load, without copies and exchanges. A layout is not planned if the bound is no less
+//   than the best found, or if its weights and optimizer state alone exceed the memory. Guest slots, residency and
+//   preference are chosen on the group and stage that is slowest without a plan, then used for all of them. Every plan
+//   is checked.
 // Not modelled: tensor and context parallelism, uneven or virtual stages, and the reduction of gradients outside the
 //   experts.
 
@@ -54,7 +56,7 @@ struct LayoutResult {
   JobLayout layout;
   int micro_steps = 0;  // of a rank
   LayoutStep unplanned;
-  double balanced_seconds = 0;  // with every rank at the mean load and without copies
+  double balanced_seconds = 0;  // with every rank at the mean load, without copies and exchanges: no plan is faster
   std::optional<PlannedLayout> planned;
   std::string not_planned;  // why; empty if it is planned
 };
