@@ -13,6 +13,7 @@ struct CopiesOfExpert {
   RankId home;
   std::span<const RankId> ranks;  // receivers, ascending
   std::span<RankId> sources;      // sender of each copy; initially the home
+  int ranks_per_node = 1;
 };
 
 // Chooses the sender of each copy. `sent` is [rank of the group]: the number of copies of earlier experts that each

@@ -42,7 +42,7 @@ Policies make_systems() {
   list.push_back(make_finemoe());
   list.push_back(make_feplb());
   list.push_back(make_foremoe_review());
-  list.push_back(make_ultraep({.min_tokens_per_replica = 1}));
+  list.push_back(make_ultraep());
   list.push_back(make_relibra());
   list.push_back(make_fastermoe());
   list.push_back(make_flexmoe());
@@ -64,7 +64,6 @@ Policies make_variants() {
   list.push_back(make_feplb({.try_smaller = true}));
   list.push_back(make_foremoe_review({.adjust = false}));
   list.push_back(make_foremoe_review({.base = false}));
-  list.push_back(make_ultraep());
   list.push_back(make_laer_oracle());
   return list;
 }

@@ -6,7 +6,7 @@
 
 namespace foremoe {
 
-void choose_sources(ChooseSources choose, int num_ranks, std::span<ScheduledCopy> copies) {
+void choose_sources(ChooseSources choose, const Topology& topology, std::span<ScheduledCopy> copies) {
   if (choose == nullptr) return;
   std::vector<ScheduledCopy*> by_expert;
   for (ScheduledCopy& copy : copies) {
@@ -20,14 +20,14 @@ void choose_sources(ChooseSources choose, int num_ranks, std::span<ScheduledCopy
   std::vector<int> sent;
   for (std::size_t first = 0, last = 0; first < by_expert.size(); first = last) {
     if (first == 0 || by_expert[first]->arrives != by_expert[first - 1]->arrives) {
-      sent.assign(static_cast<std::size_t>(num_ranks), 0);
+      sent.assign(static_cast<std::size_t>(topology.num_ranks), 0);
     }
     const auto of_first = of(by_expert[first]);  // before sources change
     std::vector<RankId> ranks;
     while (last < by_expert.size() && of(by_expert[last]) == of_first) ranks.push_back(by_expert[last++]->rank);
     const RankId home = by_expert[first]->source;
     std::vector<RankId> sources(ranks.size(), home);
-    choose({.home = home, .ranks = ranks, .sources = sources}, sent);
+    choose({.home = home, .ranks = ranks, .sources = sources, .ranks_per_node = topology.ranks_per_node}, sent);
     for (std::size_t i = 0; i < ranks.size(); ++i) by_expert[first + i]->source = sources[i];
   }
 }

@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "foremoe/cluster/topology.h"
 #include "foremoe/policy/online_work.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
@@ -12,6 +13,6 @@ namespace foremoe {
 
 // `copies` must be sorted by `arrives`, with the experts' homes as sources. Copies over the host path stay unchanged.
 // Does nothing if `choose` is null.
-void choose_sources(ChooseSources choose, int num_ranks, std::span<ScheduledCopy> copies);
+void choose_sources(ChooseSources choose, const Topology& topology, std::span<ScheduledCopy> copies);
 
 }  // namespace foremoe

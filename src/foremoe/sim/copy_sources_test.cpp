@@ -58,7 +58,7 @@ constexpr double kNear = 1e-9;
 
 constexpr OnlineWork kFromHome{.copies_after_router = true};
 constexpr OnlineWork kRing{.copies_after_router = true, .sources = send_in_ring, .gradients_go_to_sources = true};
-constexpr OnlineWork kRelays{.copies_after_router = true, .sources = send_by_relays};
+constexpr OnlineWork kRelays{.copies_after_router = true, .sources = send_by_relays_of_group};
 
 std::int64_t sent_by_busiest(const SimulatedPhase& phase) {
   EXPECT_EQ(phase.traffic[0].link, "peers");
@@ -79,14 +79,36 @@ TEST(CopySourcesTest, CopiesCrossEachLinkAsOftenAsTheSystemSendsThem) {
   }
 }
 
-// Five guests are too few for relays.
-TEST(CopySourcesTest, RelaysServeExpertsWithManyCopies) {
-  const OneForAll five(6);
-  const OneForAll six(7);
+// Seven guests on eight ranks have no relays. On nine ranks, the home sends two, and the relays three each.
+TEST(CopySourcesTest, RelaysNeedMoreThanEightRanks) {
+  const OneForAll eight(8);
+  const OneForAll nine(9);
+  EXPECT_NEAR(eight.phase(Phase::kRecompute, kRelays).parts.exposed_copies, 7 * kLinkSeconds, kNear);
+  EXPECT_NEAR(nine.phase(Phase::kRecompute, kRelays).parts.exposed_copies, 3 * kLinkSeconds, kNear);
+}
 
-  EXPECT_NEAR(five.phase(Phase::kRecompute, kRelays).parts.exposed_copies, 5 * kLinkSeconds, kNear);
-  EXPECT_NEAR(six.phase(Phase::kRecompute, kRelays).parts.exposed_copies, 2 * kLinkSeconds,
-              kNear);  // the home sends two, and each relay two
+// Returns how many copies of rank 0's expert the busiest of `group` ranks sends, if `num_copies` ranks receive one.
+int sent_by_busiest(ChooseSources choose, int num_copies, int group, int ranks_per_node) {
+  std::vector<ScheduledCopy> copies;
+  for (int r = 1; r <= num_copies; ++r) {
+    copies.push_back({.rank = RankId{r}, .expert = ExpertId{0}, .path = Path::kPeer, .source = RankId{0}});
+  }
+  choose_sources(choose, {.num_ranks = group, .ranks_per_node = ranks_per_node}, copies);
+  std::vector<int> sent(group);
+  for (const ScheduledCopy& copy : copies) ++sent[copy.source.index()];
+  return std::ranges::max(sent);
+}
+
+// Three copies have no relays. From four on, relays take at least two copies off the busiest sender.
+TEST(CopySourcesTest, RelaysNeedFourCopies) {
+  EXPECT_EQ(sent_by_busiest(send_by_relays, 3, 64, 64), 3);
+  for (int copies = 4; copies < 64; ++copies) EXPECT_LE(sent_by_busiest(send_by_relays, copies, 64, 64), copies - 2);
+}
+
+TEST(CopySourcesTest, TheDomainOfRelaysIsTheNodeOrTheGroup) {
+  EXPECT_EQ(sent_by_busiest(send_by_relays, 7, 64, 8), 7);
+  EXPECT_EQ(sent_by_busiest(send_by_relays, 7, 64, 16), 3);
+  EXPECT_EQ(sent_by_busiest(send_by_relays_of_group, 7, 64, 8), 3);
 }
 
 // One backward turn returns nine gradients. Without relays all nine cross the home's link; in a ring each link carries
@@ -104,7 +126,8 @@ TEST(CopySourcesTest, OnlyARingAccumulatesGradientsOnTheWay) {
 }
 
 TEST(CopySourcesTest, RelaysAreTheRanksThatSendTheLeast) {
-  // Rank 0 sends expert 0 to six ranks through two relays. Rank 1 is one of these relays, so expert 1 uses others.
+  // Rank 0 sends expert 0 to six of nine ranks through two relays. Rank 1 is one of these relays, so expert 1 uses
+  // others.
   std::vector<ScheduledCopy> copies;
   for (const int expert : {0, 1}) {
     for (int r = 0; r < 7; ++r) {
@@ -112,7 +135,7 @@ TEST(CopySourcesTest, RelaysAreTheRanksThatSendTheLeast) {
       copies.push_back({.rank = RankId{r}, .expert = ExpertId{expert}, .path = Path::kPeer, .source = RankId{expert}});
     }
   }
-  choose_sources(send_by_relays, 7, copies);
+  choose_sources(send_by_relays, {.num_ranks = 9, .ranks_per_node = 9}, copies);
   const auto sources_of = [&](int expert) {
     std::vector<int> sources;
     for (const ScheduledCopy& copy : copies) {
@@ -132,7 +155,7 @@ TEST(CopySourcesTest, ARingStartsAfterTheHome) {
     copies.push_back({.rank = RankId{r}, .expert = ExpertId{9}, .path = Path::kPeer, .source = RankId{2}});
   }
   copies[1].path = Path::kHost;  // its weights come from the arena
-  choose_sources(send_in_ring, 4, copies);
+  choose_sources(send_in_ring, {.num_ranks = 4, .ranks_per_node = 4}, copies);
   EXPECT_EQ(copies[2].source, RankId{2});
   EXPECT_EQ(copies[0].source, RankId{3});
   EXPECT_EQ(copies[1].source, RankId{2});

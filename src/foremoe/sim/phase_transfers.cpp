@@ -175,7 +175,7 @@ bool is_guest(const ScheduledCopy& lease, const StepPlan& plan) {
 
 void add_scheduled(const SimulationInput& input, const SimulationOptions& options, PhaseTransfers& phase) {
   TransferSchedule schedule = schedule_of(input, options);
-  choose_sources(options.online.sources, input.plan.num_ranks(), schedule.copies);
+  choose_sources(options.online.sources, input.plan.topology(), schedule.copies);
   phase.depth = schedule.depth;
   phase.staging_buffers = schedule.buffers_per_rank - num_buffers(input.plan, schedule.depth);
   phase.guests_stay = guests_stay(input, options);

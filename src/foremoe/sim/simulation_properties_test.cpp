@@ -199,7 +199,7 @@ TEST(SimulationPropertiesTest, EveryByteSentIsReceived) {
           {},
           {.own_experts_first = true, .plans_after_dispatch = true, .results_return = true},
           {.own_experts_first = true, .keeps_guests = true, .sources = send_in_ring, .gradients_go_to_sources = true},
-          {.sources = send_by_relays}};
+          {.sources = send_by_relays_of_group}};
       for (const OnlineWork& online : kWays) {
         SimulationOptions options{.phase = phase, .online = online};
         expect_that_bytes_arrive(input, options);
@@ -221,7 +221,7 @@ TEST(SimulationPropertiesTest, EveryByteSentIsReceived) {
       return !t.gradient && (!from_home || t.way.from == hot.plan.home(0, t.expert));
     });
   };
-  EXPECT_LT(copies({.sources = send_by_relays}, true), copies({}, true)) << "no relay has anything to pass on";
+  EXPECT_LT(copies({.sources = send_by_relays_of_group}, true), copies({}, true)) << "no relay has anything to pass on";
   EXPECT_LT(copies({.keeps_guests = true}, false), copies({}, false)) << "no guest is kept";
 }
 

@@ -20,9 +20,11 @@ class Spilling {
 
   void run() {
     const std::int64_t total = std::accumulate(effective_.begin(), effective_.end(), std::int64_t{0});
-    const double mean = static_cast<double>(total) / static_cast<double>(effective_.size());
+    const auto num_ranks = static_cast<std::int64_t>(effective_.size());
+    const double mean = static_cast<double>(total) / static_cast<double>(num_ranks);
     if (static_cast<double>(std::ranges::max(effective_)) <= options_.imbalance_threshold * mean) return;
-    capacity_ = static_cast<std::int64_t>(std::ceil(options_.capacity_factor * mean));
+    const auto whole_mean = static_cast<double>(total / num_ranks);
+    capacity_ = std::max<std::int64_t>(static_cast<std::int64_t>(options_.capacity_factor * whole_mean), 1);
 
     std::vector<std::size_t> order(load_.of_expert.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -71,12 +73,13 @@ class Spilling {
     return best;
   }
 
+  // Returns the least loaded rank that can hold a copy, or the home if there is none.
   int least_loaded(ExpertId expert) const {
-    int best = load_.home[expert.index()].value;
+    int best = -1;
     for (int r = 0; r < load_.topology.num_ranks; ++r) {
-      if (effective_[r] < effective_[best] && may_hold(expert, r)) best = r;
+      if ((best < 0 || effective_[r] < effective_[best]) && may_hold(expert, r)) best = r;
     }
-    return best;
+    return best < 0 ? load_.home[expert.index()].value : best;
   }
 
   void give(ExpertId expert, int rank, std::int64_t tokens) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "foremoe/plan/check_plan.h"
+#include "foremoe/rollout/load_file.h"
 #include "foremoe/testing/planner_steps.h"
 #include "foremoe/testing/policy_runs.h"
 #include "foremoe/testing/random_plans.h"
@@ -57,15 +59,16 @@ TEST(Llep, SpillsNothingUpToTheThreshold) {
 }
 
 TEST(Llep, SkipsRanksWithoutAFreeSlot) {
-  // The capacity is ⌈130 / 3⌉ = 44: e0 spills 26, e1 spills 16, and rank 2 is the least loaded for both.
+  // The capacity is ⌊130 / 3⌋ = 43: e0 spills 27, e1 spills 17, and rank 2 is the least loaded for both.
   const LoadTable load = load_of(3, {{70, 60, 0}});
   const StepPlan plan = plan_of(*make_llep({.min_chunk = 1}), {.load = load});
-  EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 26));
+  EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 27));
   EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(60, 0));
   const StepPlan more = plan_of(*make_llep({.min_chunk = 1}), {.load = load, .guest_slots = 2});
-  EXPECT_THAT(tokens(more, 0, 2), ElementsAre(0, 26, 16));
+  EXPECT_THAT(tokens(more, 0, 2), ElementsAre(0, 27, 16));
 }
 
+// At most ranks − 1 tokens are above the capacity of all eight ranks.
 TEST(Llep, StaysWithinItsCapacityIfSlotsAndChunksPermit) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const LoadTable load = test::random_load({.ranks = 8, .experts = 24}, seed, 400);
@@ -74,20 +77,22 @@ TEST(Llep, StaysWithinItsCapacityIfSlotsAndChunksPermit) {
       const StepPlan plan = plan_of(*policy, {.load = load, .guest_slots = 21});
       for (std::size_t i = 0; i < plan.max_load.size(); ++i) {
         EXPECT_LE(static_cast<double>(plan.max_load.flat()[i].value),
-                  factor * static_cast<double>(plan.lower_bound.flat()[i].value) + 1);
+                  factor * static_cast<double>(plan.lower_bound.flat()[i].value) + 7);
       }
     }
   }
 }
 
-// The capacity is ⌈130 / 3⌉ = 44, as above. Rank 2 serves 26 of e0 and 16 of e1, as two guests.
+// The capacity is 43, as above. Rank 2 serves 27 of e0 and 16 of e1, as two guests. The last token of e1 is above the
+// capacity of all ranks. Its home is excluded, so it goes to the least loaded other rank, the lower of two: rank 0.
 TEST(Llep, UsesAsManySlotsAsNeededWithoutALimit) {
   const LoadTable load = load_of(3, {{70, 60, 0}, {130, 0, 0}});
   const auto policy = make_llep({.min_chunk = 1, .slot_limit = false});
   for (const int guest_slots : {0, 1, 5}) {
     const StepPlan plan = plan_of(*policy, {.load = load, .guest_slots = guest_slots});
     EXPECT_EQ(plan.guest_slots, 2);
-    EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 26, 16));
+    EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 27, 16));
+    EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(43, 1, 0));
   }
 }
 
@@ -107,6 +112,22 @@ TEST(Llep, WithoutALimitPlansAsWithSlotsForEveryExpert) {
 }
 
 TEST(Llep, CopiesAfterTheRouter) { EXPECT_TRUE(make_llep()->online().copies_after_router); }
+
+// Mean ρ and copies per layer and micro-step, from the public compute_llep_lpt_plan run on these tables.
+TEST(Llep, HasTheCopiesOfThePublicCodeWithoutALimit) {
+  struct Row {
+    const char* table;
+    double rho;
+    double copies;
+  };
+  for (const Row row : {Row{"q30-ep8", 1.0662, 6.33}, Row{"q30-ep8-bursty", 1.0141, 12.66},
+                        Row{"q30-ep16-bursty", 1.0001, 19.12}, Row{"q30-ep64-bursty", 1.0436, 60.33}}) {
+    const LoadTable load = read_load(std::string("data/load-") + row.table + ".safetensors");
+    const PlanFigures figures = plan_figures(plan_of(*make_llep({.slot_limit = false}), {.load = load}), load);
+    EXPECT_NEAR(figures.rho.mean, row.rho, 0.00011) << row.table;
+    EXPECT_NEAR(figures.copies_per_layer_event, row.copies, 0.011) << row.table;
+  }
+}
 
 }  // namespace
 }  // namespace foremoe

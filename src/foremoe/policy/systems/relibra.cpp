@@ -96,6 +96,12 @@ class Relibra final : public Policy {
     return result;
   }
 
+  std::vector<Option> options() override {
+    return {number_option({.name = "move_price", .help = "A moved home costs as much as this many tokens"},
+                          options_.reordering.move_price, {})};
+  }
+  std::unique_ptr<Policy> copy() const override { return std::make_unique<Relibra>(*this); }
+
  private:
   RelibraOptions options_;
 };

@@ -8,8 +8,8 @@
 // As a plan. Reordering determines the plan's homes and counts as home moves; replicas are guests of residency
 // `shared`. Planning ends before the phase begins, so no planning runs between router and experts.
 //
-// Inferred: both objectives, the annealing schedule, and the order of the greedy search. We know only the paper's
-// abstract and secondary descriptions, and there is no code. Each file marks its inferences.
+// Inferred: both objectives, the price of a move, the annealing schedule, and the order of the greedy search. We know
+// only the paper's abstract and secondary descriptions, and there is no code. Each file marks its inferences.
 //
 // Not part of a plan: moving weights and optimizer states of reordered experts. The plan counts the home moves.
 

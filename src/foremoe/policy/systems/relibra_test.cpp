@@ -7,17 +7,21 @@
 
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/testing/policy_runs.h"
 #include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {
+
+const RelibraOptions kFreeMoves{.reordering = {.move_price = 0}};  // loads of these tests are small
 
 struct Planned {
   StepPlan plan;
   PlanFigures figures;
 };
 
-Planned planned(const LoadTable& load, const PlannerOptions& planner_options, const RelibraOptions& options = {}) {
+Planned planned(const LoadTable& load, const PlannerOptions& planner_options,
+                const RelibraOptions& options = kFreeMoves) {
   const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
   ThreadPool pool(1);
   const PolicyResult result =
@@ -61,6 +65,22 @@ TEST(Relibra, MovesNoHomesOnASingleNodeOrWithoutReordering) {
   EXPECT_EQ(planned(two_nodes(), {.guest_slots = 1}, {.reorder = false}).figures.home_moves, 0);
 }
 
+TEST(Relibra, MovesFewerHomesTheMoreAMoveCosts) {
+  std::int64_t before = planned(two_nodes(), {.guest_slots = 1}).figures.home_moves;
+  const std::unique_ptr<Policy> policy = make_relibra();
+  std::vector<Option> options = policy->options();
+  for (const char* price : {"300", "100000"}) {
+    option_named(options, "move_price").set(price);
+    const LoadTable& load = two_nodes();
+    const StepPlan plan = test::plan_of(*policy, {.load = load});
+    const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+    const std::int64_t moves = plan_figures(plan, load, {.initial_home = home}).home_moves;
+    EXPECT_LT(moves, before) << price;
+    before = moves;
+  }
+  EXPECT_EQ(before, 0);
+}
+
 TEST(Relibra, BalancesBetterWithEachOfItsMechanisms) {
   const double vanilla = planned(two_nodes(), {.guest_slots = 0}, {.reorder = false}).figures.rho.mean;
   const double replicated = planned(two_nodes(), {.guest_slots = 2}, {.reorder = false}).figures.rho.mean;
@@ -71,7 +91,7 @@ TEST(Relibra, BalancesBetterWithEachOfItsMechanisms) {
 
 TEST(Relibra, SendsFewerTokensBetweenNodesWithALargerWeight) {
   const auto link = [](double weight) {
-    return planned(two_nodes(), {.guest_slots = 1}, {.reordering = {.communication_weight = weight}})
+    return planned(two_nodes(), {.guest_slots = 1}, {.reordering = {.communication_weight = weight, .move_price = 0}})
         .figures.node_link_tokens.mean;
   };
   EXPECT_LT(link(100), link(0));

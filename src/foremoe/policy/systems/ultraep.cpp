@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,8 +14,11 @@ namespace foremoe {
 
 namespace {
 
-constexpr std::size_t kLeastForRelays = 6;  // ULTRA_EP_WEIGHT_SYNC_RELAY_MIN_REPLICAS
-constexpr std::size_t kMostRelays = 8;      // ULTRA_EP_WEIGHT_SYNC_RELAY_MAX_RELAYS
+constexpr int kRetries = 2;                       // QUOTA_ORACLE_FAST_MAX_RETRY
+constexpr int kTargetsAtOnce = 4;                 // QUOTA_SOLVER_WARPS
+constexpr std::size_t kLeastForRelays = 4;        // ULTRA_EP_WEIGHT_SYNC_RELAY_MIN_REPLICAS
+constexpr std::size_t kMostRelays = 8;            // ULTRA_EP_WEIGHT_SYNC_RELAY_MAX_RELAYS
+constexpr std::size_t kLargestWithoutRelays = 8;  // ranks of a domain
 
 // The search in one layer. Scratch memory is reused between micro-steps.
 class QuotaSearch {
@@ -25,7 +29,7 @@ class QuotaSearch {
     load_ = load;
     sort_experts();
     const int num_ranks = load.topology.num_ranks;
-    const int domain_size = options_.inside_nodes ? load.topology.ranks_per_node : num_ranks;
+    const int domain_size = options_.whole_group ? num_ranks : load.topology.ranks_per_node;
     for (int first = 0; first < num_ranks; first += domain_size) {
       search(first, std::min(first + domain_size, num_ranks));
       shares.insert(shares.end(), exports_.begin(), exports_.end());
@@ -54,18 +58,25 @@ class QuotaSearch {
 
     auto target = static_cast<std::int64_t>(std::ceil(static_cast<double>(mean) * (1 + options_.tolerance)));
     const std::int64_t step = std::max<std::int64_t>(1, (largest + 99) / 100);
-    for (int i = 0; i <= options_.retries_before_search; ++i) {
+    minimum_.reset();
+    for (int i = 0; i <= kRetries; ++i) {
       if (attempt(target)) return;
       target = std::min(largest, target + step);
     }
-    std::int64_t low = mean;
+    minimum_ = options_.min_tokens_per_replica;
+    if (attempt(mean)) return;
+    std::int64_t low = mean + 1;
     std::int64_t high = largest;  // always feasible
     while (low < high) {
-      const std::int64_t middle = low + (high - low) / 2;
-      if (attempt(middle)) {
-        high = middle;
-      } else {
-        low = middle + 1;
+      const std::int64_t base = low;
+      const std::int64_t range = high - low;
+      for (int i = 0; i < kTargetsAtOnce && low < high; ++i) {
+        target = range <= kTargetsAtOnce ? base + i : base + range * (i + 1) / (kTargetsAtOnce + 1);
+        if (attempt(target)) {
+          high = target;
+          break;
+        }
+        low = target + 1;
       }
     }
     attempt(high);
@@ -86,10 +97,11 @@ class QuotaSearch {
     for (const ExpertId e : experts_of_[rank]) {
       std::int64_t available = load_.of_expert[e.index()] - (options_.keep_a_token_at_home ? 1 : 0);
       while (excess > 0 && available > 0) {
-        const int to = roomiest(e);
-        if (to < 0) break;
+        const auto [to, num_receivers] = receivers(e);
+        if (num_receivers == 0) break;
         const std::int64_t tokens = std::min({excess, room_[to], available});
-        if (tokens < options_.min_tokens_per_replica) break;  // no other rank can take more
+        const std::int64_t even_part = (excess + num_receivers - 1) / num_receivers;
+        if (tokens < minimum_.value_or(even_part)) break;  // no other rank can take more
         exports_.push_back({e, RankId{to}, tokens});
         last_guest_[to] = e;
         --free_slots_[to];
@@ -102,19 +114,25 @@ class QuotaSearch {
     return excess <= 0;
   }
 
-  // Returns the rank with the most room that has a free slot and not the expert, or −1. An expert's exports are
-  // consecutive, so comparing a rank's last guest suffices.
-  int roomiest(ExpertId e) const {
-    int best = -1;
+  struct Receivers {
+    int roomiest = -1;
+    int count = 0;
+  };
+
+  // Returns the ranks below the target that have a free slot and not the expert. An expert's exports are consecutive,
+  // so comparing a rank's last guest suffices.
+  Receivers receivers(ExpertId e) const {
+    Receivers found;
     for (int r = first_; r < end_; ++r) {
       if (room_[r] <= 0 || free_slots_[r] == 0 || last_guest_[r] == e) continue;
-      if (best < 0 || room_[r] > room_[best]) best = r;
+      if (found.count++ == 0 || room_[r] > room_[found.roomiest]) found.roomiest = r;
     }
-    return best;
+    return found;
   }
 
   UltraEpOptions options_;
   LayerLoad load_{};
+  std::optional<std::int64_t> minimum_;            // tokens of an export; null: excess ÷ receivers
   std::vector<std::int64_t> rank_load_;            // [rank], tokens at homes
   std::vector<std::vector<ExpertId>> experts_of_;  // [rank], home experts, largest load first
   int first_ = 0;                                  // the domain's ranks are first_ to end_ − 1
@@ -130,11 +148,9 @@ class UltraEp final : public Policy {
  public:
   explicit UltraEp(const UltraEpOptions& options) : options_(options) {}
 
-  std::string_view name() const override { return options_.min_tokens_per_replica > 1 ? "ultraep-minimum" : "ultraep"; }
+  std::string_view name() const override { return "ultraep"; }
   std::string_view summary() const override {
-    return options_.min_tokens_per_replica > 1
-               ? "UltraEP with its minimum of tokens per replica, below which it makes no copy"
-               : "UltraEP: after every router, searches for the smallest load that exported quotas can reach";
+    return "UltraEP: after every router, searches for the smallest load that quotas exported inside nodes can reach";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override {
@@ -142,7 +158,7 @@ class UltraEp final : public Policy {
             .prefetches_in_backward = true,
             .gathers_loads = true,
             .planning_seconds = options_.planning_us * 1e-6,
-            .sources = send_by_relays};
+            .sources = options_.whole_group ? send_by_relays_of_group : send_by_relays};
   }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
@@ -155,9 +171,11 @@ class UltraEp final : public Policy {
   }
 
   std::vector<Option> options() override {
-    return {integer_option({.name = "min_tokens_per_replica", .help = "Smallest number of tokens of a replica"},
+    return {integer_option({.name = "min_tokens_per_replica",
+                            .help = "Smallest number of tokens of a replica if the first three targets fail"},
                            options_.min_tokens_per_replica, {1, std::int64_t{1} << 40}),
-            integer_option({.name = "inside_nodes", .help = "1: balance every node separately"}, options_.inside_nodes),
+            integer_option({.name = "whole_group", .help = "1: as if NVLink joined all nodes, so replicas leave them"},
+                           options_.whole_group),
             number_option({.name = "planning_us", .help = "Planning time per layer and micro-step in microseconds"},
                           options_.planning_us, {0, 1e6})};
   }
@@ -167,12 +185,10 @@ class UltraEp final : public Policy {
   UltraEpOptions options_;
 };
 
-}  // namespace
-
-void send_by_relays(const CopiesOfExpert& copies, std::span<int> sent) {
+void send_in_domain(const CopiesOfExpert& copies, std::span<int> sent, std::size_t domain_size) {
   const std::size_t num_copies = copies.ranks.size();
   int& by_home = sent[copies.home.index()];
-  if (num_copies < kLeastForRelays) {
+  if (num_copies < kLeastForRelays || domain_size <= kLargestWithoutRelays) {
     by_home += static_cast<int>(num_copies);
     return;
   }
@@ -192,6 +208,16 @@ void send_by_relays(const CopiesOfExpert& copies, std::span<int> sent) {
     ++sent[source.index()];
     ++num_leaves;
   }
+}
+
+}  // namespace
+
+void send_by_relays(const CopiesOfExpert& copies, std::span<int> sent) {
+  send_in_domain(copies, sent, std::min<std::size_t>(copies.ranks_per_node, sent.size()));
+}
+
+void send_by_relays_of_group(const CopiesOfExpert& copies, std::span<int> sent) {
+  send_in_domain(copies, sent, sent.size());
 }
 
 std::unique_ptr<Policy> make_ultraep(const UltraEpOptions& options) { return std::make_unique<UltraEp>(options); }

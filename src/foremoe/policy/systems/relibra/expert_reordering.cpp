@@ -59,7 +59,10 @@ std::vector<int> anneal(ReorderingCost cost, const ReorderingOptions& options, R
 
 ReorderingCost::ReorderingCost(const LoadTable& load, LayerId layer, std::vector<int> node_of_expert,
                                const ReorderingOptions& options)
-    : communication_weight_(options.communication_weight), node_of_expert_(std::move(node_of_expert)) {
+    : communication_weight_(options.communication_weight),
+      cost_of_move_(options.move_price / load.num_ranks()),
+      initial_node_(node_of_expert),
+      node_of_expert_(std::move(node_of_expert)) {
   const Topology topology = load.topology();
   const auto num_nodes = static_cast<std::size_t>(topology.num_nodes());
   const std::size_t num_steps = options.batch_totals ? 1 : load.load.extent(0);
@@ -102,6 +105,9 @@ Array<ReorderingCost::NodeLoad, 2> ReorderingCost::node_loads() const {
 double ReorderingCost::cost_from_scratch() const {
   const Array<NodeLoad, 2> loads = node_loads();
   double cost = 0;
+  for (std::size_t e = 0; e < initial_node_.size(); ++e) {
+    if (node_of_expert_[e] != initial_node_[e]) cost += cost_of_move_;
+  }
   for (std::size_t m = 0; m < loads.extent(0); ++m) {
     Slowest slowest;
     for (std::size_t n = 0; n < loads.extent(1); ++n) {
@@ -123,10 +129,17 @@ ReorderingCost::NodeLoad ReorderingCost::after(std::size_t m, const Change& chan
   return load;
 }
 
+int ReorderingCost::moved_by_exchange(int a, int b) const {
+  const int node_of_a = node_of_expert_[a];
+  const int node_of_b = node_of_expert_[b];
+  const auto away = [&](int e, int node) { return node == initial_node_[e] ? 0 : 1; };
+  return away(a, node_of_b) - away(a, node_of_a) + away(b, node_of_a) - away(b, node_of_b);
+}
+
 double ReorderingCost::cost_after_exchange(int a, int b) const {
   const Change changes[] = {{.node = node_of_expert_[a], .given = a, .taken = b},
                             {.node = node_of_expert_[b], .given = b, .taken = a}};
-  double cost = 0;
+  double cost = cost_of_move_ * (moved_ + moved_by_exchange(a, b));
   for (std::size_t m = 0; m < loads_.extent(0); ++m) {
     Slowest slowest;
     const std::span<const NodeLoad> before = loads_.row(m);
@@ -150,6 +163,7 @@ void ReorderingCost::exchange(int a, int b) {
   for (std::size_t m = 0; m < loads_.extent(0); ++m) {
     for (const Change& change : changes) loads_(m, change.node) = after(m, change);
   }
+  moved_ += moved_by_exchange(a, b);
   std::swap(node_of_expert_[a], node_of_expert_[b]);
 }
 
