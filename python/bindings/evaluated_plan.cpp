@@ -1,4 +1,4 @@
-// Evaluates existing plans on a load, with their own quotas or with given quotas.
+// Evaluates existing plans on a load, with their own quotas or with given quotas, and parts of plans.
 
 #include <fmt/format.h>
 
@@ -56,6 +56,30 @@ Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& key
   return e;
 }
 
+// Simulates one phase of a plan without checking it. For a part of a plan, returns its layers' share of the seconds.
+double phase_seconds(const Plan& plan, const Load& load, const nb::dict& keywords, const std::string& phase,
+                     int threads) {
+  const StepPlan& step = finished(plan);
+  EvaluateOptions options;
+  CostRequest request;
+  set_options(keywords, options, request);
+  const Policy& policy = policy_named(step.policy);
+  const SimulationOptions simulation{.phase = phase_named(phase),
+                                     .path = options.path,
+                                     .depth = options.depth,
+                                     .online = policy.online(),
+                                     .placement_stays = true,
+                                     .plans_ahead = policy.plans_ahead(load.input->for_policy(options.planner))};
+  ThreadPool pool(threads_of(threads));
+  double seconds = 0;
+  run_interruptibly(pool, [&] {
+    const CostModel cost = find_cost_model(read_cost(request), load.table());
+    const LoadTable part = take_layers(load.table(), plan.layers);
+    seconds = simulate_phase({.load = part, .plan = step, .cost = cost}, simulation).seconds;
+  });
+  return seconds * (plan.layers.last - plan.layers.first) / plan.layers.whole;
+}
+
 }  // namespace
 
 void bind_evaluated_plan(nb::module_& m) {
@@ -64,6 +88,8 @@ void bind_evaluated_plan(nb::module_& m) {
         "previous_load"_a.none() = nb::none(), "threads"_a = 0);
   m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a,
         "policy_options"_a = nb::dict(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
+  m.def("_phase_seconds", &phase_seconds, "plan"_a, "load"_a, "options"_a, "phase"_a, "threads"_a = 1);
+  m.def("_estimated_planning_seconds", [](const Load& load) { return estimated_planning_seconds(load.table()); });
 }
 
 }  // namespace foremoe::python

@@ -28,8 +28,12 @@ std::vector<Option> options_of(EvaluateOptions& evaluate, CostRequest& cost) {
   return table;
 }
 
-// Reads a model shape from a dict.
+// Reads a model shape from a dict, which may also be the contents of a config.json.
 ModelShape shape_of(const nb::dict& keys) {
+  if (keys.contains("model_type")) {
+    const auto text = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(keys));
+    return parse_model_config(text, "model");
+  }
   ModelShape shape;
   try {
     set_options(options_of(shape), keys);

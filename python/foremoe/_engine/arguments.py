@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from .sharded import expect_own_experts, is_dtensor
 
 PHASES = ("recompute", "policy_update")
 RESIDENCIES = ("static", "resident", "shared")
+PRICED = "prefer", "copy_price"  # options that fix how to plan
 # Options of foremoe.plan() that do not move homes, except in_flight, which the executor sets.
 OPTIONS = {
     "prefer", "copy_price", "free_copies", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source",
@@ -56,6 +58,14 @@ class PlanningArguments:
     threads: int = dataclasses.field(compare=False)
     options: dict[str, Any]
     homes: Any = dataclasses.field(default=None, compare=False)  # see foremoe.plan(); compared by their digest
+    cluster: str | None = None
+    model: str | Mapping[str, Any] | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the arguments say how to plan, so that nothing is left to choose."""
+        is_given = self.residency not in (None, "auto") or any(self.options.get(of) is not None for of in PRICED)
+        return is_given or self.policy != "foremoe"
 
     def compared(self) -> dict[str, str]:
         """Returns the arguments that must be equal on all ranks, by name, as text."""
@@ -65,16 +75,21 @@ class PlanningArguments:
 
     def planning(self) -> dict[str, Any]:
         """Returns the arguments of foremoe.start_plan()."""
-        names = "policy", "guest_slots", "threads", "residency", "homes"
-        return {name: getattr(self, name) for name in names} | self.options
+        names = "policy", "guest_slots", "threads", "homes"
+        residency = "resident" if self.residency in (None, "auto") else self.residency
+        return {name: getattr(self, name) for name in names} | {"residency": residency} | self.options
 
     def expect_known(self) -> None:
         """Raises InputError for a residency that cannot be executed, and for unknown options."""
         for name in sorted(set(self.options) - OPTIONS):
             raise foremoe.InputError(f"{name}: is not one of {', '.join(sorted(OPTIONS))}", field=name)
-        if self.residency not in RESIDENCIES:
+        if self.residency not in (None, "auto", *RESIDENCIES):
             raise foremoe.InputError(
-                f"residency: '{self.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
+                f"residency: '{self.residency}', expected one of {', '.join(RESIDENCIES)}, auto", field="residency"
+            )
+        if self.residency == "auto" and self.is_fixed:
+            raise foremoe.InputError(
+                "residency: auto chooses prefer and prices of policy foremoe; expected none of them", field="residency"
             )
 
 

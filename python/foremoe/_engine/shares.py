@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 import foremoe
 from foremoe import _core
 
+from .choice import Choice
 from .communication import gathered_bytes
 from .failures import Channel
 
@@ -27,9 +30,9 @@ SMALLEST = 1 << 18  # counts of a load; one rank plans fewer in less time than t
 
 class SharedPlan:
     """A plan in progress, with the methods of foremoe.RunningPlan. Under residency shared its micro-steps arrive in
-    blocks; otherwise the whole plan is final when it begins."""
+    blocks; otherwise, and where no plan may be faster, the whole plan is final when it begins."""
 
-    def __init__(self, growing: Any, planned: Future[None]) -> None:
+    def __init__(self, growing: Any, planned: Future[list[float]]) -> None:
         self._growing = growing
         self._planned = planned
 
@@ -50,6 +53,11 @@ class SharedPlan:
         self._planned.result()
         return self.begin()
 
+    def seconds(self) -> list[float]:
+        """Returns the modelled seconds of the phase as planned and without a plan; nothing if they were not compared.
+        Waits until the plan is final."""
+        return self._planned.result()
+
 
 class Shares:
     """Begins plans that the ranks of a group make together, one after the other, in a background thread.
@@ -57,17 +65,21 @@ class Shares:
     Each rank makes small plans, and plans of other policies, alone.
     """
 
-    def __init__(self, channel: Channel | None, planning: dict[str, Any]) -> None:
+    def __init__(self, channel: Channel | None, planning: dict[str, Any], choice: Choice | None = None) -> None:
         """
         Args:
             channel: Gloo channel between the ranks, used by nothing else at the same time. None: this rank plans alone.
             planning: Arguments of foremoe.start_plan(), including the policy; equal on all ranks, except threads.
+            choice: Makes further arguments at the first plan. None: the cluster is not known.
         """
+        self._choice = choice
         self._planning = planning
         self._channel = channel
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-shares")
 
-    def start_plan(self, load: foremoe.Load, **more: Any) -> foremoe.RunningPlan | SharedPlan:
+    def start_plan(
+        self, load: foremoe.Load, phase: str = "policy_update", **more: Any
+    ) -> foremoe.RunningPlan | SharedPlan:
         """Begins a plan. Collective, on all ranks in the same order.
 
         Args:
@@ -75,10 +87,28 @@ class Shares:
             more: Further arguments of foremoe.start_plan(), the same on all ranks.
         """
         planning = self._planning | more
-        if self._channel is None or planning["policy"] not in POLICIES or load.array.size < SMALLEST:
+        group = None if self._channel is None else self._channel.group
+        alone = planning["policy"] not in POLICIES or load.array.size < SMALLEST
+        if self._choice is None and (group is None or alone):
             return foremoe.start_plan(load, **planning)
         growing = _core._GrowingPlan(load)
-        return SharedPlan(growing, self._pool.submit(_plan_in_blocks, growing, self._channel.group, load, **planning))
+        return SharedPlan(growing, self._pool.submit(self._plan, growing, group, alone, load, phase, planning))
+
+    def _plan(
+        self, growing: Any, group: Any, alone: bool, load: foremoe.Load, phase: str, planning: dict[str, Any]
+    ) -> list[float]:
+        """Plans in the background. Returns SharedPlan.seconds()."""
+        choice = self._choice
+        try:
+            if choice is not None:
+                if not choice.is_made():
+                    choice.keep(_first_made(lambda: choice.make(load, planning), group))
+                planning = planning | choice.options
+            compared = None if choice is None or not choice.is_pending else (choice, phase)
+            return _plan_in_blocks(growing, None if alone else group, load, compared, **planning)
+        except BaseException as error:
+            growing.fail(f"the plan could not be finished: {error}")
+            raise
 
     def close(self, failed: bool = False) -> None:
         """Ends the thread after the plans that have begun. failed: At once, since other ranks may have ended."""
@@ -98,48 +128,77 @@ def blocks_of(num_micro_steps: int) -> list[slice]:
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
-def _plan_in_blocks(growing: Any, group: Any, load: foremoe.Load, **planning: Any) -> None:
-    """Plans block by block with policy foremoe under residency shared. Otherwise one block has all micro-steps."""
+def _first_made(make: Callable[[], dict[str, Any]], group: Any) -> dict[str, Any]:
+    """Returns what the first rank makes; without a group, each rank makes it. Collective."""
+    if group is None:
+        return make()
+    own: Any = None
+    rank = dist.get_rank(group)
+    if rank == 0:
+        try:
+            own = make()
+        except Exception as error:
+            own = error
+    made = pickle.loads(gathered_bytes(pickle.dumps(own), group)[0])
+    _raise_first([made], own, rank)
+    return dict(made)
+
+
+def _plan_in_blocks(
+    growing: Any, group: Any, load: foremoe.Load, compared: tuple[Choice, str] | None, **planning: Any
+) -> list[float]:
+    """Plans block by block with policy foremoe under residency shared. Otherwise one block has all micro-steps.
+
+    group: None: this rank plans all layers. compared: The choice that compares the phase of this name with none.
+    """
     streams = planning["policy"] == "foremoe" and planning.get("residency") == "shared"
+    streams = streams and not (compared and compared[0].replaces)
     blocks = blocks_of(load.num_micro_steps) if streams else [slice(None)]
-    try:
-        failed: Exception | None = None  # on this rank, since the last gather
-        for block in blocks:
-            own = failed or _own_part(group, load, block, **planning)
-            gathered = gathered_bytes(pickle.dumps(own), group)
-            try:
-                failed = None
-                shares = [pickle.loads(share) for share in gathered]
-            except Exception as error:  # the other ranks go on to the next gather, where they learn of it
-                failed = error
-                continue
-            _raise_first(shares, own, dist.get_rank(group))
-            try:
-                growing.append(foremoe.Plan.join([share for share in shares if share is not None]))
-            except Exception as error:
-                failed = error
-        if failed is not None:
-            raise failed
-    except BaseException as error:
-        growing.fail(f"the plan could not be finished: {error}")
-        raise
+    rank, num_ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    seconds = np.zeros(2)
+    failed: Exception | None = None  # on this rank, since the last gather
+    for block in blocks:
+        own = failed or _own_part(rank, num_ranks, load, block, compared, **planning)
+        gathered = [] if group is None else gathered_bytes(pickle.dumps(own), group)
+        try:
+            failed = None
+            shares = [pickle.loads(share) for share in gathered] or [own]
+        except Exception as error:  # the other ranks go on to the next gather, where they learn of it
+            failed = error
+            continue
+        _raise_first(shares, own, rank)
+        try:
+            parts = [share for share in shares if share is not None]
+            plan = foremoe.Plan.join([part for part, _ in parts])
+            seconds = sum((of for _, of in parts), seconds)
+            if compared and block == blocks[-1]:
+                choice, phase = compared
+                plan = choice.judged(plan, load, phase, seconds, num_ranks, planning)
+            growing.append(plan)
+        except Exception as error:
+            failed = error
+    if failed is not None:
+        raise failed
+    return seconds.tolist() if compared else []
 
 
 def _own_part(
-    group: Any,
+    rank: int,
+    num_ranks: int,
     load: foremoe.Load,
     block: slice,
+    compared: tuple[Choice, str] | None,
     *,
     policy: str,
     threads: int,
     homes: Any = None,
     previous: foremoe.Plan | None = None,
     **options: Any,
-) -> foremoe.Plan | Exception | None:
-    """Returns this rank's layers of a block of micro-steps, None if it has none, or the error of planning them."""
-    rank = dist.get_rank(group)
+) -> tuple[foremoe.Plan, np.ndarray[Any, Any]] | Exception | None:
+    """Returns this rank's layers of a block of micro-steps and their modelled seconds, None if it has none, or the
+    error of planning them."""
     try:
-        layers = layers_of(rank, dist.get_world_size(group), load.num_layers)
+        layers = layers_of(rank, num_ranks, load.num_layers)
         if not layers:
             return None
         if block != slice(None):
@@ -147,7 +206,8 @@ def _own_part(
                 load.array[block], top_k=load.top_k, ranks_per_node=load.ranks_per_node, name=load.name
             )
         # foremoe.plan() would log its remarks on every rank in every step
-        return _core._plan(load, policy, options, homes=homes, previous=previous, layers=layers, threads=threads)
+        plan = _core._plan(load, policy, options, homes=homes, previous=previous, layers=layers, threads=threads)
+        return plan, np.zeros(2) if compared is None else compared[0].seconds(plan, load, compared[1], homes)
     except (foremoe.InputError, foremoe.PolicySkipped) as error:
         return error
     except Exception as error:
@@ -156,7 +216,7 @@ def _own_part(
         return raised
 
 
-def _raise_first(shares: list[Any], own: foremoe.Plan | Exception | None, rank: int) -> None:
+def _raise_first(shares: list[Any], own: Any, rank: int) -> None:
     """Raises the error of the first rank that failed; this rank's own error if it is that rank."""
     for of, share in enumerate(shares):
         if isinstance(share, Exception):

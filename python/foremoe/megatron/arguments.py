@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,10 @@ class AttachArguments(arguments.PlanningArguments):
 
     mode: str
     on_mismatch: str
-    cluster: str | None
-    model: str | Mapping[str, Any] | None
 
     def executed(self) -> AttachArguments:
-        """Resolves a residency of None and mode static. Raises InputError, with the name of an invalid argument."""
-        mode, residency = self.mode, "resident" if self.residency is None else self.residency
+        """Resolves mode static. Raises InputError, with the name of an invalid argument."""
+        mode, residency = self.mode, self.residency
         if mode == "static":
             if self.residency not in (None, "static"):
                 raise foremoe.InputError(

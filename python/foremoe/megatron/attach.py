@@ -25,7 +25,7 @@ def attach(
     threads: int = 1,
     homes: AnyHomes = None,
     on_mismatch: str = REFUSE,
-    cluster: str | None = "h100",
+    cluster: str | None = None,
     model: str | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Replicas:

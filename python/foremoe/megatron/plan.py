@@ -46,7 +46,7 @@ class PipelineStage:
         """Starts planning in the background. Collective. counts: See load_of()."""
         load = self.load_of(counts)
         in_flight = min(self.in_flight, load.num_micro_steps) if phase == "policy_update" else 1
-        running = shares.start_plan(load, in_flight=in_flight)
+        running = shares.start_plan(load, phase, in_flight=in_flight)
         return Plan(load, running, phase, in_flight, self.buffers)
 
 
@@ -77,6 +77,10 @@ class Plan:
     def finish(self) -> foremoe.Plan:
         """Waits until the whole plan is final."""
         return self._running.finish()
+
+    def seconds(self) -> list[float]:
+        """Waits until the plan is final. See SharedPlan.seconds()."""
+        return self._running.seconds() if isinstance(self._running, SharedPlan) else []
 
     def suggested_rank_capacity_factor(self) -> float:
         """Returns the smallest moe_expert_rank_capacity_factor for the plan. Waits until the plan is final.

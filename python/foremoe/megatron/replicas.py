@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
+from foremoe._engine.choice import cluster_of, known_choice
 from foremoe._engine.failures import Channel, Failures, destroy_group
 from foremoe._engine.groups import expect_backend, groups_made, make_groups
 from foremoe._engine.homes import HomeTable
@@ -31,7 +32,7 @@ from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
 from .permuted import Renumbering
 from .plan import EmptyPlan, PipelineStage, Plan
-from .seconds import Modelled
+from .seconds import cost_options, shape_of
 from .shadow import Shadow
 from .step import Step
 from .supported import expect_equal, expect_lendable, expect_supported, facts_of, moe_layers
@@ -72,7 +73,6 @@ class Replicas:
         self._running = False
         self._detached = False
         self._shadow: Shadow | None = None
-        self._modelled: Modelled | None = None
         self._moes: list[MoE] = []
         self._guests: list[GuestExperts] = []
         self._dispatchers: list[Any] = []
@@ -97,12 +97,13 @@ class Replicas:
         nothing = self._stage.nothing()
         plan = plan_empty_load(nothing, arguments, table, in_flight=in_flight, executes=self.mode == "active")
         self._guest_slots, self._residency = plan.guest_slots, plan.residency  # some policies choose their own
+        self._choice = known_choice(
+            arguments, [shape_of(config, len(named))], plan, nothing, cluster=cluster_of(self._device),
+            rank=self._ranks.rank, executes=self.mode == "active", **cost_options(config, arguments.depth),
+        )  # fmt: skip
         if self.mode == "active":
             expect_backend(self._ranks.group, self._device, "model_chunks")
             self._prepare([name for name, _ in named])
-        elif arguments.cluster is not None:
-            self._modelled = Modelled(arguments.cluster, arguments.model, config, arguments.depth, arguments.threads)
-            self._modelled.expect_known(plan, nothing)
 
     @property
     def layers(self) -> list[Any]:
@@ -134,6 +135,7 @@ class Replicas:
         if self._layers:
             given.expect_same_group(dist.get_process_group_ranks(self._ranks.group))
         facts = facts_of(self._chunks, weights=self.mode == "active") | {"homes": self._numbers.digest}
+        facts["cluster"] = str(cluster_of(self._device))
         given.expect_equal(facts, f"pipeline stage {parallel_state.get_pipeline_model_parallel_rank()}")
 
     def make_groups(self) -> None:
@@ -158,9 +160,10 @@ class Replicas:
         if not self._layers:
             return
         of_shares, beside = self._made_groups[agree:]
-        self._shares = Shares(Channel(of_shares), self._stage.arguments.planning())
+        planning, active = self._stage.arguments.planning(), self.mode == "active"
+        self._shares = Shares(Channel(of_shares), planning, self._choice if active else None)
         if self.mode == "shadow":
-            self._shadow = Shadow(self._stage, self._of_chunks, self._modelled, beside)
+            self._shadow = Shadow(self._stage, self._of_chunks, self._choice, beside)
         else:
             self._stage = dataclasses.replace(
                 self._stage, ranks=dataclasses.replace(self._ranks, copies=Channel(beside))
@@ -368,10 +371,12 @@ class Replicas:
     def _executable(self, plan: Plan) -> foremoe.Plan:
         """Waits until the plan may begin. Raises InputError if this rank cannot execute it."""
         made = plan.begin()
-        shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots, made.residency
-        own = len(self._layers), self._stage.num_experts, self._ranks.num_ranks, self._guest_slots, self._residency
+        # Guests under static and resident are alike; those under shared are prepared.
+        shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots, made.residency == "shared"
+        is_shared = self._residency == "shared"
+        own = len(self._layers), self._stage.num_experts, self._ranks.num_ranks, self._guest_slots, is_shared
         if shape != own:
-            what = "layers, experts, ranks, guest slots and residency"
+            what = "layers, experts, ranks, guest slots and whether guests are shared"
             raise foremoe.InputError(f"plan: has {shape} {what}; not {own}", field="plan")
         expect_executable(made, self._ranks.table, plan.in_flight)
         for moe in self._moes:

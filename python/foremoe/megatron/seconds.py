@@ -1,54 +1,27 @@
-"""Modelled duration of a step on a cluster, for shadow mode, computed by foremoe.evaluate_plan()."""
+"""How a Megatron-LM model is described to foremoe.evaluate(), which models the seconds of its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-import foremoe
 
 from .experts import row_width
 
 
-class Modelled:
-    """Models the duration of planned steps: attention, router and MoE layers of a pipeline stage, forward and backward.
-    Omits dense layers, the output head and transfers between pipeline stages, which plans do not change."""
+def cost_options(config: Any, depth: int) -> dict[str, Any]:
+    """Returns the options of foremoe.evaluate() that describe a step. config: TransformerConfig.
 
-    def __init__(
-        self, cluster: str, model: str | Mapping[str, Any] | None, config: Any, depth: int, threads: int
-    ) -> None:
-        """cluster, model: See foremoe.evaluate(). model None: shape_of(config). config: TransformerConfig."""
-        self._config = config
-        self._model = model
-        self._options: dict[str, Any] = {
-            "cluster": cluster,
-            # DeepEP and HybridEP send a token once to each node. allgather sends every token to every rank, with any
-            # plan; it is modelled as an all-to-all.
-            "dispatch": "token" if config.moe_token_dispatcher_type == "flex" else "row",
-            "bytes_per_parameter": config.params_dtype.itemsize,
-            "keep_activations": config.recompute_granularity is None,
-            "prefetch_depth": depth,
-            "path": "peer",
-            "threads": threads,
-        }
-
-    def expect_known(self, plan: foremoe.Plan, nothing: foremoe.Load) -> None:
-        """Raises InputError if seconds() would. nothing: Load without rows, for the stage's layers and experts."""
-        try:
-            self.seconds(plan, nothing)
-        except foremoe.InputError as error:
-            if error.field:
-                raise
-            raise foremoe.InputError(f"cluster: {error}", field="cluster") from error
-
-    def seconds(self, plan: foremoe.Plan, load: foremoe.Load) -> float:
-        """Returns the modelled seconds of the policy update."""
-        model = shape_of(self._config, load.num_layers) if self._model is None else self._model
-        of = foremoe.evaluate_plan(plan, load, phase="policy_update", model=model, **self._options).figures
-        if not of["ok"]:
-            raise RuntimeError(f"the plan is wrong: {of['violations'][0]['message']}")
-        (update,) = of["phases"]
-        return float(update["seconds"])
+    The modelled seconds are those of attention, router and MoE layers of a pipeline stage. They omit dense layers, the
+    output head and transfers between pipeline stages, which plans do not change.
+    """
+    return {
+        # DeepEP and HybridEP send a token once to each node. allgather sends every token to every rank, with any plan;
+        # it is modelled as an all-to-all.
+        "dispatch": "token" if config.moe_token_dispatcher_type == "flex" else "row",
+        "bytes_per_parameter": config.params_dtype.itemsize,
+        "keep_activations": config.recompute_granularity is None,
+        "prefetch_depth": depth,
+        "path": "peer",
+    }
 
 
 def shape_of(config: Any, layers: int) -> dict[str, Any]:

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.choice import Choice
 from foremoe._engine.failures import Channel
 from foremoe._engine.shares import Shares
 
 from .counts import gathered_counts
 from .metrics import figures
 from .plan import PipelineStage
-from .seconds import Modelled
 
 PENDING = 2  # steps that may wait to be planned; a further step waits for the oldest
 _log = logging.getLogger("foremoe")
@@ -36,13 +36,12 @@ class Shadow:
     """Counts rows and plans for an unchanged model."""
 
     def __init__(
-        self, stage: PipelineStage, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any
+        self, stage: PipelineStage, chunks: Sequence[Sequence[Any]], choice: Choice | None, group: Any
     ) -> None:
-        """chunks: MoE layers of each chunk. modelled: Models seconds, if given. group: Gloo group of the same ranks."""
+        """chunks: MoE layers of each chunk. choice: Models seconds, if given. group: Gloo group of the same ranks."""
         self._stage = stage
-        self._modelled = modelled
         self._group = group
-        self._shares = Shares(Channel(group), stage.arguments.planning())
+        self._shares = Shares(Channel(group), stage.arguments.planning(), choice)
         self._open = False
         # Per chunk, for its current micro-batch: int32 [layers of chunk, experts], and its rows as views.
         self._rows: list[tuple[Tensor, tuple[Tensor, ...]]] = [(torch.empty(0), ())] * len(chunks)
@@ -113,24 +112,8 @@ class Shadow:
         return {
             **figures(load, plan, self._stage.buffers),
             "foremoe/copies": float(copies),
-            **(self._seconds(self._modelled, load, plan) if self._modelled is not None else {}),
+            **dict(zip(("foremoe/modelled_seconds", "foremoe/modelled_seconds_vanilla"), made.seconds(), strict=False)),
         }
-
-    def _seconds(self, modelled: Modelled, load: foremoe.Load, plan: foremoe.Plan) -> dict[str, float]:
-        """Models the step without balancing and as planned, each on one rank. Returns NaN where a model failed."""
-        rank = self._stage.ranks.rank
-        seconds = torch.zeros(2, dtype=torch.float64)
-        if rank < 2:
-            try:
-                if rank == 0:
-                    plan = foremoe.start_plan(load, "vanilla", in_flight=plan.in_flight).finish()
-                seconds[rank] = modelled.seconds(plan, load)
-            except Exception:  # the other ranks wait in all_reduce
-                _log.exception("shadow: the seconds of this step were not modelled")
-                seconds[rank] = torch.nan
-        dist.all_reduce(seconds, group=self._group)
-        vanilla, planned = seconds.tolist()
-        return {"foremoe/modelled_seconds_vanilla": vanilla, "foremoe/modelled_seconds": planned}
 
     def _expect_closed(self) -> None:
         if self._open:

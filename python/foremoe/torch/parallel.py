@@ -20,6 +20,7 @@ from torch import Tensor
 
 import foremoe
 from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_empty_load
+from foremoe._engine.choice import cluster_of, known_choice
 from foremoe._engine.compiled import expect_not_compiling
 from foremoe._engine.groups import can_make_gloo, expect_backend
 from foremoe._engine.homes import HomeTable
@@ -36,6 +37,7 @@ from . import optimizer_state, saving
 from .arguments import ExecutorArguments, ranks_of
 from .channels import replicas_of, with_channels
 from .dense import Dense
+from .descriptions import descriptions_of
 from .evaluation import Evaluation
 from .gradients import clip
 from .own_experts import ExpertGuards, refuse_optimizers_of
@@ -94,7 +96,7 @@ class ExpertParallel:
         group: Any = None,
         *,
         guest_slots: int = 1,
-        residency: str = "resident",
+        residency: str | None = None,
         policy: str = "foremoe",
         depth: int = 2,
         path: str = "peer",
@@ -105,13 +107,15 @@ class ExpertParallel:
         homes: AnyHomes = None,
         copy_group: Any = None,
         replicate_group: Any = ...,
+        cluster: str | None = None,
+        model: str | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.arguments = ExecutorArguments(
             guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path, dispatch=dispatch,
             host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, group=self.group,
-            copy_group=copy_group, replicate_group=replicate_group, options=options,
+            copy_group=copy_group, replicate_group=replicate_group, cluster=cluster, model=model, options=options,
         )  # fmt: skip
         with refused_together() as given:
             given.expect_equal(versions())
@@ -144,8 +148,15 @@ class ExpertParallel:
                 )
             self.arguments = dataclasses.replace(self.arguments, homes=table.given())
             self.ranks = dataclasses.replace(self.ranks, table=table)
-            if plan_empty_load(nothing, self.arguments, table, path=path).residency == "shared":
+            plan = plan_empty_load(nothing, self.arguments, table, path=path)
+            if plan.residency == "shared":
                 try_lending_layers(self.layers)
+            detected = cluster_of(weight.device)
+            given.expect_equal({"cluster": str(detected)}, among)
+            choice = known_choice(
+                self.arguments, descriptions_of(self.layers), plan, nothing, cluster=detected, rank=self.rank,
+                path=path, dispatch=dispatch, prefetch_depth=depth, bytes_per_parameter=weight.dtype.itemsize,
+            )  # fmt: skip
             by_token = dispatch == "token" and self.ranks.num_nodes > 1
             if by_token and self.num_ranks % self.ranks.ranks_per_node:
                 raise foremoe.InputError(
@@ -166,7 +177,7 @@ class ExpertParallel:
             self.ranks, copy_group, replicated, grid, agree=path != "peer", by_token=by_token
         )
         self._memory = NodeMemory(self.ranks)
-        self._shares = Shares(self.ranks.plans, self.arguments.planning())
+        self._shares = Shares(self.ranks.plans, self.arguments.planning(), choice)
         self._relays = Relays(self.ranks) if by_token else None
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
@@ -320,7 +331,7 @@ class ExpertParallel:
         load = self._load(gathered.counts)
         if previous is not None:
             expect_warm_start(self.arguments)
-        running = self._shares.start_plan(load, **self.arguments.planning(), previous=previous)
+        running = self._shares.start_plan(load, phase, **self.arguments.planning(), previous=previous)
         tokens = None
         if self._relays is not None and on_mismatch != "home":
             tokens = self._relays.start(running, load, gathered, later=self.experts.phase is not None)
