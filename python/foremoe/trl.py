@@ -16,7 +16,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -132,7 +132,8 @@ class GRPOTrainer(TrainerWithCheckpoints):
 
     Args:
         guest_slots: See ExpertParallel, also for residency, policy, depth, path, dispatch, host_timeout,
-            ranks_per_node, threads and homes.
+            ranks_per_node, threads, homes and cluster.
+        model_shape: ExpertParallel's argument `model`.
         warm_start: Passes the plan of the last policy update to ExpertParallel.plan() as `previous` (algorithm 3 of
             ForeMoE's review). With drifting expert popularity, warm starts changed almost nothing, but doubled the
             planning time. Checkpoints do not contain the plan.
@@ -151,7 +152,7 @@ class GRPOTrainer(TrainerWithCheckpoints):
         self,
         *arguments: Any,
         guest_slots: int = 1,
-        residency: str = "resident",
+        residency: str | None = None,
         policy: str = "foremoe",
         depth: int = 2,
         path: str = "peer",
@@ -160,6 +161,8 @@ class GRPOTrainer(TrainerWithCheckpoints):
         ranks_per_node: int | None = None,
         threads: int = 1,
         homes: AnyHomes = None,
+        cluster: str | None = None,
+        model_shape: str | Mapping[str, Any] | None = None,
         warm_start: bool = False,
         **keywords: Any,
     ) -> None:
@@ -190,6 +193,8 @@ class GRPOTrainer(TrainerWithCheckpoints):
             ranks_per_node=ranks_per_node,
             threads=threads,
             homes=homes,
+            cluster=cluster,
+            model=model_shape,
         )
         if self.use_vllm:
             self.vllm_generation.expert_parallel = self.expert_parallel

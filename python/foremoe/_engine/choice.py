@@ -20,8 +20,9 @@ from foremoe import _core
 from .arguments import PlanningArguments
 
 LAYERS = 4  # of the load on which the choice is made
-CHOSEN = "residency", "prefer", "copy_price", "free_copies"
-UNPLANNED = {"stages": "none"}  # options of policy foremoe that leave all rows at home
+PRICES = "copy_price", "free_copies"
+# Options of policy foremoe that leave all rows at home. With other values of prefer, guests serve rows in any stages.
+UNPLANNED = {"stages": "none", "prefer": "balance", "copy_price": None, "free_copies": None}
 _log = logging.getLogger("foremoe")
 
 
@@ -84,13 +85,13 @@ class Choice:
         best = min((plan for plan in seconds if not plan.startswith("shared")), key=lambda plan: seconds[plan])
         if best == "no plan" and not self._tries_all:
             best = "resident, time"  # a later step may gain: each is compared
-        options = dict.fromkeys(CHOSEN) | {"residency": "resident"} | UNPLANNED
+        options = {"residency": "resident"} | UNPLANNED
         if best != "no plan":
             residency, prefer = best.split(", ")
             options = {"residency": residency, "prefer": prefer}
             if prefer == "time":
                 recorded = foremoe.evaluate(few, **given, **options).plan.options
-                options |= {name: recorded[name.replace("_", "-")] for name in CHOSEN[2:]}
+                options |= {name: recorded[name.replace("_", "-")] for name in PRICES}
         said = "; ".join(f"{plan} {of:.4g} s" for plan, of in seconds.items())
         fixed = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
         _log.info("plans of this run: %s, by the modelled seconds of its first step on %s (%s)", fixed,

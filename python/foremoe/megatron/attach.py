@@ -36,8 +36,11 @@ def attach(
     Args:
         model_chunks: A module or a list of modules. If Megatron's DistributedDataParallel is used, wrap them first.
         guest_slots: Guest slots per rank and layer. 0: copies no experts, but takes all sizes from the plan.
-        residency: static, resident or shared; see foremoe.plan(). None: resident, or static if mode is static. shared:
-            guests of all layers use the same `depth` sets of guest_slots and are copied for every pass of a layer.
+        residency: static, resident, shared or auto; see foremoe.plan(). None: resident, or static if mode is static; with
+            a known cluster, a phase that is modelled to be faster without a plan then runs without one. auto: needs a
+            known cluster, and chooses among no plan, static and resident, each with prefer balance and time, at the
+            first plan. shared: guests of all layers use the same `depth` sets of guest_slots and are copied for every
+            pass of a layer.
         mode: active: step() executes plans. static: active with residency static. shadow: step() counts rows, and plans
             to estimate the benefit of balancing, but changes nothing.
         policy: See foremoe.plan().
@@ -52,9 +55,9 @@ def attach(
             each expert's rows beyond those planned are computed at its home, for routers that choose anew or are
             replayed in part. Layers then exchange counts and wait for the device, as without a plan; not for the flex
             dispatcher. Metric foremoe/mismatched: their share of the planned rows. Shadow mode ignores it.
-        cluster: Cluster for which shadow mode predicts the seconds of a step; see foremoe.evaluate(). None: predicts no
-            seconds.
-        model: Model of that prediction. None: derived from the configuration.
+        cluster: Cluster for which seconds of a step are modelled, to choose plans and in shadow mode; see
+            foremoe.evaluate(). None: detected by the name of the CUDA device. If none is found, it is not known.
+        model: Model of these seconds. None: derived from the configuration.
         options: prefer, copy_price, free_copies, tolerance, stages, max_copies_per_rank, max_copies_per_source,
             min_tokens_per_guest, seed; see foremoe.plan().
 

@@ -61,7 +61,10 @@ class ExpertParallel:
     Args:
         layers: MoE layers in the order in which the model runs them, equal on all ranks.
         group: Expert-parallel group. None: all processes.
-        guest_slots: See foremoe.plan(), also for residency, policy and options.
+        guest_slots: See foremoe.plan(), also for policy and options.
+        residency: static, resident, shared or auto; see foremoe.plan(). None: resident; with a known cluster, a phase
+            that is modelled to be faster without a plan then runs without one. auto: needs a known cluster, and chooses
+            among no plan, static and resident, each with prefer balance and time, at the first plan.
         depth: Number of turns (passes of a layer) that copies start ahead.
         path: Source of copies. peer: the rank that owns the expert. host: an arena in shared memory per node, filled
             when a phase begins. auto: the less loaded of both, for each copy.
@@ -81,6 +84,10 @@ class ExpertParallel:
         replicate_group: Ranks that own the same experts as this rank, one per expert-parallel group that trains the
             model. Gradients are also averaged over them. None: no other rank owns these experts. Required unless
             `group` has all processes.
+        cluster: Cluster for which seconds of a step are modelled, to choose plans; see foremoe.evaluate(). None:
+            detected by the name of the CUDA device. If none is found, it is not known.
+        model: Model of these seconds. None: derived from the transformers configuration of the layers' model, else from
+            the layers, with attention heads of width 128.
         options: prefer, copy_price, free_copies, tolerance, stages, max_copies_per_rank, max_copies_per_source,
             min_tokens_per_guest, seed.
 

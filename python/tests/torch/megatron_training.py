@@ -423,8 +423,8 @@ def expect_shadow(metrics: dict[str, float], counts: list[Any], in_flight: int =
         assert metrics[f"foremoe/{name}"] == pytest.approx(value, rel=1e-12)
     assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
     seconds = modelled_seconds(counts, in_flight)
-    assert metrics["foremoe/modelled_seconds_vanilla"] == seconds["vanilla"]
-    assert metrics["foremoe/modelled_seconds"] == seconds["foremoe"]
+    assert metrics["foremoe/modelled_seconds_vanilla"] == pytest.approx(seconds["vanilla"], rel=1e-9)
+    assert metrics["foremoe/modelled_seconds"] == pytest.approx(seconds["foremoe"], rel=1e-9)
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:

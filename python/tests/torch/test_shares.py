@@ -57,9 +57,10 @@ def watched(before: Callable[[range], None] = lambda layers: None) -> Any:
     planned: list[range] = []
     own = shares_module._core._plan
 
-    def plan(*arguments: Any, layers: range, **keywords: Any) -> Any:
-        planned.append(layers)
-        before(layers)
+    def plan(*arguments: Any, layers: range | None = None, **keywords: Any) -> Any:
+        if layers is not None:
+            planned.append(layers)
+            before(layers)
         return own(*arguments, layers=layers, **keywords)
 
     with pytest.MonkeyPatch.context() as patch:
