@@ -47,19 +47,18 @@ class Simulate(CommandTest):
                      "--micro-steps", 3, "--tokens-per-rank", 512, "--group-spread", 1)  # fmt: skip
         self.succeed("collect", "two.trace.safetensors", "--out", "two.load.safetensors")
 
-        def seconds(kind, dispatch):
+        def simulated(kind, dispatch):
             rows = self.json_of("simulate", f"two.{kind}.safetensors", "--cluster", "h100", "--model", "small.json", "--guest-slots", 1,
                                 "--ranks-per-node", 2, "--policy", "vanilla,foremoe", "--dispatch", dispatch, "--sequence-tokens", 512)  # fmt: skip
             for row in rows:
                 self.assertEqual(row["dispatch"], dispatch)
                 self.assertEqual(row["dispatch_estimated"], (kind, dispatch) == ("load", "token"))
-            return [row["step_seconds"] for row in rows]
+            return [(row["step_seconds"], row["pairs"]) for row in rows]
 
-        self.assertEqual(seconds("trace", "row"), seconds("load", "row"))
-        by_token = seconds("trace", "token")
-        for counted, expected, by_row in zip(by_token, seconds("load", "token"), seconds("trace", "row")):
-            self.assertLess(counted, by_row)
-            self.assertAlmostEqual(expected / counted, 1, delta=0.03)
+        self.assertEqual(simulated("trace", "row"), simulated("load", "row"))
+        for counted, expected, by_row in zip(simulated("trace", "token"), simulated("load", "token"), simulated("trace", "row")):
+            self.assertLess(counted[1], by_row[1], "rows between nodes")
+            self.assertAlmostEqual(expected[0] / counted[0], 1, delta=0.03)
 
     def test_attention_uses_the_lengths_in_a_trace_unless_a_length_is_given(self):
         self.succeed("synth", "--kind", "trace", "--out", "two.trace.safetensors", "--layers", 2, "--experts", 16, "--top-k", 2, "--ranks", 4,

@@ -145,7 +145,7 @@ def known_choice(
 
     Args:
         arguments: Their cluster and model, if given, must be usable.
-        models: Descriptions of the model, of which the first that fits is used, unless `arguments` has one.
+        models: Descriptions of the model, tried in order until one fits, unless `arguments` has one.
         plan, nothing: A load without rows, and its plan.
         cluster: The cluster that was detected, or None.
         options: Options of foremoe.evaluate().

@@ -200,6 +200,7 @@ void simulate_framework(Case c, Evaluation& e) {
   options.other_seconds_per_layer = kFrameworkSeconds;
   const CostModel cost(c.context.cost->cluster(), c.context.cost->model(), options);
   c.context.cost = &cost;
+  c.context.progress = {};
   std::optional<SimulatedStep> without = std::move(e.step);
   simulate(c, e);
   e.framework_step_seconds = e.step->step_seconds;

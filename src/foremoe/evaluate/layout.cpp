@@ -408,7 +408,7 @@ std::string recommendation(const LayoutChoice& choice) {
 std::vector<std::string> layout_remarks(const Workload& whole, const CostModel& cost) {
   std::vector<std::string> remarks{
       "Tensor and context parallelism, and stages of unequal size, are not modelled. Nor is the reduction of gradients "
-      "outside the experts, of which each rank has 1 ÷ stages"};
+      "outside the experts, which more stages make smaller"};
   if (whole.origin.starts_with("synthetic")) remarks.emplace_back("The routes are synthetic, not recorded");
   if (whole.load.num_layers() < cost.model().moe_layers) {
     remarks.push_back(fmt::format("The input has {} of the model's {} MoE layers, so all stages see the same layers",

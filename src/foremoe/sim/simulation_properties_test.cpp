@@ -221,7 +221,7 @@ TEST(SimulationPropertiesTest, EveryByteSentIsReceived) {
       return !t.gradient && (!from_home || t.way.from == hot.plan.home(0, t.expert));
     });
   };
-  EXPECT_LT(copies({.sources = send_by_relays_of_group}, true), copies({}, true)) << "no relay has anything to pass on";
+  EXPECT_LT(copies({.sources = send_in_ring}, true), copies({}, true)) << "no rank passes anything on";
   EXPECT_LT(copies({.keeps_guests = true}, false), copies({}, false)) << "no guest is kept";
 }
 

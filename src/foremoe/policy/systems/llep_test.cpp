@@ -59,11 +59,13 @@ TEST(Llep, SpillsNothingUpToTheThreshold) {
 }
 
 TEST(Llep, SkipsRanksWithoutAFreeSlot) {
-  // The capacity is ⌊130 / 3⌋ = 43: e0 spills 27, e1 spills 17, and rank 2 is the least loaded for both.
+  // The capacity is ⌊130 / 3⌋ = 43: e0 spills 27, e1 spills 17, and rank 2 is the least loaded for both. If its slot is
+  // taken, no rank with a slot has room, and rank 0 has as much as rank 1.
   const LoadTable load = load_of(3, {{70, 60, 0}});
   const StepPlan plan = plan_of(*make_llep({.min_chunk = 1}), {.load = load});
   EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 27));
-  EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(60, 0));
+  EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(43, 17));
+  EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(43, 0));
   const StepPlan more = plan_of(*make_llep({.min_chunk = 1}), {.load = load, .guest_slots = 2});
   EXPECT_THAT(tokens(more, 0, 2), ElementsAre(0, 27, 16));
 }
