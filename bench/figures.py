@@ -5,7 +5,7 @@
 
 Each row runs `foremoe plan INPUT --json` one or more times, single-threaded, on load tables in DIR (default: data).
 growth and whole-step draw their own tables with `foremoe synth`. Three reference planners plan the same tables: "quota"
-is `--policy ultraep`; "dynamic" and "static" are in reference_planners.cpp, which must be built next to PROGRAM.
+is `--policy ultraep --policy-option whole_group=1`; "dynamic" and "static" are in reference_planners.cpp, which must be built next to PROGRAM.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def balance(runs):
         for name in TABLES:
             for g in (1, 2):
                 d = runs.plan(name, "--guest-slots", g)
-                quota = runs.plan(name, "--guest-slots", g, "--policy", "ultraep")
+                quota = runs.plan(name, "--guest-slots", g, "--policy", "ultraep", "--policy-option", "whole_group=1")
                 dynamic = runs.reference("dynamic", name, g)
                 yield (name, g, rho(d), copies(d), f"{rho(quota)}, {copies(quota)}", f"{rho(dynamic)}, {copies(dynamic)}",
                        f"{d['plan_us_per_layer_micro_step']:.0f}")
@@ -109,7 +109,7 @@ def shared(runs):
     def rows():
         for name in TABLES:
             d = runs.plan(name, "--guest-slots", 2, "--residency", "shared")
-            quota = runs.plan(name, "--guest-slots", 2, "--policy", "ultraep")
+            quota = runs.plan(name, "--guest-slots", 2, "--policy", "ultraep", "--policy-option", "whole_group=1")
             ratio = d["copies_per_layer_event"] / quota["copies_per_layer_event"]
             yield name, rho(d), copies(d), copies(quota), f"{ratio:.2f}"
     table(("table", "ρ mean/max", "copies", "quota", "ratio"), rows())

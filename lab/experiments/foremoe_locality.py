@@ -33,6 +33,7 @@ inputs = [
 systems = [
     System("vanilla"),
     System("ultraep"),
+    System("ultraep, whole group", "ultraep", whole_group=1),
     System("relibra"),
     System("static"),
     System("static, time", "static", prefer="time"),

@@ -39,7 +39,7 @@ systems = [
     System("vanilla"),
     System("EPLB, step mean", "eplb"),
     System("UltraEP", "ultraep"),
-    System("UltraEP inside nodes", "ultraep", inside_nodes=1),
+    System("UltraEP, whole group", "ultraep", whole_group=1),
     System("ReLibra", "relibra"),
     System("foremoe"),
     System("foremoe, links", "foremoe", prefer="links"),

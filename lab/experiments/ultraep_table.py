@@ -38,7 +38,7 @@ inputs = [
 ]
 systems = [
     System("none", "vanilla"),
-    System("UltraEP", "ultraep"),
+    System("UltraEP", "ultraep", whole_group=1),
     System("foremoe", tolerance=0.004),
     System("foremoe, shared", "foremoe", residency="shared"),
 ]

@@ -59,9 +59,7 @@ def test_finemoe_with_our_assignment_has_the_same_maximum_loads(drifting):
 
 def test_ultraep_copies_no_expert_to_another_node_unless_the_group_is_one_domain(drifting):
     nodes = foremoe.Load.from_array(drifting.array, ranks_per_node=4, top_k=2)
-    inside, whole = (
-        foremoe.plan(nodes, "ultraep", guest_slots=2, policy_options={"whole_group": of}) for of in (0, 1)
-    )
+    inside, whole = (foremoe.plan(nodes, "ultraep", guest_slots=2, policy_options={"whole_group": of}) for of in (0, 1))
     home = np.repeat(np.arange(8), 4)  # [expert]
 
     def leaves_its_node(plan):

@@ -79,13 +79,14 @@ class Choice:
         homes = planning.get("homes")
         given = {name: value for name, value in planning.items() if name not in ("policy", "residency", "previous")}
         given |= self._cost | {"homes": None if homes is None else homes[layers]}
-        trials = foremoe.evaluate(few, **given, **({"residency": "auto"} if self._tries_all else {}))
+        among: Any = {"residency": "auto"} if self._tries_all else {}
+        trials = foremoe.evaluate(few, **given, **among)
         seconds = {of["plan"]: of["seconds"] for of in trials.figures["choice"]["trials"]}
         # An executor must be prepared for residency shared when it is created.
         best = min((plan for plan in seconds if not plan.startswith("shared")), key=lambda plan: seconds[plan])
         if best == "no plan" and not self._tries_all:
             best = "resident, time"  # a later step may gain: each is compared
-        options = {"residency": "resident"} | UNPLANNED
+        options: dict[str, Any] = {"residency": "resident"} | UNPLANNED
         if best != "no plan":
             residency, prefer = best.split(", ")
             options = {"residency": residency, "prefer": prefer}
@@ -110,7 +111,9 @@ class Choice:
 
     def seconds(self, part: foremoe.Plan, load: foremoe.Load, phase: str, homes: Any) -> np.ndarray[Any, Any]:
         """Returns the modelled seconds of some layers' share of a phase: as planned, and without a plan."""
-        unplanned = _core._plan(load, "vanilla", {"in_flight": part.in_flight}, homes=homes, layers=part.layers, threads=1)
+        unplanned = _core._plan(
+            load, "vanilla", {"in_flight": part.in_flight}, homes=homes, layers=part.layers, threads=1
+        )
         return np.array([_core._phase_seconds(of, load, self._cost, phase) for of in (part, unplanned)])
 
     def judged(
@@ -133,13 +136,15 @@ class Choice:
         self._is_done = warns
         if not self._replaces:
             return plan
-        same = {name: value for name, value in planning.items() if name not in ("policy", "homes", "threads", "previous")}
+        same = {
+            name: value for name, value in planning.items() if name not in ("policy", "homes", "threads", "previous")
+        }
         return _core._plan(load, "foremoe", same | UNPLANNED, homes=planning.get("homes"), threads=planning["threads"])
 
 
 def known_choice(
-    arguments: PlanningArguments, models: Sequence[Any], plan: foremoe.Plan, nothing: foremoe.Load, *, cluster: str | None,
-    rank: int, executes: bool = True, **options: Any,
+    arguments: PlanningArguments, models: Sequence[Any], plan: foremoe.Plan, nothing: foremoe.Load, *,
+    cluster: str | None, rank: int, executes: bool = True, **options: Any,
 ) -> Choice | None:  # fmt: skip
     """Returns the choice for a cluster that was given or detected; None if it is not known.
 

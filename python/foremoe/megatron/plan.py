@@ -46,7 +46,7 @@ class PipelineStage:
         """Starts planning in the background. Collective. counts: See load_of()."""
         load = self.load_of(counts)
         in_flight = min(self.in_flight, load.num_micro_steps) if phase == "policy_update" else 1
-        running = shares.start_plan(load, phase, in_flight=in_flight)
+        running = shares.start_plan(load, phase=phase, in_flight=in_flight)
         return Plan(load, running, phase, in_flight, self.buffers)
 
 

@@ -371,12 +371,13 @@ class Replicas:
     def _executable(self, plan: Plan) -> foremoe.Plan:
         """Waits until the plan may begin. Raises InputError if this rank cannot execute it."""
         made = plan.begin()
+        shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots, made.residency
         # Guests under static and resident are alike; those under shared are prepared.
-        shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots, made.residency == "shared"
-        is_shared = self._residency == "shared"
-        own = len(self._layers), self._stage.num_experts, self._ranks.num_ranks, self._guest_slots, is_shared
+        is_chosen = self._arguments.residency == "auto" and made.residency != "shared"
+        residency = made.residency if is_chosen else self._residency
+        own = len(self._layers), self._stage.num_experts, self._ranks.num_ranks, self._guest_slots, residency
         if shape != own:
-            what = "layers, experts, ranks, guest slots and whether guests are shared"
+            what = "layers, experts, ranks, guest slots and residency"
             raise foremoe.InputError(f"plan: has {shape} {what}; not {own}", field="plan")
         expect_executable(made, self._ranks.table, plan.in_flight)
         for moe in self._moes:

@@ -13,7 +13,8 @@ def descriptions_of(layers: Sequence[ExpertLayer]) -> list[dict[str, Any]]:
     """Returns descriptions of the model, the best first: the transformers configuration of the layers' model, if they
     have one, and the shape of the layers, with attention heads of width 128."""
     config = getattr(getattr(layers[0], "model", None), "config", None)
-    described = [json.loads(config.to_json_string(use_diff=False))] if hasattr(config, "to_json_string") else []
+    to_json: Any = getattr(config, "to_json_string", None)
+    described = [json.loads(to_json(use_diff=False))] if to_json is not None else []
     first = layers[0]
     size = sum(weight[0].numel() for weight in first.weights().values())  # of an expert
     shape = {

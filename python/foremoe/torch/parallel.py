@@ -338,7 +338,7 @@ class ExpertParallel:
         load = self._load(gathered.counts)
         if previous is not None:
             expect_warm_start(self.arguments)
-        running = self._shares.start_plan(load, phase, **self.arguments.planning(), previous=previous)
+        running = self._shares.start_plan(load, phase=phase, **self.arguments.planning(), previous=previous)
         tokens = None
         if self._relays is not None and on_mismatch != "home":
             tokens = self._relays.start(running, load, gathered, later=self.experts.phase is not None)

@@ -161,7 +161,9 @@ def test_shadow_mode_changes_no_results_and_its_metrics_match_the_counts(rank: i
     attached: list[Any] = []
 
     def prepare(model: Any) -> Any:
-        attached.append(foremoe.megatron.attach(model, mode="shadow", ranks_per_node=2))
+        attached.append(
+            foremoe.megatron.attach(model, mode="shadow", ranks_per_node=2, cluster="h100", prefer="balance")
+        )
         attached.extend(layer.router for layer in model.modules() if hasattr(layer, "token_dispatcher"))
         return attached[0]
 

@@ -260,7 +260,9 @@ def test_shadow_mode_counts_rows_in_pipelines_and_changes_no_results(rank: int, 
     case = Case(ep=2, ddp=OVERLAP)
     expected = Pipeline(case, chunks).run()
     pipeline = Pipeline(case, chunks)
-    replicas = foremoe.megatron.attach(pipeline.models, mode="shadow", ranks_per_node=2)
+    replicas = foremoe.megatron.attach(
+        pipeline.models, mode="shadow", ranks_per_node=2, cluster="h100", prefer="balance"
+    )
     found = pipeline.run(replicas.step())
     replicas.detach()
     assert is_bitwise(found, expected)

@@ -117,3 +117,24 @@ def test_explicit_plans_in_shadow_mode_do_not_mix_with_background_plans(rank: in
     for step, metrics in enumerate((replicas.metrics(), of_plan)):
         expected = rho_at_homes(sum(counts_of(step, of) for of in group_of(rank)))
         assert metrics["foremoe/rho_vanilla"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("residency", [None, "auto"])
+def test_a_step_that_no_plan_makes_faster_runs_with_rows_at_home(rank: int, residency: str | None) -> None:
+    begin_groups(4)
+    net = make_net(make_config(CASE))
+    expected = run_step(CASE, net, net, 0)["losses"]
+    gradients = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    net.zero_grad()
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2, residency=residency, cluster="h100")
+    plan = replicas.plan(counts_of(0, rank))
+    with replicas.step(plan):
+        losses = run_step(CASE, net, net, 0)["losses"]
+    assert plan.finish().options["stages"] == "" and plan.finish().residency == "resident"
+    metrics = replicas.metrics()
+    assert metrics["foremoe/copies"] == 0 and metrics["foremoe/rho_computed"] == metrics["foremoe/rho_vanilla"]
+    torch.testing.assert_close(losses, expected)
+    for name, p in net.named_parameters():
+        if name in gradients:
+            torch.testing.assert_close(p.grad, gradients[name])
+    replicas.detach()

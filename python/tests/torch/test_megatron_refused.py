@@ -90,7 +90,7 @@ def test_unsupported_dispatchers_are_rejected_by_name(rank: int, fields: dict[st
     ({"ranks_per_node": 0}, "ranks_per_node: 0, expected an integer from 1 on"),
     ({"mode": "shadow", "cluster": "z80"}, "cluster: "),
     ({"mode": "shadow", "model": "Mixtral-8x7B", "cluster": "h200"}, "nothing"),
-    ({"mode": "shadow", "model": "Qwen3-30B-A3B"}, "model: "),
+    ({"mode": "shadow", "model": "Qwen3-30B-A3B", "cluster": "h100"}, "model: "),
     ({"rehome": 1}, "rehome: is not one of"),
     ({"policy": "eplb"}, "policy: eplb made a plan of residency free"),
     ({"policy": "best"}, "policy: 'best', expected one of"),
