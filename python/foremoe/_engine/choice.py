@@ -34,7 +34,8 @@ def cluster_named(device: str) -> str | None:
 
 
 def cluster_of(device: torch.device) -> str | None:
-    return cluster_named(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    is_on_gpu = device.type == "cuda" and torch.cuda.device_count() > 0
+    return cluster_named(torch.cuda.get_device_name(device)) if is_on_gpu else None
 
 
 class Choice:

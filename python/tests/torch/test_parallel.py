@@ -99,8 +99,8 @@ def run_one(ep: Any, layer: Layer, micro_steps: int = 1) -> int:
 
 
 @pytest.mark.parametrize(("name", "value", "words"), [
-    ("residency", "free", "InputError: residency: 'free', expected one of static, resident, shared"),
-    ("residency", "auto", "InputError: residency: 'auto', expected one of static, resident, shared"),
+    ("residency", "free", "InputError: residency: 'free', expected one of static, resident, shared, auto"),
+    ("residency", "auto", "InputError: residency: auto needs a known cluster"),
     ("policy", "none", "InputError: policy: 'none', expected one of vanilla, static, "),
     ("policy", None, "InputError: policy: is a NoneType; expected a str"),
     ("policy", "eplb",

@@ -27,6 +27,8 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "guest_slots": (2, 1),
     "residency": ("shared", "resident"),
     "policy": ("static", "foremoe"),
+    "cluster": ("h200", "h100"),
+    "model": ("qwen3-30b-a3b", "mixtral-8x7b"),
     "depth": (3, 2),
     "path": ("auto", "peer"),
     "dispatch": ("token", "row"),

@@ -418,16 +418,16 @@ std::vector<std::string> layout_remarks(const Workload& whole, const CostModel& 
 }
 
 nlohmann::ordered_json to_json(const LayoutChoice& choice, const Workload& whole, const CostModel& cost) {
-  using Json = nlohmann::ordered_json;
+  using Object = nlohmann::ordered_json;
   const auto step_json = [&](const LayoutStep& step) {
-    return Json{{"seconds", step.seconds}, {"memory_bytes", step.memory.value}, {"fits", choice.fits(step)}};
+    return Object{{"seconds", step.seconds}, {"memory_bytes", step.memory.value}, {"fits", choice.fits(step)}};
   };
   const auto name_json = [](const JobLayout& layout) {
-    return Json{{"ep", layout.ep}, {"stages", layout.stages}, {"groups", layout.groups}};
+    return Object{{"ep", layout.ep}, {"stages", layout.stages}, {"groups", layout.groups}};
   };
-  Json layouts = Json::array();
+  Object layouts = Object::array();
   for (const LayoutResult& result : choice.layouts) {
-    Json json = name_json(result.layout);
+    Object json = name_json(result.layout);
     json["micro_steps"] = result.micro_steps;
     json["unplanned"] = step_json(result.unplanned);
     json["balanced_seconds"] = result.balanced_seconds;
@@ -443,9 +443,9 @@ nlohmann::ordered_json to_json(const LayoutChoice& choice, const Workload& whole
     }
     layouts.push_back(std::move(json));
   }
-  Json best = name_json(choice.best_layout().layout);
+  Object best = name_json(choice.best_layout().layout);
   best.update({{"planned", choice.planned}, {"seconds", choice.best_step().seconds}});
-  Json unplanned;
+  Object unplanned;
   if (choice.unplanned) {
     const LayoutResult& result = choice.layouts[*choice.unplanned];
     unplanned = name_json(result.layout);

@@ -23,7 +23,8 @@ class Spilling {
     const auto num_ranks = static_cast<std::int64_t>(effective_.size());
     const double mean = static_cast<double>(total) / static_cast<double>(num_ranks);
     if (static_cast<double>(std::ranges::max(effective_)) <= options_.imbalance_threshold * mean) return;
-    const auto whole_mean = static_cast<double>(total / num_ranks);
+    const std::int64_t floor = total / num_ranks;
+    const auto whole_mean = static_cast<double>(floor);
     capacity_ = std::max<std::int64_t>(static_cast<std::int64_t>(options_.capacity_factor * whole_mean), 1);
 
     std::vector<std::size_t> order(load_.of_expert.size());
