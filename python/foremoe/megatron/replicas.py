@@ -135,7 +135,7 @@ class Replicas:
         if self._layers:
             given.expect_same_group(dist.get_process_group_ranks(self._ranks.group))
         facts = facts_of(self._chunks, weights=self.mode == "active") | {"homes": self._numbers.digest}
-        facts["cluster"] = str(cluster_of(self._device))
+        facts["detected cluster"] = str(cluster_of(self._device))
         given.expect_equal(facts, f"pipeline stage {parallel_state.get_pipeline_model_parallel_rank()}")
 
     def make_groups(self) -> None:

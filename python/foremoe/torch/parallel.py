@@ -159,7 +159,7 @@ class ExpertParallel:
             if plan.residency == "shared":
                 try_lending_layers(self.layers)
             detected = cluster_of(weight.device)
-            given.expect_equal({"cluster": str(detected)}, among)
+            given.expect_equal({"detected cluster": str(detected)}, among)
             choice = known_choice(
                 self.arguments, descriptions_of(self.layers), plan, nothing, cluster=detected, rank=self.rank,
                 path=path, dispatch=dispatch, prefetch_depth=depth, bytes_per_parameter=weight.dtype.itemsize,
