@@ -51,7 +51,7 @@ SOURCES = {
     ("fastermoe", "flops_per_second"): "ours; code 11.5 Tflop/s",
     ("laer", "sharded"): "paper: FSEP",
     ("laer", "perturbations"): "code; the artifact has 2",
-    ("relibra", "move_price"): "ours: rows whose exchange takes as long as a move of Qwen3-30B-A3B's expert on H100",
+    ("relibra", "move_price"): "ours: tokens that an expert computes while it moves, at 400 Gb/s and 400 Tflop/s",
     ("llep", "capacity_factor"): "code: the public command",
     ("llep", "min_chunk"): "code: the public command",
     ("llep", "imbalance_threshold"): "code: the public command",

@@ -36,11 +36,11 @@ def attach(
     Args:
         model_chunks: A module or a list of modules. If Megatron's DistributedDataParallel is used, wrap them first.
         guest_slots: Guest slots per rank and layer. 0: copies no experts, but takes all sizes from the plan.
-        residency: static, resident, shared or auto; see foremoe.plan(). None: resident, or static if mode is static;
-            with a known cluster, a phase that is modelled to be faster without a plan then runs without one. auto: needs
-            a known cluster, and chooses among no plan, static and resident, each with prefer balance and time, at the
-            first plan. shared: guests of all layers use the same `depth` sets of guest_slots and are copied for every
-            pass of a layer.
+        residency: static, resident, shared or auto; see foremoe.plan(). None: resident, or static if mode is
+            static; with a known cluster, a phase that is modelled to be faster without a plan then runs without
+            one. auto: needs a known cluster, and chooses among no plan, static and resident, each with prefer
+            balance and time, at the first plan. shared: guests of all layers use the same `depth` sets of
+            guest_slots and are copied for every pass of a layer.
         mode: active: step() executes plans. static: active with residency static. shadow: step() counts rows, and plans
             to estimate the benefit of balancing, but changes nothing.
         policy: See foremoe.plan().

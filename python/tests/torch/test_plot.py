@@ -82,7 +82,9 @@ def test_the_bars_of_simulate_are_the_parts_of_both_phases() -> None:
             for part, seconds in phase["parts"].items():
                 assert widths[part.replace("_", " ")] == pytest.approx(seconds), (policy, part)
             assert sum(widths.values()) == pytest.approx(phase["seconds"])
-            assert request["bars"][row]["note"] == "{step_seconds:.4g} s, {speedup_over_vanilla:.3f}×".format(**expected[policy])
+            assert request["bars"][row]["note"] == "{step_seconds:.4g} s, {speedup_over_vanilla:.3f}×".format(
+                **expected[policy]
+            )
 
 
 def test_the_bars_of_compare_are_the_whole_step_with_rho_beside() -> None:
