@@ -116,7 +116,7 @@ class ReportInABrowser(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def page(self, ranks: int = 16, cluster: str = "h100", micro_steps: int = 3, **options: Any) -> pathlib.Path:
-        shape = {"layers": 2, "experts": 128, "top_k": 8, "micro_steps": micro_steps, "tokens_per_rank": 256}
+        shape = {"layers": 2, "experts": 128, "top_k": 8, "micro_steps": micro_steps, "tokens_per_rank": 8192}
         self.load = foremoe.synthesize_load(ranks=ranks, ranks_per_node=8, **shape)
         options = {"guest_slots": (1, 2), "policies": "vanilla,static,foremoe-review-bpo,foremoe", **options}
         path = self.folder / "page.html"

@@ -22,8 +22,6 @@ std::span<const EmbeddedFile> embedded_families();  // data/families, embedded b
 
 namespace {
 
-using nlohmann::json;
-
 constexpr std::size_t kMaxConfigBytes = 64 << 20;  // lists of quantised modules have some megabytes
 constexpr std::size_t kMaxModelBytes = 1 << 20;
 constexpr double kMost = 1 << 24;  // upper bound of every count and width
@@ -64,14 +62,14 @@ constexpr std::string_view kOtherKeys =
     "automatic other_parameters notes attention dense_intermediate model_types defaults layer_keys when none state ";
 constexpr std::array kLayerKinds{"dense", "moe", "hash", "none"};  // in the order of LayerKind
 
-json json_of(const toml::node& node) {
+nlohmann::json json_of(const toml::node& node) {
   if (const auto* const text = node.as_string()) return text->get();
   if (const auto* const whole = node.as_integer()) return whole->get();
   if (const auto* const real = node.as_floating_point()) return real->get();
   if (const auto* const yes = node.as_boolean()) return yes->get();
-  json list = json::array();
+  nlohmann::json list = nlohmann::json::array();
   if (node.is_array()) std::ranges::transform(*node.as_array(), std::back_inserter(list), json_of);
-  return node.is_array() ? list : json("a table");
+  return node.is_array() ? list : nlohmann::json("a table");
 }
 
 bool is_key(std::string_view name) {
@@ -82,7 +80,7 @@ bool is_key(std::string_view name) {
 
 // A config.json and how to read it.
 struct Config {
-  std::vector<const json*> objects;  // the text model's object, then those around it
+  std::vector<const nlohmann::json*> objects;  // the text model's object, then those around it
   std::string model_type;
   const toml::table& family;
   const toml::table& any;  // any.toml: what the file of a family does not say
@@ -120,7 +118,7 @@ class ModelReader {
     return s;
   }
 
-  json try_number(const char* key) {  // of the model or its first kind of attention; null instead of an error
+  nlohmann::json try_number(const char* key) {  // of the model or its first kind of attention; null instead of an error
     try {
       const bool of_model = node_of(root_, key) != nullptr;
       return whole_number(value(of_model ? root_ : *root_.at_path("attention[0]").as_table(), key), {});
@@ -153,7 +151,7 @@ class ModelReader {
   }
 
   // Null if the key is missing. Remembers for where_of() where the value is from.
-  json value(const toml::table& table, const std::string& key) {
+  nlohmann::json value(const toml::table& table, const std::string& key) {
     const toml::node* const node = node_of(table, key);
     Where& where = where_[key] = {.file = file_, .field = (&table == &root_ ? "" : "attention.") + key};
     if (node == nullptr) return {};
@@ -170,11 +168,11 @@ class ModelReader {
     return result;
   }
 
-  json find(const std::string& key) {
+  nlohmann::json find(const std::string& key) {
     if (key == "layer") return layer_;
-    std::vector<const json*> objects = config_->objects;
+    std::vector<const nlohmann::json*> objects = config_->objects;
     if (key == "tie_word_embeddings") std::ranges::reverse(objects);  // the outer object decides, as in transformers
-    for (const json* const object : objects) {
+    for (const nlohmann::json* const object : objects) {
       const auto found = object->find(key);
       if (found != object->end() && !found->is_null()) return *found;
     }
@@ -185,17 +183,18 @@ class ModelReader {
     return {};
   }
 
-  double number(const std::string& key, double least, double most, const json& found) const {
+  double number(const std::string& key, double least, double most, const nlohmann::json& found) const {
     const double n = whole_number(found, where_of(key));
     if (n < least || n > most) fail(key, fmt::format("{} is not between {} and {}", n, least, most));
     return n;
   }
   // `otherwise` replaces a missing key.
-  double number_in(const toml::table& table, const std::string& key, double least, double most, const json& otherwise) {
-    const json found = value(table, key);
+  double number_in(const toml::table& table, const std::string& key, double least, double most,
+                   const nlohmann::json& otherwise) {
+    const nlohmann::json found = value(table, key);
     return number(key, least, most, node_of(table, key) == nullptr ? otherwise : found);
   }
-  int integer(const toml::table& table, const std::string& key, double least, const json& otherwise = {}) {
+  int integer(const toml::table& table, const std::string& key, double least, const nlohmann::json& otherwise = {}) {
     return static_cast<int>(number_in(table, key, least, kMost, otherwise));
   }
   std::int64_t parameters(const toml::table& table, const std::string& key, double least = 0) {
@@ -205,7 +204,8 @@ class ModelReader {
   void read_numbers(const toml::table& table, const Keys& keys, Shape& shape) {
     for (const auto& key : keys) {
       const int initial = shape.*key.member;
-      shape.*key.member = integer(table, key.name, key.least, key.least > 0 && initial == 0 ? json() : json(initial));
+      shape.*key.member = integer(table, key.name, key.least,
+                                  key.least > 0 && initial == 0 ? nlohmann::json() : nlohmann::json(initial));
     }
   }
 
@@ -216,11 +216,11 @@ class ModelReader {
       s.dense_layers = integer(root_, "dense_layers", 0, 0);
       return;
     }
-    const json all = config_ != nullptr ? value(root_, "layers") : json_of(*kinds);
-    const auto layers = number("layers", 1, kMostLayers, all.is_array() ? json(all.size()) : all);
+    const nlohmann::json all = config_ != nullptr ? value(root_, "layers") : json_of(*kinds);
+    const auto layers = number("layers", 1, kMostLayers, all.is_array() ? nlohmann::json(all.size()) : all);
     for (int l = 0; l < static_cast<int>(layers); ++l) {
       layer_ = l;
-      const json kind = config_ != nullptr ? value(root_, "layer_kinds") : all[static_cast<std::size_t>(l)];
+      const nlohmann::json kind = config_ != nullptr ? value(root_, "layer_kinds") : all[static_cast<std::size_t>(l)];
       const auto* const found = std::ranges::find(kLayerKinds, kind);
       if (found == kLayerKinds.end()) {
         fail("layer_kinds",
@@ -237,12 +237,12 @@ class ModelReader {
   void read_per_layer(const std::string& key, const ModelShape& s, int& most, std::vector<int>& of_layer) {
     for (const int l : s.moe_layer_numbers()) {
       layer_ = l;
-      json found = value(root_, key);
+      nlohmann::json found = value(root_, key);
       if (found.is_array()) {
         if (std::ssize(found) != s.moe_layers) {
           fail(key, fmt::format("has {} values, but there are {} MoE layers", found.size(), s.moe_layers));
         }
-        found = json(found[of_layer.size()]);
+        found = nlohmann::json(found[of_layer.size()]);
       }
       of_layer.push_back(static_cast<int>(number(key, 1, kMost, found)));
     }
@@ -302,7 +302,7 @@ class ModelReader {
       };
       const auto found = std::ranges::find_if(kinds, holds);
       if (found == kinds.end()) {
-        const json types = find("layer_types");
+        const nlohmann::json types = find("layer_types");
         if (types.is_array()) key = "layer_types";
         fail(key, fmt::format("{} of layer {} is not supported in a {} model",
                               types.is_array() ? types[static_cast<std::size_t>(l)].dump() : "the attention", l,
@@ -318,7 +318,7 @@ class ModelReader {
   void expect_understood_layers() const {
     for (const toml::node& node : *config_->any.at_path("layer_keys").as_array()) {
       const std::string key = *node.value<std::string>();
-      const json& config = *config_->objects.front();
+      const nlohmann::json& config = *config_->objects.front();
       const auto found = config.find(key);
       if (read_.contains(key) || found == config.end() || found->is_null()) continue;
       if (found->is_array() && found->empty()) continue;
@@ -328,8 +328,8 @@ class ModelReader {
 
   void read_notes(ModelShape& s) {
     if (config_ == nullptr) {
-      const json list = value(root_, "notes");
-      for (const json& note : list) {
+      const nlohmann::json list = value(root_, "notes");
+      for (const nlohmann::json& note : list) {
         if (!note.is_string()) fail("notes", "must be a list of texts");
         s.notes.push_back(note.get<std::string>());
       }
@@ -348,7 +348,7 @@ class ModelReader {
   const toml::table& root_;
   std::string file_;
   const Config* config_;
-  json layer_;                          // number of the layer that formulas are evaluated for, or null
+  nlohmann::json layer_;                // number of the layer that formulas are evaluated for, or null
   std::map<std::string, Where> where_;  // of the values that were read
   std::set<std::string> read_;          // keys of the config.json that formulas contain
 };
@@ -370,7 +370,8 @@ const Families& families() {
       const toml::table table = parse_toml(file.text, fmt::format("{}.toml", file.name));
       if (file.name == "any") all.any = table;
       if (!table.contains("model_types")) continue;
-      for (const json& type : json_of(*table.get("model_types"))) all.by_type.emplace(type.get<std::string>(), table);
+      for (const nlohmann::json& type : json_of(*table.get("model_types")))
+        all.by_type.emplace(type.get<std::string>(), table);
     }
     return all;
   }();
@@ -384,7 +385,7 @@ const Families& families() {
   std::string lines;
   const auto add = [&](const std::string& line) { lines += fmt::format(" '{}'", line); };
   const auto add_number = [&](const char* key, const char* from) {
-    const json number = reader.try_number(from);
+    const nlohmann::json number = reader.try_number(from);
     add(fmt::format("{} = {}", key, number.is_null() ? "?" : fmt::format("{}", number.get<std::int64_t>())));
   };
   std::string name = name_of(file);
@@ -425,25 +426,26 @@ std::string without_infinity(std::string_view text) {
   return out;
 }
 
-json parse_json(std::string_view text, const std::string& file) {
+nlohmann::json parse_json(std::string_view text, const std::string& file) {
   std::vector<std::set<std::string>> keys;  // of the objects being parsed, outermost first
-  const auto refuse_repeated_keys = [&](int, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+  const auto refuse_repeated_keys = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+    if (event == nlohmann::json::parse_event_t::object_start) keys.emplace_back();
+    if (event == nlohmann::json::parse_event_t::object_end) keys.pop_back();
+    if (event == nlohmann::json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
       throw InputError({.file = file, .field = value.get<std::string>()}, "appears twice");
     }
     return true;
   };
-  json config = json::parse(without_infinity(text), refuse_repeated_keys, /*allow_exceptions=*/false);
+  nlohmann::json config =
+      nlohmann::json::parse(without_infinity(text), refuse_repeated_keys, /*allow_exceptions=*/false);
   if (config.is_discarded()) throw InputError({.file = file}, "is not JSON");
   if (!config.is_object()) throw InputError({.file = file}, "is not a JSON object");
   return config;
 }
 
 // The config and the objects in it that describe its text model, innermost first.
-std::vector<const json*> text_configs(const json& config) {
-  std::vector<const json*> objects{&config};
+std::vector<const nlohmann::json*> text_configs(const nlohmann::json& config) {
+  std::vector<const nlohmann::json*> objects{&config};
   for (bool deeper = true; deeper;) {
     deeper = false;
     for (const char* const key : {"thinker_config", "llm_config", "language_config", "text_config"}) {
@@ -466,10 +468,10 @@ ModelShape parse_model(std::string_view text, const std::string& file) {
 }
 
 ModelShape parse_model_config(std::string_view text, const std::string& file) {
-  const json config = parse_json(text, file);
-  const std::vector<const json*> objects = text_configs(config);
+  const nlohmann::json config = parse_json(text, file);
+  const std::vector<const nlohmann::json*> objects = text_configs(config);
   std::string first_type;
-  for (const json* const object : objects) {
+  for (const nlohmann::json* const object : objects) {
     const auto type = object->find("model_type");
     if (type == object->end() || !type->is_string() || type->get_ref<const std::string&>().empty()) continue;
     const auto name = type->get<std::string>();

@@ -12,8 +12,6 @@
 namespace foremoe {
 namespace {
 
-using nlohmann::json;
-
 // Weakest first. Each begins with those that others are the beginning of.
 constexpr std::array<std::array<std::string_view, 7>, 6> kOperators{
     {{"??"}, {"||"}, {"&&"}, {"==", "!=", "<=", ">=", "<", ">", "in"}, {"+", "-"}, {"*", "//", "/", "%"}}};
@@ -21,18 +19,18 @@ constexpr std::array<std::array<std::string_view, 7>, 6> kOperators{
 // Parses a formula into functions, so that branches that are not chosen are not evaluated.
 class Formula {
  public:
-  Formula(std::string_view text, const std::string& file, const std::function<json(const std::string&)>& find)
+  Formula(std::string_view text, const std::string& file, const std::function<nlohmann::json(const std::string&)>& find)
       : text_{text}, file_{file}, find_{find} {}
 
   FormulaValue value() {
     const Value all = choice();
     if (skip_spaces() != '\0') syntax_error();
-    json value = all();
+    nlohmann::json value = all();
     return {std::move(value), std::move(key_), std::move(keys_)};
   }
 
  private:
-  using Value = std::function<json()>;
+  using Value = std::function<nlohmann::json()>;
 
   [[noreturn]] void fail(const std::string& key, const std::string& what) const {
     throw InputError({.file = file_, .field = key}, what);
@@ -62,8 +60,8 @@ class Formula {
     return std::string(text_.substr(begin, at_ - begin));
   }
 
-  double number(const json& value) const { return whole_number(value, {.file = file_, .field = key_}); }
-  static bool truth(const json& v) {
+  double number(const nlohmann::json& value) const { return whole_number(value, {.file = file_, .field = key_}); }
+  static bool truth(const nlohmann::json& v) {
     return !(v.is_null() || v == false || v == 0 || (v.is_structured() && v.empty()));
   }
 
@@ -88,13 +86,13 @@ class Formula {
     }
   }
 
-  json apply(std::string_view op, const Value& left, const Value& right, const std::string& left_text) const {
-    json a = left();
+  nlohmann::json apply(std::string_view op, const Value& left, const Value& right, const std::string& left_text) const {
+    nlohmann::json a = left();
     if (op == "??") return a.is_null() ? right() : a;
     if (op == "||") return truth(a) || truth(right());
     if (op == "&&") return truth(a) && truth(right());
     const Where left_where{.file = file_, .field = key_};
-    const json b = right();
+    const nlohmann::json b = right();
     if (op == "==") return a == b;
     if (op == "!=") return a != b;
     if (op == "in") return b.is_array() && std::ranges::find(b, a) != b.end();
@@ -120,15 +118,15 @@ class Formula {
     while (true) {
       if (take(".")) {
         value = [this, value, name = word()] {
-          const json holder = value();
+          const nlohmann::json holder = value();
           key_ += "." + name;
-          return holder.is_object() ? holder.value(name, json()) : json();
+          return holder.is_object() ? holder.value(name, nlohmann::json()) : nlohmann::json();
         };
       } else if (take("[")) {
         value = [this, value, index = choice()] {
-          const json list = list_of(value());
+          const nlohmann::json list = list_of(value());
           const std::string key = key_;
-          const json i = index();
+          const nlohmann::json i = index();
           key_ = key;
           return element(list, i);
         };
@@ -139,14 +137,14 @@ class Formula {
     }
   }
 
-  static json list_of(const json& value) {  // a text's are its letters
+  static nlohmann::json list_of(const nlohmann::json& value) {  // a text's are its letters
     if (!value.is_string()) return value;
-    json letters = json::array();
+    nlohmann::json letters = nlohmann::json::array();
     for (const char c : value.get_ref<const std::string&>()) letters.push_back(std::string(1, c));
     return letters;
   }
 
-  json element(const json& list, const json& index) const {
+  nlohmann::json element(const nlohmann::json& list, const nlohmann::json& index) const {
     if (!list.is_array()) return list;
     const double i = number(index);
     if (i < 0 || i >= static_cast<double>(list.size())) {
@@ -191,11 +189,11 @@ class Formula {
     return [=, this] { return same(values); };
   }
 
-  json same(const std::vector<Value>& values) {
-    json first;
+  nlohmann::json same(const std::vector<Value>& values) {
+    nlohmann::json first;
     std::string key;  // of the first that is not missing, or else of the first
     for (const Value& value : values) {
-      const json found = value();
+      const nlohmann::json found = value();
       if (!first.is_null() && !found.is_null() && found != first) {
         fail(key_, fmt::format("is {}, but another key says {}", found.dump(), first.dump()));
       }
@@ -207,7 +205,7 @@ class Formula {
 
   std::string_view text_;
   const std::string& file_;
-  const std::function<json(const std::string&)>& find_;
+  const std::function<nlohmann::json(const std::string&)>& find_;
   std::size_t at_ = 0;
   std::string key_;
   std::set<std::string> keys_;
@@ -216,11 +214,11 @@ class Formula {
 }  // namespace
 
 FormulaValue evaluate_formula(std::string_view formula, const std::string& file,
-                              const std::function<json(const std::string&)>& find) {
+                              const std::function<nlohmann::json(const std::string&)>& find) {
   return Formula(formula, file, find).value();
 }
 
-double whole_number(const json& value, const Where& where) {
+double whole_number(const nlohmann::json& value, const Where& where) {
   if (value.is_null()) throw InputError(where, "is missing");
   if (value.is_boolean()) return value.get<bool>() ? 1 : 0;
   const double number = value.is_number() ? value.get<double>() : NAN;

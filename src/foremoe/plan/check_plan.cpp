@@ -73,34 +73,32 @@ void digest(const Subject& subject, Findings& findings) {
 
 namespace {
 
-using nlohmann::json;
-
 // Result of validating a recorded option: an error message, or none if the value is valid.
 using Complaint = std::optional<std::string>;
 
-bool is_count(const json& value) {
+bool is_count(const nlohmann::json& value) {
   return value.is_number_unsigned() || (value.is_number_integer() && value.get<std::int64_t>() >= 0);
 }
 
 // Compares as unsigned: nlohmann would compare an unsigned value with a signed bound as signed numbers.
-Complaint count(const json& value, std::uint64_t most = std::numeric_limits<std::int32_t>::max()) {
+Complaint count(const nlohmann::json& value, std::uint64_t most = std::numeric_limits<std::int32_t>::max()) {
   if (is_count(value) && value.get<std::uint64_t>() <= most) return {};
   return fmt::format("not a count from 0 to {}", most);
 }
 
 // Accepts a count or `unlimited`.
-Complaint limit(const json& value, std::string_view unlimited) {
+Complaint limit(const nlohmann::json& value, std::string_view unlimited) {
   if (value == unlimited || !count(value)) return {};
   return fmt::format("neither a count nor {}", unlimited);
 }
 
-Complaint one_of(const json& value, std::initializer_list<std::string_view> words) {
+Complaint one_of(const nlohmann::json& value, std::initializer_list<std::string_view> words) {
   if (std::ranges::any_of(words, [&](std::string_view word) { return value == word; })) return {};
   return fmt::format("none of {}", fmt::join(words, ", "));
 }
 
 // Accepts any of B, L, P, T and S, in this order, or "".
-Complaint stages(const json& value) {
+Complaint stages(const nlohmann::json& value) {
   if (!value.is_string()) return "not a string";
   std::string rest = value.get<std::string>();
   for (const char stage : {'B', 'L', 'P', 'T', 'S'}) {
@@ -110,12 +108,12 @@ Complaint stages(const json& value) {
 }
 
 // Accepts only the value that the plan's metadata has.
-Complaint same(const json& value, const json& of_plan) {
+Complaint same(const nlohmann::json& value, const nlohmann::json& of_plan) {
   if (value == of_plan && !value.is_number_float()) return {};
   return fmt::format("but the plan has {}", of_plan.dump());
 }
 
-Complaint complaint(const StepPlan& plan, std::string_view option, const json& value) {
+Complaint complaint(const StepPlan& plan, std::string_view option, const nlohmann::json& value) {
   if (option == "guest-slots") return same(value, plan.guest_slots);
   if (option == "residency") return same(value, to_string(plan.residency));
   if (option == "in-flight") return same(value, plan.in_flight);
@@ -141,7 +139,7 @@ Complaint complaint(const StepPlan& plan, std::string_view option, const json& v
 // Checks that the recorded options, keyed by long option name, agree with the plan's metadata and are in range.
 // budgets() checks that slots and quotas respect the recorded budgets.
 void recorded_options(const Subject& subject, Findings& findings) {
-  const auto options = json::parse(subject.plan.options, nullptr, /*allow_exceptions=*/false);
+  const auto options = nlohmann::json::parse(subject.plan.options, nullptr, /*allow_exceptions=*/false);
   if (!options.is_object()) {
     findings.add({.kind = ViolationKind::kOptions, .message = "the plan's options are not a JSON object"});
     return;

@@ -7,8 +7,6 @@
 
 namespace foremoe {
 
-using nlohmann::json;
-
 namespace {
 
 constexpr int kMaxDepth = 64;  // nesting of JSON
@@ -33,14 +31,14 @@ Where with_index(Where where, std::string_view index) {
   return where;
 }
 
-json parse_json(std::string_view text, const Where& where) {
-  const auto bound_depth = [&](int depth, json::parse_event_t, json&) {
+nlohmann::json parse_json(std::string_view text, const Where& where) {
+  const auto bound_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
     if (depth > kMaxDepth) throw InputError(where, fmt::format("nests deeper than {}", kMaxDepth));
     return true;
   };
   try {
-    return json::parse(text, bound_depth);
-  } catch (const json::exception& e) {
+    return nlohmann::json::parse(text, bound_depth);
+  } catch (const nlohmann::json::exception& e) {
     std::string_view what = e.what();  // "[json.exception.parse_error.101] parse error at …; last read: '…'"
     const auto begin = what.find("] ");
     if (begin != std::string_view::npos) what.remove_prefix(begin + 2);
@@ -50,7 +48,7 @@ json parse_json(std::string_view text, const Where& where) {
   }
 }
 
-std::int64_t integer_entry(const json& value, const Where& where) {
+std::int64_t integer_entry(const nlohmann::json& value, const Where& where) {
   if (!value.is_number_integer())
     throw InputError(where, fmt::format("should be an integer, not {}", value.type_name()));
   if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
@@ -59,7 +57,7 @@ std::int64_t integer_entry(const json& value, const Where& where) {
   return value.get<std::int64_t>();
 }
 
-std::int64_t integer_member(const json& object, const char* key, std::int64_t low, std::int64_t high,
+std::int64_t integer_member(const nlohmann::json& object, const char* key, std::int64_t low, std::int64_t high,
                             const Where& where) {
   const Where place = with_field(where, key);
   const auto found = object.find(key);
