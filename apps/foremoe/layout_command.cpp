@@ -85,7 +85,7 @@ void print(const LayoutChoice& choice, const Workload& whole, const CostModel& c
   }
   fmt::print("{}\n", table.to_string());
   print_values("Recommended: {}\n", recommendation(choice));
-  for (const std::string& options : trainer_options(choice)) print_values("  {}\n", options);
+  for (const std::string& options : trainer_options(choice, cost.model())) print_values("  {}\n", options);
   for (const std::string& remark : layout_remarks(whole, cost)) print_values("{}.\n", remark);
 }
 

@@ -100,29 +100,28 @@ std::int64_t ModelShape::active_parameters() const {
   return parameters_besides_experts() + chosen * expert_parameters();
 }
 
+int first_moe_layer_of(const ModelShape& model, int stage, int stages) { return model.moe_layers * stage / stages; }
+
 ModelShape stage_of(const ModelShape& model, int stage, int stages) {
-  assert(model.moe_layers % stages == 0 && 0 <= stage && stage < stages);
-  const int count = model.moe_layers / stages;
+  assert(stages <= model.moe_layers && 0 <= stage && stage < stages);
+  const int begin = first_moe_layer_of(model, stage, stages);
+  const int end = first_moe_layer_of(model, stage + 1, stages);
   const std::vector<int> moe_layers = model.moe_layer_numbers();
-  const auto end_of = [&](int s) {
-    if (s < 0) return 0;
-    return s == stages - 1 ? model.layers() : moe_layers[static_cast<std::size_t>((s + 1) * count - 1)] + 1;
-  };
-  const int first = end_of(stage - 1);
-  const int last = end_of(stage);
-  const auto cut = [](auto& values, int begin, int end) {
-    if (!values.empty()) values = {values.begin() + begin, values.begin() + end};
+  const int first = begin == 0 ? 0 : moe_layers[static_cast<std::size_t>(begin - 1)] + 1;
+  const int last = end == model.moe_layers ? model.layers() : moe_layers[static_cast<std::size_t>(end - 1)] + 1;
+  const auto cut = [](auto& values, int from, int to) {
+    if (!values.empty()) values = {values.begin() + from, values.begin() + to};
   };
   ModelShape part = model;
-  part.moe_layers = count;
+  part.moe_layers = end - begin;
   part.has_embedding = stage == 0;
   part.has_head = stage == stages - 1;
   if (stage > 0) part.other_parameters = 0;
   cut(part.layer_kinds, first, last);
-  cut(part.experts_of_layer, stage * count, (stage + 1) * count);
-  cut(part.top_k_of_layer, stage * count, (stage + 1) * count);
+  cut(part.experts_of_layer, begin, end);
+  cut(part.top_k_of_layer, begin, end);
   part.dense_layers = part.layer_kinds.empty()
-                          ? last - first - count
+                          ? last - first - part.moe_layers
                           : static_cast<int>(std::ranges::count(part.layer_kinds, LayerKind::kDense));
   int left = last - first;
   int without = model.layers() - model.attention.layers;  // any attention

@@ -131,10 +131,13 @@ struct ModelShape {
   std::int64_t active_parameters() const;
 };
 
-// Returns one stage of a pipeline: consecutive layers with an equal part of the MoE layers. A stage ends with its last
-// MoE layer, so dense layers before the first MoE layer are in stage 0, which also has the embedding and
-// other_parameters. The last stage has the output head and all layers that remain. Kinds of attention are assumed to be
-// spread evenly over the layers. `stages` must divide moe_layers.
+// Number of the first MoE layer of a pipeline's stage, among the MoE layers. Stages differ by at most one MoE layer,
+// and stage 0, whose micro-steps in flight are the most, has the fewest.
+int first_moe_layer_of(const ModelShape& model, int stage, int stages);
+
+// Returns one stage of a pipeline of at most moe_layers stages. A stage ends with its last MoE layer, so dense layers
+// before the first MoE layer are in stage 0, which also has the embedding and other_parameters. The last stage has the
+// output head and all layers that remain. Kinds of attention are assumed to be spread evenly over the layers.
 ModelShape stage_of(const ModelShape& model, int stage, int stages);
 
 std::span<const ModelShape> model_shapes();  // data/models, embedded by src/foremoe/CMakeLists.txt

@@ -84,16 +84,19 @@ TEST(ModelShape, AttentionIsProjectedDirectlyOrThroughLatentVectors) {
 TEST(ModelShape, StagesHaveAllPartsOfTheModelOnce) {
   for (const ModelShape& shape : model_shapes()) {
     for (int stages = 1; stages <= shape.moe_layers; ++stages) {
-      if (shape.moe_layers % stages != 0) continue;
       int layers = 0;
+      int moe_layers = 0;
       std::int64_t parameters = 0;
       for (int s = 0; s < stages; ++s) {
         const ModelShape stage = stage_of(shape, s, stages);
-        EXPECT_EQ(stage.moe_layers, shape.moe_layers / stages);
+        EXPECT_EQ(stage.moe_layers, shape.moe_layers / stages + (stage.moe_layers > shape.moe_layers / stages ? 1 : 0));
+        EXPECT_EQ(moe_layers, first_moe_layer_of(shape, s, stages));
+        moe_layers += stage.moe_layers;
         EXPECT_EQ(stage.dense_layers, s == 0 ? shape.dense_layers : 0);
         layers += stage.layers();
         parameters += stage.parameters();
       }
+      EXPECT_EQ(moe_layers, shape.moe_layers);
       EXPECT_EQ(layers, shape.layers()) << shape.name;
       // The first and the last stage both need a tied matrix.
       const std::int64_t twice = shape.tied && stages > 1 ? shape.head_parameters() : 0;

@@ -19,6 +19,10 @@ namespace {
 
 constexpr std::array kGuestSlots{1, 2, 4};  // to try
 
+const Policy& policy_of(const PlannerOptions* planner) {
+  return policy_named(planner != nullptr ? "foremoe" : "vanilla");
+}
+
 // One stage of one group.
 struct StageOfGroup {
   Workload workload;
@@ -87,18 +91,22 @@ class Job {
     for (int s = 0; s < layout.stages; ++s) {
       costs_.emplace_back(context.cost->cluster(), stage_of(context.cost->model(), s, layout.stages), cost);
     }
-    const int layers = costs_.front().model().moe_layers;
-    const bool has_all_layers = whole.load.num_layers() == context.cost->model().moe_layers;
+    const ModelShape& model = context.cost->model();
+    const bool has_all_layers = whole.load.num_layers() == model.moe_layers;
+    int most_layers = 0;
     for (int s = 0; s < layout.stages; ++s) {
-      if (!has_all_layers && s > 1 && s < layout.stages - 1) continue;  // differs from stage 1 only in its memory
-      stages_.push_back({.stage = s, .first_layer = has_all_layers ? s * layers : 0});
+      const int layers = costs_[static_cast<std::size_t>(s)].model().moe_layers;
+      if (!has_all_layers && s < layout.stages - 1 && layers <= most_layers) continue;  // see the header
+      most_layers = std::max(most_layers, layers);
+      stages_.push_back({.stage = s,
+                         .first_layer = has_all_layers ? first_moe_layer_of(model, s, layout.stages) : 0,
+                         .num_layers = std::min(layers, whole.load.num_layers())});
     }
-    num_layers_ = std::min(layers, whole.load.num_layers());
   }
 
   int micro_steps() const { return longer_.load.num_micro_steps(); }
 
-  // Evaluates all groups with policy vanilla, or with foremoe and these options. Checks the plans of foremoe.
+  // Evaluates all groups with policy vanilla, or with foremoe and these options.
   LayoutStep step(const PlannerOptions* planner) {
     steps_.clear();
     transfers_.clear();
@@ -114,6 +122,19 @@ class Job {
       job.seconds = std::max(job.seconds, seconds_of(steps_.size() - 1, kSimulated));
     }
     return job;
+  }
+
+  // Throws logic_error if a plan of foremoe with these options is wrong.
+  void check_plans(const PlannerOptions& planner) const {
+    for (int g = 0; g < layout_.groups; ++g) {
+      const Workload group = take_group(longer_, layout_.ep, g);
+      for (std::size_t i = 0; i < stages_.size(); ++i) {
+        const StageOfGroup one = stage_of_group(group, i);
+        const PhasePlans plans = plan(one, &planner);
+        expect_right(plans.update, one.workload);
+        if (plans.recompute) expect_right(*plans.recompute, one.workload);
+      }
+    }
   }
 
   // Of the last step().
@@ -170,23 +191,24 @@ class Job {
   struct SimulatedStage {
     int stage = 0;
     int first_layer = 0;  // of the input
+    int num_layers = 0;
   };
 
   StageOfGroup stage_of_group(const Workload& group, std::size_t i) const {
-    const auto [stage, first_layer] = stages_[i];
+    const auto [stage, first_layer, num_layers] = stages_[i];
     StageOfGroup one{.workload = group,
                      .cost = costs_[static_cast<std::size_t>(stage)],
                      .in_flight = std::min(layout_.stages - stage, micro_steps())};
-    if (num_layers_ == group.load.num_layers()) return one;
-    one.workload = make_workload(take_layers(group.load, first_layer, num_layers_));
-    if (group.tokens) one.workload.tokens = take_layers(*group.tokens, first_layer, num_layers_);
+    if (num_layers == group.load.num_layers()) return one;
+    one.workload = make_workload(take_layers(group.load, first_layer, num_layers));
+    if (group.tokens) one.workload.tokens = take_layers(*group.tokens, first_layer, num_layers);
     one.workload.cut = group.cut;
     return one;
   }
 
   PlanChoice choose_among_all(const StageOfGroup& one, const PlannerOptions& planner) const {
     EvaluateOptions options = options_;
-    options.check = false;  // simulate() checks the chosen plan
+    options.check = false;  // check_plans() checks those of the recommended layout
     options.choose = ChooseAmong::kAll;
     options.planner = planner;
     options.planner.in_flight = one.in_flight;
@@ -195,32 +217,46 @@ class Job {
     return *std::move(e.choice);
   }
 
-  // Simulates policy vanilla, or foremoe with these options, whose plans are checked.
-  SimulatedStep simulate(const StageOfGroup& one, const PlannerOptions* planner) const {
-    const Workload& workload = one.workload;
-    const Policy& policy = policy_named(planner != nullptr ? "foremoe" : "vanilla");
+  struct PhasePlans {
+    StepPlan update;
+    std::optional<StepPlan> recompute;  // if it differs
+  };
+
+  // Returns the options of policy vanilla, or of foremoe with the planner's.
+  EvaluateOptions options_for(const StageOfGroup& one, const PlannerOptions* planner) const {
     EvaluateOptions options = options_;
     if (planner != nullptr) options.planner = *planner;
-    options.planner = planner_options(options, workload.load, &one.cost);
-    const auto plan = [&](int in_flight) {
+    options.planner = planner_options(options, one.workload.load, &one.cost);
+    return options;
+  }
+
+  PhasePlans plan(const StageOfGroup& one, const PlannerOptions* planner) const {
+    const Policy& policy = policy_of(planner);
+    EvaluateOptions options = options_for(one, planner);
+    const auto with = [&](int in_flight) {
       options.planner.in_flight = in_flight;
-      PolicyResult result = plan_with(policy, workload, workload.for_policy(options.planner), context_.pool);
+      PolicyResult result = plan_with(policy, one.workload, one.workload.for_policy(options.planner), context_.pool);
       if (const auto* skipped = std::get_if<Skipped>(&result)) throw InputError({}, skipped->reason);
-      StepPlan made = std::get<PlannedStep>(std::move(result)).plan;
-      if (planner != nullptr) expect_right(made, workload);
-      return made;
+      return std::get<PlannedStep>(std::move(result)).plan;
     };
-    const StepPlan update = plan(one.in_flight);
-    std::optional<StepPlan> recompute;
-    if (one.in_flight > 1) recompute = plan(1);
+    PhasePlans plans{.update = with(one.in_flight)};
+    if (one.in_flight > 1) plans.recompute = with(1);
+    return plans;
+  }
+
+  SimulatedStep simulate(const StageOfGroup& one, const PlannerOptions* planner) const {
+    const PhasePlans plans = plan(one, planner);
+    const Workload& workload = one.workload;
+    const Policy& policy = policy_of(planner);
+    const EvaluateOptions options = options_for(one, planner);
     const Array<double, 2> squared_lengths = workload.squared_lengths();
     return simulate_step({.load = workload.load,
-                          .plan = update,
+                          .plan = plans.update,
                           .cost = one.cost,
                           .tokens = workload.tokens_of_load(),
                           .rows = options.rows,
                           .squared_lengths = squared_lengths},
-                         recompute ? &*recompute : nullptr,
+                         plans.recompute ? &*plans.recompute : nullptr,
                          {.phase = {.path = options.path,
                                     .depth = options.depth,
                                     .online = policy.online(),
@@ -258,7 +294,6 @@ class Job {
   bool one_node_ = true;
   std::vector<CostModel> costs_;               // [stage]
   std::vector<SimulatedStage> stages_;         // those that may be the slowest
-  int num_layers_ = 0;                         // of the input, for one stage
   std::vector<std::vector<StageStep>> steps_;  // [group][simulated stage], of the last step()
   std::vector<double> transfers_;              // [group]
 };
@@ -308,6 +343,18 @@ void plan_layout(Job& job, const LayoutChoice& choice, LayoutResult& result) {
                                gigabytes(choice.limit), gigabytes(least->unplanned.memory), describe(least->layout)));
 }
 
+// Megatron-LM's option for stages with different numbers of layers; empty if all have the same.
+std::string layers_of_stages(const ModelShape& model, int stages) {
+  std::string layers;
+  bool equal = true;
+  for (int s = 0; s < stages; ++s) {
+    const int of_stage = stage_of(model, s, stages).layers();
+    equal = equal && of_stage * stages == model.layers();
+    layers += fmt::format("{}t*{}", s == 0 ? "" : "|", of_stage);
+  }
+  return equal ? "" : fmt::format(" --pipeline-model-parallel-layout 'E{}L'", layers);
+}
+
 }  // namespace
 
 std::vector<JobLayout> layouts_of(const Topology& ranks, const ModelShape& model) {
@@ -317,7 +364,7 @@ std::vector<JobLayout> layouts_of(const Topology& ranks, const ModelShape& model
   }
   std::vector<JobLayout> layouts;
   for (int stages = 1; stages <= std::min(ranks.num_ranks, model.moe_layers); ++stages) {
-    if (ranks.num_ranks % stages != 0 || model.moe_layers % stages != 0) continue;
+    if (ranks.num_ranks % stages != 0) continue;
     const int of_stage = ranks.num_ranks / stages;
     for (int ep = 1; ep <= std::min(of_stage, model.experts); ++ep) {
       const bool whole_nodes = ranks.ranks_per_node % ep == 0 || ep % ranks.ranks_per_node == 0;
@@ -365,6 +412,10 @@ LayoutChoice choose_layout(const Workload& whole, const EvaluateOptions& asked, 
     find_best(choice);
   }
   if (!choice.best) refuse_all(choice, load.num_ranks());
+  if (choice.planned) {
+    tell("checking the plans of", choice.best_layout().layout);
+    jobs[*choice.best].check_plans(choice.best_layout().planned->planner);
+  }
   return choice;
 }
 
@@ -377,11 +428,11 @@ std::string describe_plan(const PlannerOptions& planner) {
                      to_string(preference(planner)));
 }
 
-std::vector<std::string> trainer_options(const LayoutChoice& choice) {
+std::vector<std::string> trainer_options(const LayoutChoice& choice, const ModelShape& model) {
   const LayoutResult& best = choice.best_layout();
   std::vector<std::string> options{
-      fmt::format("Megatron-LM: --expert-model-parallel-size {} --pipeline-model-parallel-size {}", best.layout.ep,
-                  best.layout.stages)};
+      fmt::format("Megatron-LM: --expert-model-parallel-size {} --pipeline-model-parallel-size {}{}", best.layout.ep,
+                  best.layout.stages, layers_of_stages(model, best.layout.stages))};
   if (!choice.planned) {
     options.emplace_back("ForeMoE: no plan");
   } else {
@@ -407,8 +458,8 @@ std::string recommendation(const LayoutChoice& choice) {
 
 std::vector<std::string> layout_remarks(const Workload& whole, const CostModel& cost) {
   std::vector<std::string> remarks{
-      "Tensor and context parallelism, and stages of unequal size, are not modelled. Nor is the reduction of gradients "
-      "outside the experts, which more stages make smaller"};
+      "Tensor and context parallelism are not modelled. Nor is the reduction of gradients outside the experts, which "
+      "more stages make smaller"};
   if (whole.origin.starts_with("synthetic")) remarks.emplace_back("The routes are synthetic, not recorded");
   if (whole.load.num_layers() < cost.model().moe_layers) {
     remarks.push_back(fmt::format("The input has {} of the model's {} MoE layers, so all stages see the same layers",
@@ -460,7 +511,7 @@ nlohmann::ordered_json to_json(const LayoutChoice& choice, const Workload& whole
           {"best", std::move(best)},
           {"best_unplanned", std::move(unplanned)},
           {"recommendation", recommendation(choice)},
-          {"options", trainer_options(choice)},
+          {"options", trainer_options(choice, cost.model())},
           {"remarks", layout_remarks(whole, cost)}};
 }
 

@@ -6,20 +6,20 @@
 // each with S times as many micro-steps (in_more_micro_steps() in load_table.h). Stages are outermost: the ranks of a
 // stage are consecutive, and so are those of an expert-parallel group within it.
 //
-// Pipeline. A stage has an equal part of the MoE layers (stage_of() in model_shape.h). The schedule is 1F1B without
+// Pipeline. Stages differ by at most one MoE layer (stage_of() in model_shape.h). The schedule is 1F1B without
 //   virtual stages (PipeDream-Flush, arXiv 2006.09503; Megatron-LM, arXiv 2104.04473, §2.2): a phase of m micro-steps
 //   takes m + S − 1 times the slowest stage's mean micro-step. Each pass of a micro-step also waits for one transfer of
 //   activations or their gradients between stages. Stage s has min(S − s, m) micro-steps in flight, which its memory
 //   and its plan account for. Arenas, the optimizer and data parallelism count once per step. The slowest group
-//   determines the step. If the input has fewer layers than the model, all stages see the same input layers. Of stages
-//   that differ only in their number of micro-steps in flight, only the first is simulated.
-// Search. Every layout is simulated without a plan. Then layouts are planned in ascending order of a lower bound for
-// any
+//   determines the step. If the input has fewer layers than the model, all stages see the same input layers, and
+//   only those are simulated that may have the most memory (the first with each number of MoE layers) or take the
+//   longest (the last, which has the most layers and the head).
+// Search. Every layout is simulated without a plan. Then layouts are planned in ascending order of a lower bound of any
 //   plan: every rank at the mean load, without copies and exchanges. A layout is not planned if the bound is no less
 //   than the best found, or if its weights and optimizer state alone exceed the memory. Guest slots, residency and
-//   preference are chosen on the group and stage that is slowest without a plan, then used for all of them. Every plan
-//   is checked.
-// Not modelled: tensor and context parallelism, uneven or virtual stages, and the reduction of gradients outside the
+//   preference are chosen on the group and stage that is slowest without a plan, then used for all of them. The plans
+//   of the recommended layout are checked.
+// Not modelled: tensor and context parallelism, virtual stages, and the reduction of gradients outside the
 //   experts.
 
 #include <cstddef>
@@ -39,7 +39,8 @@ struct JobLayout {
 };
 
 // All layouts of these ranks, by stages, then by ep. A group is within a node or consists of whole nodes. `ep` divides
-// the model's experts, `stages` its MoE layers. Throws InputError, field `gpus`, unless the ranks fill their nodes.
+// the model's experts; a stage has at least one MoE layer. Throws InputError, field `gpus`, unless the ranks fill their
+// nodes.
 std::vector<JobLayout> layouts_of(const Topology& ranks, const ModelShape& model);
 
 struct LayoutStep {
@@ -81,7 +82,7 @@ LayoutChoice choose_layout(const Workload& whole, const EvaluateOptions& options
 std::string describe(const JobLayout& layout);             // "EP 8 with 2 stages"
 std::string describe_plan(const PlannerOptions& planner);  // "2 guest slots, resident, balance"
 // The trainer's options for the best layout: those of Megatron-LM, and of ForeMoE if it is planned.
-std::vector<std::string> trainer_options(const LayoutChoice& choice);
+std::vector<std::string> trainer_options(const LayoutChoice& choice, const ModelShape& model);
 std::string recommendation(const LayoutChoice& choice);  // one sentence
 // Parts of a job that these seconds do not include, and whether the routes are synthetic.
 std::vector<std::string> layout_remarks(const Workload& whole, const CostModel& cost);

@@ -135,7 +135,7 @@ TEST(Layout, OneStageTakesAsLongAsItsSlowestGroup) {
   }
 }
 
-TEST(Layout, LayoutsDivideExpertsMoeLayersAndNodes) {
+TEST(Layout, LayoutsDivideRanksExpertsAndNodes) {
   const auto names = [](int ranks, int per_node, int layers, int experts) {
     std::vector<std::string> all;
     for (const JobLayout& l :
@@ -146,9 +146,9 @@ TEST(Layout, LayoutsDivideExpertsMoeLayersAndNodes) {
     return all;
   };
   using Names = std::vector<std::string>;
-  EXPECT_EQ(names(8, 4, 6, 8), (Names{"1x1", "2x1", "4x1", "8x1", "1x2", "2x2", "4x2"}));
-  EXPECT_EQ(names(24, 8, 3, 12), (Names{"1x1", "2x1", "4x1", "1x3", "2x3", "4x3"}));
-  EXPECT_EQ(names(4, 4, 5, 7), (Names{"1x1"}));
+  EXPECT_EQ(names(8, 4, 6, 8), (Names{"1x1", "2x1", "4x1", "8x1", "1x2", "2x2", "4x2", "1x4", "2x4"}));
+  EXPECT_EQ(names(24, 8, 3, 12), (Names{"1x1", "2x1", "4x1", "1x2", "2x2", "4x2", "1x3", "2x3", "4x3"}));
+  EXPECT_EQ(names(4, 4, 5, 7), (Names{"1x1", "1x2", "1x4"}));
   EXPECT_THROW(names(12, 8, 4, 8), InputError);
 }
 

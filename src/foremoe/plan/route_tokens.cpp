@@ -382,6 +382,8 @@ TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProbl
   std::vector<RankId> replica;                        // [token][k]
   std::vector<std::int64_t> last_to_rank(num_ranks);  // [rank], the last token that was counted, from 1 on
   std::vector<std::int64_t> last_to_node(num_nodes);
+  std::vector<std::size_t> node_of(num_ranks);
+  for (std::size_t r = 0; r < num_ranks; ++r) node_of[r] = topology.node_of(RankId{r}).index();
   std::int64_t number = 0;  // of the token
   for (int s = 0; s < topology.num_ranks; ++s) {
     problem.tokens.gather(problem.micro_step, RankId{s}, problem.layer, routes);
@@ -397,13 +399,15 @@ TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProbl
     } else {
       assign_rows(routed, {RankId{s}, routes}, workspace.route, replica);
     }
+    const auto to_rank = table.to_rank.row(s);
+    const auto to_node = table.to_node.row(s);
     for (std::size_t token = 0; token < replica.size(); token += top_k) {
       ++number;
       for (const RankId r : std::span(replica).subspan(token, top_k)) {
         if (r == kNoReplica || std::exchange(last_to_rank[r.index()], number) == number) continue;
-        table.to_rank(s, r) += Tokens{1};
-        const NodeId node = topology.node_of(r);
-        if (std::exchange(last_to_node[node.index()], number) != number) table.to_node(s, node) += Tokens{1};
+        to_rank[r.index()] += Tokens{1};
+        const std::size_t node = node_of[r.index()];
+        if (std::exchange(last_to_node[node], number) != number) to_node[node] += Tokens{1};
       }
     }
   }
