@@ -89,7 +89,9 @@ void bind_evaluated_plan(nb::module_& m) {
   m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a,
         "policy_options"_a = nb::dict(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
   m.def("_phase_seconds", &phase_seconds, "plan"_a, "load"_a, "options"_a, "phase"_a, "threads"_a = 1);
-  m.def("_estimated_planning_seconds", [](const Load& load) { return estimated_planning_seconds(load.table()); });
+  m.def("_estimated_planning_seconds", [](const Plan& plan, const Load& load) {
+    return estimated_planning_seconds(load.table(), finished(plan).residency, false);
+  });
 }
 
 }  // namespace foremoe::python

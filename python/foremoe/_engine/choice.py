@@ -125,8 +125,8 @@ class Choice:
 
         seconds: Sum of seconds() over all layers. planners: Ranks that plan some layers each.
         """
-        places = load.num_micro_steps * -(-load.num_layers // planners)
-        planned = float(seconds[0]) + places * _core._estimated_planning_seconds(load)
+        layers = -(-load.num_layers // planners)
+        planned = float(seconds[0]) + layers * _core._estimated_planning_seconds(plan, load)
         if planned < seconds[1]:
             return plan
         said = f"a {phase} takes {planned:.4g} s with its plan and {seconds[1]:.4g} s without, as modelled"

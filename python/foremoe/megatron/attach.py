@@ -39,7 +39,7 @@ def attach(
         residency: static, resident, shared or auto; see foremoe.plan(). None: resident, or static if mode is
             static; with a known cluster, a phase that is modelled to be faster without a plan then runs without
             one. auto: needs a known cluster, and chooses among no plan, static and resident, each with prefer
-            balance and time, at the first plan. shared: guests of all layers use the same `depth` sets of
+            balance, links and time, at the first plan. shared: guests of all layers use the same `depth` sets of
             guest_slots and are copied for every pass of a layer.
         mode: active: step() executes plans. static: active with residency static. shadow: step() counts rows, and plans
             to estimate the benefit of balancing, but changes nothing.

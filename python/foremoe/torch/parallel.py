@@ -64,7 +64,7 @@ class ExpertParallel:
         guest_slots: See foremoe.plan(), also for policy and options.
         residency: static, resident, shared or auto; see foremoe.plan(). None: resident; with a known cluster, a phase
             that is modelled to be faster without a plan then runs without one. auto: needs a known cluster, and chooses
-            among no plan, static and resident, each with prefer balance and time, at the first plan.
+            among no plan, static and resident, each with prefer balance, links and time, at the first plan.
         depth: Number of turns (passes of a layer) that copies start ahead.
         path: Source of copies. peer: the rank that owns the expert. host: an arena in shared memory per node, filled
             when a phase begins. auto: the less loaded of both, for each copy.

@@ -133,7 +133,7 @@ def test_a_phase_that_no_plan_makes_faster_runs_without_one(rank: int, small: bo
 def test_planning_time_counts_against_a_plan(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shares = shares_of(rank, arguments())
     assert shares.start_plan(many()).finish().options["stages"] == "BLPT"
-    monkeypatch.setattr(_core, "_estimated_planning_seconds", lambda load: 1.0)
+    monkeypatch.setattr(_core, "_estimated_planning_seconds", lambda plan, load: 9.0)
     assert shares.start_plan(many()).finish().options["stages"] == ""
     shares.close()
 

@@ -26,6 +26,7 @@ struct Case {
   EvaluateOptions options;
   EvaluationContext context;
   int runs = kPlanningRuns;
+  bool compares = false;  // only the seconds and the memory of the step are wanted
 
   void progress(const char* what) const {
     context.pool.throw_if_cancelled();
@@ -56,7 +57,7 @@ std::optional<InputError> measure(const Case& c, Evaluation& e) {
     e.figures = plan_figures(e.plan, c.workload.load,
                              {.initial_home = c.workload.homes,
                               .align = c.options.align,
-                              .tokens = c.workload.tokens_of_load(),
+                              .tokens = c.compares ? nullptr : c.workload.tokens_of_load(),
                               .pool = &c.context.pool});
     return std::nullopt;
   } catch (const InputError& error) {
@@ -145,12 +146,9 @@ Evaluation plan_and_judge(const Case& c) {
   return e;
 }
 
-// Seconds for which the step waits for the plans of `e`. Under `shared`, it waits for one micro-step's unless an arena
-// is filled. Otherwise guests are chosen for all micro-steps at once.
+// Seconds for which the step waits for the plans of `e`.
 double estimated_placement(const Case& c, const Evaluation& e) {
-  const LoadTable& load = c.workload.load;
-  const bool whole = e.plan.residency != Residency::kShared || fills_arena(e);
-  const std::vector of_layer{estimated_planning_seconds(load) * (whole ? load.num_micro_steps() : 1)};
+  const std::vector of_layer{estimated_planning_seconds(c.workload.load, e.plan.residency, fills_arena(e))};
   const double of_plan = planning_seconds(of_layer, c.context.cost->model().moe_layers, c.planners());
   return std::max(0.0, (e.recompute_plan ? 2 : 1) * of_plan - c.options.rollout_tail_seconds);
 }
@@ -161,6 +159,7 @@ bool try_plan(Case c, PlanTrial& trial) {
   c.context.timeline = nullptr;
   c.options.check = false;
   c.runs = 1;
+  c.compares = true;
   if (trial.planned) {
     c.options.planner = options_of(trial, c.options.planner);
   } else {
@@ -174,22 +173,28 @@ bool try_plan(Case c, PlanTrial& trial) {
   return true;
 }
 
-// Plans, checks and simulates the best trial of those that the options ask for.
-Evaluation with_best_plan(Case c) {
+// Returns nullopt if the policy cannot plan the workload.
+std::optional<PlanChoice> choose(const Case& c) {
   std::vector<PlanTrial> trials = trials_among(c.options.choose, c.options.planner);
   for (PlanTrial& trial : trials) {
-    if (!try_plan(c, trial)) return plan_and_judge(c);
+    if (!try_plan(c, trial)) return std::nullopt;
   }
-  PlanChoice choice = choose_plan(std::move(trials), c.options.memory_budget());
+  return choose_plan(std::move(trials), c.options.memory_budget());
+}
+
+// Plans, checks and simulates the best trial of those that the options ask for.
+Evaluation with_best_plan(Case c) {
+  std::optional<PlanChoice> choice = choose(c);
+  if (!choice) return plan_and_judge(c);
   const std::string_view name = c.policy->name();
-  if (choice.best().planned) {
-    c.options.planner = options_of(choice.best(), c.options.planner);
+  if (choice->best().planned) {
+    c.options.planner = options_of(choice->best(), c.options.planner);
   } else {
     c.policy = &policy_named("vanilla");
   }
   Evaluation best = plan_and_judge(c);
   best.policy = name;
-  best.choice = std::move(choice);
+  best.choice = *std::move(choice);
   return best;
 }
 
@@ -318,6 +323,14 @@ EvaluationContext one_of(const EvaluationContext& context, std::size_t index, st
     };
   }
   return one;
+}
+
+PlanChoice choose_plan(const Workload& workload, const EvaluateOptions& options, const EvaluationContext& context) {
+  Case c = case_of(policy_named("foremoe"), workload, options, context);
+  c.options.planner = planner_options(options, workload.load, context.cost);
+  std::optional<PlanChoice> choice = choose(c);
+  if (!choice) throw InputError({.file = workload.load.name}, "policy foremoe cannot plan it");
+  return *std::move(choice);
 }
 
 Evaluation evaluate(const Policy& policy, const Workload& workload, const EvaluateOptions& options,

@@ -113,6 +113,9 @@ struct Evaluation {
 Evaluation evaluate(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
                     const EvaluationContext& context);
 
+// Chooses how policy foremoe plans this workload (plan_choice.h), among what the options say. Needs a cost model.
+PlanChoice choose_plan(const Workload& workload, const EvaluateOptions& options, const EvaluationContext& context);
+
 // Evaluates the policies in order and fills in speedups over vanilla, which is always evaluated. The timeline, if any,
 // shows the last policy that has a plan.
 std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, const Workload& workload,

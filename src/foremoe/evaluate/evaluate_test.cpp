@@ -10,6 +10,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/running_plan.h"
 #include "foremoe/policy/own_options.h"
+#include "foremoe/rollout/load_statistics.h"
 #include "foremoe/sim/simulation.h"
 #include "foremoe/testing/evaluated_step.h"
 
@@ -72,7 +73,7 @@ TEST_F(Evaluations, LimitHiddenCopiesToTheBusierEndOfALink) {
   slow.peers = {.bytes_per_second = 100e9, .latency_seconds = 0};
   const auto planner = [&] { return planner_options(options, input_.load, &cost_); };
   cost_ = {slow, *find_model_shape("Qwen3-30B-A3B"), {}};
-  const int hidden = cost_.hidden_copies(Tokens{512}).from_peers;
+  const int hidden = cost_.hidden_copies(mean_tokens_per_rank(input_.load)).from_peers;
   ASSERT_GT(hidden, 0);
   ASSERT_LT(hidden, 8 * 2) << "eight ranks with two guests each may all want experts of one home";
   EXPECT_EQ(planner().max_copies_per_rank, hidden);

@@ -67,6 +67,14 @@ double transfer_seconds(const LoadTable& load, const CostModel& cost, bool one_n
   return link.latency_seconds + bytes / static_cast<double>(tokens.extent(0)) / link.bytes_per_second;
 }
 
+// Estimated seconds in which the ranks of a group plan the layers of a stage.
+double planning_seconds(const StageOfGroup& one, const SimulatedStep& step, Residency residency) {
+  const bool fills_arena = step.recompute.arena > Bytes{0} || step.policy_update.arena > Bytes{0};
+  const LoadTable& load = one.workload.load;
+  const double of_plan = estimated_planning_seconds(load, residency, fills_arena) * one.cost.model().moe_layers;
+  return (one.in_flight > 1 ? 2 : 1) * of_plan / load.num_ranks();
+}
+
 // The parts of StageStep that make up a step, as simulated or as its lower bound.
 struct Measure {
   std::array<double, 2> StageStep::*running;
@@ -115,7 +123,10 @@ class Job {
       const Workload group = take_group(longer_, layout_.ep, g);
       std::vector<StageStep>& steps = steps_.emplace_back();
       for (std::size_t i = 0; i < stages_.size(); ++i) {
-        steps.push_back(stage_step(simulate(stage_of_group(group, i), planner)));
+        const StageOfGroup one = stage_of_group(group, i);
+        const SimulatedStep simulated = simulate(one, planner);
+        steps.push_back(stage_step(simulated));
+        if (planner != nullptr) steps.back().once += planning_seconds(one, simulated, planner->residency);
         job.memory = std::max(job.memory, steps.back().memory);
       }
       transfers_.push_back(transfer_seconds(group.load, costs_.front(), one_node_));
@@ -168,21 +179,20 @@ class Job {
         std::ranges::max_element(steps_[slowest], {}, &StageStep::all_running) - steps_[slowest].begin());
     const StageOfGroup one = stage_of_group(take_group(longer_, layout_.ep, static_cast<int>(slowest)), stage);
     std::optional<PlannerOptions> best;
-    double best_seconds = 0;
+    double best_seconds = std::numeric_limits<double>::max();
     for (const int guest_slots : kGuestSlots) {
-      PlannerOptions planner = best.value_or(options_.planner);
-      planner.guest_slots = guest_slots;
-      if (!best) {
-        const PlanChoice choice = choose_among_all(one, planner);
-        if (!choice.fits) break;
-        if (!choice.best().planned) continue;
-        planner = options_of(choice.best(), planner);
-      }
-      const SimulatedStep step = simulate(one, &planner);
-      if (step.memory_bytes_per_rank > *options_.memory_budget()) break;
-      if (best && step.step_seconds >= best_seconds) continue;
-      best_seconds = step.step_seconds;
-      best = planner;
+      EvaluateOptions options = options_;
+      options.check = false;  // check_plans() checks those of the recommended layout
+      options.choose = ChooseAmong::kAll;
+      options.planner.prefer = options_.planner.prefer.value_or(Prefer::kTime);
+      options.planner.guest_slots = guest_slots;
+      options.planner.in_flight = one.in_flight;
+      const PlanChoice choice = foremoe::choose_plan(one.workload, options, {.pool = context_.pool, .cost = &one.cost});
+      if (!choice.fits) break;
+      if (!choice.best().planned || choice.best().seconds >= best_seconds) continue;
+      best_seconds = choice.best().seconds;
+      best = options_of(choice.best(), options.planner);
+      best->in_flight = 1;  // set for each stage
     }
     return best;
   }
@@ -204,17 +214,6 @@ class Job {
     if (group.tokens) one.workload.tokens = take_layers(*group.tokens, first_layer, num_layers);
     one.workload.cut = group.cut;
     return one;
-  }
-
-  PlanChoice choose_among_all(const StageOfGroup& one, const PlannerOptions& planner) const {
-    EvaluateOptions options = options_;
-    options.check = false;  // check_plans() checks those of the recommended layout
-    options.choose = ChooseAmong::kAll;
-    options.planner = planner;
-    options.planner.in_flight = one.in_flight;
-    Evaluation e = evaluate(policy_named("foremoe"), one.workload, options, {.pool = context_.pool, .cost = &one.cost});
-    if (!e.choice) throw InputError({.field = "policy"}, e.skipped);
-    return *std::move(e.choice);
   }
 
   struct PhasePlans {

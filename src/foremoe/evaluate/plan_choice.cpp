@@ -33,7 +33,7 @@ std::vector<PlanTrial> trials_among(ChooseAmong among, const PlannerOptions& opt
     if (options.prefer) {
       add(residency, *options.prefer);
     } else {
-      for (const Prefer prefer : {Prefer::kBalance, Prefer::kTime}) add(residency, prefer);
+      for (const Prefer prefer : {Prefer::kBalance, Prefer::kLinks, Prefer::kTime}) add(residency, prefer);
     }
   }
   return trials;
@@ -58,10 +58,18 @@ PlanChoice choose_plan(std::vector<PlanTrial> trials, std::optional<Bytes> budge
   return {.trials = std::move(trials), .chosen = best, .fits = any};
 }
 
-double estimated_planning_seconds(const LoadTable& load) {
-  // Measured: 0.1 to 2.7 ms per layer for 5 to 16 micro-steps of 8 ranks, 4 to 80 ms for 16 of 64 ranks.
-  constexpr double kSecondsPerRank = 20e-6;
-  return kSecondsPerRank * load.num_ranks();
+double estimated_planning_seconds(const LoadTable& load, Residency residency, bool fills_arena) {
+  // Seconds per rank, from the times of the 58 cases of lab/regret.py.
+  constexpr double kOfMicroStep = 60e-6;
+  constexpr double kOfSharedMicroStep = 250e-6;
+  constexpr double kUntilSharedStarts = 1e-3;
+  double per_rank = kUntilSharedStarts;
+  if (residency != Residency::kShared) {
+    per_rank = kOfMicroStep * load.num_micro_steps();
+  } else if (fills_arena) {
+    per_rank = std::max(per_rank, kOfSharedMicroStep * load.num_micro_steps());
+  }
+  return per_rank * load.num_ranks();
 }
 
 }  // namespace foremoe

@@ -20,7 +20,7 @@ namespace foremoe {
 enum class ChooseAmong : std::uint8_t {
   kGiven,    // nothing: plan as the options say
   kDefault,  // no plan, and the plan that the options say
-  kAll       // no plan, and `static`, `resident` and `shared`, each with balance and time
+  kAll       // no plan, and `static`, `resident` and `shared`, each with balance, links and time
 };
 
 struct PlanTrial {
@@ -53,7 +53,8 @@ PlannerOptions options_of(const PlanTrial& trial, PlannerOptions options);
 // first. If no trial is within the budget, chooses the one that needs the least memory. Requires a trial.
 PlanChoice choose_plan(std::vector<PlanTrial> trials, std::optional<Bytes> budget);
 
-// Estimated CPU seconds to plan one layer of one micro-step.
-double estimated_planning_seconds(const LoadTable& load);
+// Estimated CPU seconds to plan one layer, as far as a step waits for them. Guests are chosen for all micro-steps at
+// once; under `shared`, the step waits for its first micro-step only, unless `fills_arena`.
+double estimated_planning_seconds(const LoadTable& load, Residency residency, bool fills_arena);
 
 }  // namespace foremoe

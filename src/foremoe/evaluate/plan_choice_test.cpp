@@ -48,8 +48,8 @@ std::vector<std::string> names(ChooseAmong among, const PlannerOptions& options)
 TEST(TrialsAmong, AreNoPlanAndTheOnesThatTheOptionsPermit) {
   EXPECT_THAT(names(ChooseAmong::kDefault, {.copy_price = 1}), ElementsAre("no plan", "resident, time"));
   EXPECT_THAT(names(ChooseAmong::kAll, {.copy_price = 1}),
-              ElementsAre("no plan", "static, balance", "static, time", "resident, balance", "resident, time",
-                          "shared, balance", "shared, time"));
+              ElementsAre("no plan", "static, balance", "static, links", "static, time", "resident, balance",
+                          "resident, links", "resident, time", "shared, balance", "shared, links", "shared, time"));
   EXPECT_THAT(names(ChooseAmong::kAll, {.prefer = Prefer::kLinks}),
               ElementsAre("no plan", "static, links", "resident, links", "shared, links"));
 }

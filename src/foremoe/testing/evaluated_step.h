@@ -20,7 +20,7 @@ class EvaluatedStep : public testing::Test {
 
   ThreadPool pool_{1};
   Workload input_ = make_workload(synthesize_load(
-      {.num_layers = 2, .num_experts = 128, .top_k = 8, .num_micro_steps = 4, .num_ranks = 8, .tokens_per_rank = 512},
+      {.num_layers = 2, .num_experts = 128, .top_k = 8, .num_micro_steps = 4, .num_ranks = 8, .tokens_per_rank = 2048},
       GrpoRouting{}));
   CostModel cost_ = cost_of(input_.load);
 };
