@@ -99,6 +99,10 @@ def test_each_trainer_is_accepted_in_the_modes_for_which_it_has_an_adapter(frame
     (launch(moe_token_dispatcher_type="ring"), ["moe_token_dispatcher_type"], ["moe_token_dispatcher_type"]),
     (launch(moe_lunar_phase=1), ["moe_lunar_phase"], ["moe_lunar_phase"]),
     (launch() | {"surprise": 1}, ["surprise"], ["surprise"]),
+    (launch() | {"FOREMOE_ATTACH": "mode=active,cluster=H200,model=Qwen3-30B-A3B"}, [], []),
+    (launch() | {"FOREMOE_ATTACH": "cluster=/on/another/machine.toml"}, [], []),
+    (launch() | {"FOREMOE_ATTACH": "cluster=h10"}, ["FOREMOE_ATTACH"], ["FOREMOE_ATTACH"]),
+    (launch() | {"FOREMOE_ATTACH": "cluster"}, ["FOREMOE_ATTACH"], ["FOREMOE_ATTACH"]),
     (launch() | {"file": "run.sh", "notes": ""}, [], []),
     (launch(expert_model_parallel_size=1), ["expert_model_parallel_size"], ["expert_model_parallel_size"]),
     (launch(expert_model_parallel_size="8", context_parallel_size="x"), ["context_parallel_size"],
@@ -128,6 +132,7 @@ def test_a_reason_is_one_line_with_field_value_problem_and_remedy() -> None:
     ([], "launch: has type list; expected a mapping"),
     ({"flags": "npu"}, "flags: has type str; expected a list"),
     ({"settings": None}, "settings: has type NoneType; expected a mapping"),
+    ({"FOREMOE_ATTACH": {}}, "FOREMOE_ATTACH: has type dict; expected text"),
 ])  # fmt: skip
 def test_mappings_of_another_form_are_rejected_by_name(given: Any, said: str) -> None:
     with pytest.raises(foremoe.InputError, match=re.escape(said)):

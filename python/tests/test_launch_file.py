@@ -82,15 +82,49 @@ def test_flags_of_megatron_are_read(tmp_path: pathlib.Path) -> None:
     assert check(launch.mapping).shadow == ()
 
 
+SLIME = "python3 train.py --rollout-batch-size 8 --expert-model-parallel-size 4 --use-rollout-routing-replay"
+
+
+@pytest.mark.parametrize("text", [
+    f"export FOREMOE_ATTACH=mode=active,cluster=h10\n{SLIME}",
+    f"NAME=h10\nFOREMOE_ATTACH=mode=active,cluster=$NAME EMPTY= {SLIME}",
+    f"env FOREMOE_ATTACH=mode=active,cluster=h10 {SLIME}",
+    f"""{SLIME} --train-env-vars '{{"A": "b", "FOREMOE_ATTACH": "mode=active,cluster=h10"}}'""",
+    f"""ray job submit --runtime-env-json "{{\\"FOREMOE_ATTACH\\": \\"mode=active,cluster=h10\\"}}" -- {SLIME}""",
+    "python3 -m verl.trainer.main_ppo model_engine=megatron actor_rollout_ref.actor.megatron.context_parallel_size=1 "
+    """"+ray_kwargs.ray_init.runtime_env.env_vars.FOREMOE_ATTACH='mode=active,cluster=h10'" """,
+])  # fmt: skip
+def test_arguments_of_foremoe_are_found_and_checked_wherever_a_trainer_takes_them(
+    tmp_path: pathlib.Path, text: str
+) -> None:
+    pytest.importorskip("tree_sitter_bash")
+    launch = read(written(tmp_path, "run.sh", text), {})
+    assert launch.mapping["FOREMOE_ATTACH"] == "mode=active,cluster=h10"
+    for reasons in (check(launch.mapping).active, check(launch.mapping).shadow):
+        (said,) = (str(of) for of in reasons if of.field == "FOREMOE_ATTACH")
+        assert "cluster: 'h10' is neither a file nor one of a100, gb200, h100, h20, h200; did you mean h100?" in said
+
+
+def test_arguments_of_foremoe_that_a_script_leaves_open_are_named(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("tree_sitter_bash")
+    file = written(tmp_path, "run.sh", f"export FOREMOE_ATTACH=mode=active,cluster=$CLUSTER\n{SLIME}\n")
+    said = command(file).stdout
+    assert "not resolved: FOREMOE_ATTACH = mode=active,cluster=$CLUSTER\n" in said, said
+    assert "active mode: runs; depends on FOREMOE_ATTACH\n" in said
+    assert "active mode: refused" in command(file, "CLUSTER=h10").stdout
+
+
 def test_yaml_is_merged_onto_its_defaults_and_interpolated(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("yaml")
     base = (
         "policy: {ep: 4, router_replay: {enabled: true}, megatron_cfg: {enabled: false, tensor_model_parallel_size: 2}}"
+        "\nenvironment: {FOREMOE_ATTACH: 'mode=active,guest_slots=2'}"
     )
     written(tmp_path, "base.yaml", base)
     text = "defaults: base.yaml\npolicy: {megatron_cfg: {enabled: true, expert_model_parallel_size: '${policy.ep}'}}\n"
     launch = read(written(tmp_path, "run.yaml", text), {})
     assert launch.mapping["settings"] == {"expert_model_parallel_size": 4, "tensor_model_parallel_size": 2}
+    assert launch.mapping["FOREMOE_ATTACH"] == "mode=active,guest_slots=2"
     assert check(launch.mapping).active == ()
 
 

@@ -7,6 +7,7 @@ import sys
 
 from foremoe._command_line import OK, printable, reporting
 from foremoe._errors import InputError, refuse
+from foremoe._variable import VARIABLE
 
 from .check import SIZES, check
 from .launch_file import read
@@ -44,12 +45,12 @@ def _report(file: str, given: dict[str, str]) -> None:
     sizes = ", ".join(f"{of.removesuffix('_parallel_size')} {size}" for of, size in shown.items())
     print(f"{file}: {trainer}; {sizes}; {len(settings)} settings, not versions and the model's own")
     for field, text in launch.unresolved.items():
-        if field in {rule.field for rule in RULES} | {*SIZES}:
+        if field in {rule.field for rule in RULES} | {*SIZES, VARIABLE}:
             print(f"  not resolved: {field} = {printable(text)}")
     accepted = {}
     for mode, found in (("active", verdict.active), ("shadow", verdict.shadow)):
         reasons = [reason for reason in found if reason.field not in launch.unresolved]
-        ruled = {rule.field for rule in RULES if rule.enforced(mode)} | {*SIZES}
+        ruled = {rule.field for rule in RULES if rule.enforced(mode)} | {*SIZES, VARIABLE}
         depends = ", ".join(sorted(ruled & launch.unresolved.keys()))
         accepted[mode] = not reasons
         print(f"  {mode} mode: {'refused' if reasons else 'runs'}{f'; depends on {depends}' if depends else ''}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.resources
+import pathlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foremoe._errors import refuse
+from foremoe._errors import InputError, refuse
+from foremoe._variable import VARIABLE, arguments_from, expect_usable
 
 from .rules import RULES, Reason, broken, plain, relevant
 from .versions import FRAMEWORKS, MEGATRON, VERL, Framework
@@ -19,7 +21,7 @@ TRAINERS: dict[str, Framework] = {"verl": VERL, "verl-recipe": VERL} | {
     for of in FRAMEWORKS
     if of.name in ("slime", "miles", "NeMo-RL", "SkyRL", "ROLL", "ms-swift", "AReaL", "RLinf", "prime-rl")
 }
-KEYS = ("framework", "framework_version", "megatron_core", "engine", "replay", "family", "flags", "settings")
+KEYS = ("framework", "framework_version", "megatron_core", "engine", "replay", "family", "flags", "settings", VARIABLE)
 NOT_INPUTS = ("file", "model", "notes", "counted", "today")
 FLAGS = (
     "npu", "offload_train", "vision_config", "use_remove_padding_False", "sequence_parallel_False", "modelopt_qat",
@@ -52,7 +54,8 @@ def check(launch: Mapping[str, Any]) -> Verdict:
 
     Args:
         launch: framework, framework_version, megatron_core (None: unknown), engine, replay (R3, R2 or disabled), family
-            of the model, flags (see FLAGS), and settings: fields of Megatron-LM's TransformerConfig and parallel sizes.
+            of the model, flags (see FLAGS), FOREMOE_ATTACH (its text; a cluster or model that is a file on another
+            machine is not checked), and settings: fields of Megatron-LM's TransformerConfig and parallel sizes.
             expert_tensor_parallel_size is the effective one. A setting that is absent has the framework's default.
 
     Raises:
@@ -61,6 +64,7 @@ def check(launch: Mapping[str, Any]) -> Verdict:
     _expect("launch", launch, Mapping)
     _expect("flags", launch.get("flags", ()), list | tuple)
     _expect("settings", launch.get("settings", {}), Mapping)
+    _expect(VARIABLE, launch.get(VARIABLE, ""), str)
     unknown = tuple(_unknown(launch))
     values, trainer = _values(launch), str(launch.get("framework"))
     for reason in unknown:
@@ -74,7 +78,7 @@ def check(launch: Mapping[str, Any]) -> Verdict:
 
 def _expect(name: str, value: Any, kind: Any) -> None:
     if not isinstance(value, kind):
-        expected = "a mapping" if kind is Mapping else "a list"
+        expected = {Mapping: "a mapping", str: "text"}.get(kind, "a list")
         refuse(name, f"has type {type(value).__name__}; expected {expected}")
 
 
@@ -100,6 +104,21 @@ def _unknown(launch: Mapping[str, Any]) -> Iterator[Reason]:
         if size < least:
             why = "copies go from rank to rank" if least == 2 else "it is a number of ranks"
             yield Reason(field, settings.get(field), why, f"expected an integer from {least} on")
+    yield from _refused_arguments(launch.get(VARIABLE, ""))
+
+
+def _refused_arguments(text: str) -> Iterator[Reason]:
+    """Yields the reason why adapters refuse this value of FOREMOE_ATTACH, if they do."""
+    try:
+        expect_usable({name: of for name, of in arguments_from(text).items() if not _is_elsewhere(name, of)})
+    except InputError as error:
+        yield Reason(VARIABLE, text, error.problem, "correct this argument")
+
+
+def _is_elsewhere(name: str, value: Any) -> bool:
+    """Returns whether the argument is a file that is not on this machine."""
+    path = pathlib.Path(str(value))
+    return name in ("cluster", "model") and path.suffix in (".toml", ".json") and not path.exists()
 
 
 def _versions(launch: Mapping[str, Any], mode: str) -> Iterator[Reason]:

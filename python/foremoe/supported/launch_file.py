@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from foremoe._errors import refuse
+from foremoe._variable import VARIABLE
 
 from .check import FLAGS, TRAINERS, known_fields
 from .rules import plain
@@ -153,6 +154,9 @@ def _launch(name: str, form: _Format, keys: dict[str, Any]) -> Launch:
     overridden: set[str] = set()  # unknown fields of Megatron-LM, too
     found: dict[str, Any] = {"engine": form.engine or "?", "replay": "disabled"}
     for key, value in keys.items():
+        if (given := _arguments(key, value)) is not None:
+            found[VARIABLE] = given
+            continue
         prefix = next((of for of in form.fields if key.startswith(of)), None)
         field = form.facts.get(key) or (prefix is not None and key[len(prefix) :])
         overridden |= {str(field)} if "transformer_config" in str(prefix) else set()
@@ -195,8 +199,18 @@ def _launch(name: str, form: _Format, keys: dict[str, Any]) -> Launch:
         "framework": name, "framework_version": version, "megatron_core": None,
         "engine": found.get("engine", "megatron"),
         "replay": found.get("replay", "disabled"), "family": "?", "flags": flags, "settings": settings,
+        VARIABLE: found.get(VARIABLE, ""),
     }  # fmt: skip
-    return Launch(mapping, {of: text for of, text in unresolved.items() if of in known_fields() | {"engine", "replay"}})
+    known = known_fields() | {"engine", "replay", VARIABLE}
+    return Launch(mapping, {of: text for of, text in unresolved.items() if of in known})
+
+
+def _arguments(key: str, value: Any) -> str | None:
+    """Returns the value of FOREMOE_ATTACH: the variable itself, or an entry of a JSON mapping of variables."""
+    if key.rpartition(".")[2] == VARIABLE:
+        return str(value)
+    entry = re.search(rf'"{VARIABLE}"\s*:\s*"([^"]*)"', value) if isinstance(value, str) else None
+    return entry and entry[1]
 
 
 def _areal_sizes(text: str) -> dict[str, int]:
@@ -219,6 +233,8 @@ def _keys(path: pathlib.Path, given: Mapping[str, str]) -> Iterator[tuple[str, A
         script = Script(path, given)
         if any(re.match("(VLLM_)?ASCEND_|HCCL_", name) for name in script.environment):
             yield "npu", "npu"
+        if (arguments := script.variable(VARIABLE)) is not None:
+            yield VARIABLE, arguments
         for words in script.commands:
             for word, following in zip(words, [*words[1:], "--"], strict=True):
                 if flag := re.fullmatch(r"--([a-zA-Z][\w-]*)(?:=(.*))?", word, re.DOTALL):

@@ -36,7 +36,7 @@ class Script:
     """The commands of a script, in order.
 
     Attributes:
-        commands: Words of each command that may run, expanded.
+        commands: Words of each command that may run, expanded, after variables of its own (NAME=value).
         environment: Names of variables that are set for certain.
     """
 
@@ -56,6 +56,11 @@ class Script:
         self._files = 0
         self._read(path)
 
+    def variable(self, name: str) -> str | None:
+        """Returns the last value of a variable; None if it has none."""
+        value = self._variables.get(name)
+        return value if isinstance(value, str) else None
+
     def _read(self, path: pathlib.Path) -> None:
         self._files += 1
         self._path = path
@@ -68,14 +73,13 @@ class Script:
             case "variable_assignment":
                 self._assign(node, certain)
             case "command":
-                self.environment |= {
-                    _text(child.children[0]) for child in children if child.type == "variable_assignment"
-                }
-                words = [word for child in children if child.type != "variable_assignment" for word in self._of(child)]
+                own = [child for child in children if child.type == "variable_assignment"]
+                self.environment |= {_text(child.children[0]) for child in own}
+                words = [word for child in children if child not in own for word in self._of(child)]
                 if words[:1] in (["source"], ["."]) and len(words) > 1:
                     self._source(words[1])
                 elif words:
-                    self.commands.append(words)
+                    self.commands.append([*(f"{_text(of.children[0])}={self._assigned(of)}" for of in own), *words])
             case "if_statement":
                 self._branch(children, certain)
             case "list":
@@ -134,9 +138,8 @@ class Script:
         return None
 
     def _assign(self, node: Any, certain: bool) -> None:
-        name, equals, *values = node.children
-        fields = self._of(values[0], True) if values else []
-        value: Value = fields if values and values[0].type == "array" else " ".join(fields)
+        name, equals, *_ = node.children
+        value = self._assigned(node)
         old = self._variables.get(_text(name), "")
         if equals.type == "+=":
             value = [*old, *value] if isinstance(old, list) and isinstance(value, list) else f"{old}{value}"
@@ -144,6 +147,12 @@ class Script:
             value = mark(f"${_text(name)}") if isinstance(value, str) else [*value, mark(f"${_text(name)}")]
         self._variables[_text(name)] = value
         self.environment |= {_text(name)} if certain else set()
+
+    def _assigned(self, node: Any) -> Value:
+        """Returns the value that an assignment has on its right."""
+        values = node.children[2:]
+        fields = self._of(values[0], True) if values else []
+        return fields if values and values[0].type == "array" else " ".join(fields)
 
     def _source(self, name: str) -> None:
         """Follows a file: at its path or, since repositories move, at the end of its path near the script."""

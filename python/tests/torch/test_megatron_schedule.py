@@ -5,6 +5,8 @@ The trainer's schedules are Megatron-LM's own: without a pipeline, and 1F1B with
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import sys
 import types
 from collections.abc import Iterator
@@ -18,10 +20,13 @@ from processes import gather
 from refusals import refusal
 from test_megatron_pipeline import MICRO_STEPS, STAGES, STEP, Pipeline
 
-import foremoe
+import foremoe.megatron
+from foremoe._engine.arguments import OPTIONS
+from foremoe._variable import ARGUMENTS, VARIABLE
 from foremoe.megatron import rehearsal
 from foremoe.megatron import schedule as schedules
 from foremoe.megatron.schedule import Adapter, install
+from foremoe.ray import ADAPTERS
 
 WITHOUT_ROUTES = 5  # rows of each micro-batch, in the case "partly"
 
@@ -223,6 +228,19 @@ def test_wrong_calls_are_refused_by_name(rank: int) -> None:
     assert refusal(planned).startswith(
         "ImportError: foremoe: this version of a trainer has no a_trainer.get_forward_backward_func"
     )
+
+
+def test_foremoe_attach_takes_all_arguments_of_attach_except_arrays_and_modules() -> None:
+    own = set(inspect.signature(foremoe.megatron.attach).parameters) - {"model_chunks", "homes", "options"}
+    assert sorted(ARGUMENTS) == sorted(own | OPTIONS)
+
+
+@pytest.mark.parametrize("name", sorted({"foremoe.slime", "foremoe.miles", *ADAPTERS.values()}))
+def test_every_adapter_refuses_a_wrong_cluster_before_training(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(VARIABLE, "cluster=h10")
+    init = importlib.import_module(name).init
+    with pytest.raises(foremoe.InputError, match=r"^FOREMOE_ATTACH: cluster: 'h10' is neither a file nor one of a100"):
+        init(*[None] * len(inspect.signature(init).parameters))
 
 
 def routes(*rows: list[int]) -> Any:

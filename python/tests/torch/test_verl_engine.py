@@ -129,7 +129,7 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
         with monkeypatch.context() as patch:
             patch.setattr("verl.__version__", "0.11.0")
             try_to(f"newer, {mode}", lambda patch=patch, mode=mode: wrap(patch, f"mode={mode}"))
-    for text in ("guest_slots", "guest_slots=", "=1", "model_chunks=1"):
+    for text in ("guest_slots", "guest_slots=", "=1", "guests=1", "cluster=h10"):
         with monkeypatch.context() as patch:
             try_to(text, lambda patch=patch, text=text: wrap(patch, text))
 
@@ -180,7 +180,6 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
     if leaves_rows_to_routers():  # by this mask
         try_to("lost on one rank", step(remove_mask_on_one_rank))
     try_to("no replay on one rank", step(router=replay_nothing_on_one_rank))
-    try_to("unknown argument", step(options="mode=active,guests=1"))
     try_to("split", step(experimental_attention_variant="dsv4_hybrid"))
     if leaves_rows_to_routers():  # the routers check the number of rows
         for options in (ACTIVE, "mode=shadow"):
@@ -287,17 +286,6 @@ def test_shadow_mode_does_not_replay_rows_that_verl_routes_itself(of_ranks: list
         assert chosen == (CASES[name].replay == "R3" and leaves_rows_to_routers())  # R2 replays all rows
 
 
-def test_attach_arguments_are_parsed_as_numbers_strings_and_null() -> None:
-    from foremoe._variable import arguments_from
-
-    given = arguments_from("cluster=null, residency=static,guest_slots=2,tolerance=.5,model=true,policy=None")
-    assert given == {
-        "mode": "shadow", "cluster": None, "residency": "static", "guest_slots": 2, "tolerance": 0.5, "model": True,
-        "policy": "None",
-    }  # fmt: skip
-    assert type(given["guest_slots"]) is int
-
-
 def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[dict[str, Any]]) -> None:
     own, *others = (dict(found["refused"]) for found in of_ranks)
     for mode in ("active", "shadow"):
@@ -317,9 +305,9 @@ def test_unsupported_settings_are_rejected_by_name_on_all_ranks(of_ranks: list[d
         "guest_slots": "FOREMOE_ATTACH: has 'guest_slots'; expected name=value",
         "guest_slots=": "FOREMOE_ATTACH: has 'guest_slots='",
         "=1": "FOREMOE_ATTACH: has '=1'",
-        "model_chunks=1": "FOREMOE_ATTACH: has 'model_chunks=1'",
+        "guests=1": "FOREMOE_ATTACH: guests: is no argument of attach(); did you mean guest_slots?",
+        "cluster=h10": "FOREMOE_ATTACH: cluster: 'h10' is neither a file nor one of",
         "no replay": "router_replay: gives no routes to the routers of a step of verl",
-        "unknown argument": "guests: is not one of",
         "split": "experimental_attention_variant: is 'dsv4_hybrid'",
     }.items():
         assert own[name].startswith(f"InputError: {said}"), own[name]
