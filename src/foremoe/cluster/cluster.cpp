@@ -29,20 +29,34 @@ std::string dotted(std::string_view section, std::string_view key) {
   return section.empty() ? std::string(key) : fmt::format("{}.{}", section, key);
 }
 
+bool same_name(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
+    return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
+  });
+}
+
+const EmbeddedFile* find_preset(std::string_view name) {
+  for (const EmbeddedFile& preset : cluster_presets()) {
+    if (same_name(preset.name, name)) return &preset;
+  }
+  return nullptr;
+}
+
 // Converts one parsed cluster file into a Cluster, key by key.
 class ClusterReader {
  public:
   ClusterReader(toml::table root, const std::string& file) : root_{std::move(root)}, file_{file} {}
 
   Cluster read() {
-    Cluster cluster;
+    const bool is_whole = root_.get("base") == nullptr;
+    Cluster cluster = is_whole ? Cluster{} : base();
     expect_known_keys(cluster);
     cluster.name = read_toml_name(root_, file_);
     visit_keys(cluster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
       using Member = std::remove_reference_t<decltype(member)>;
       constexpr bool kWhole = !std::is_same_v<Member, double>;
       const toml::node* const node = find(section, key);
-      if (node == nullptr && range.optional) return;
+      if (node == nullptr && (range.optional || !is_whole)) return;
       if (node == nullptr) throw InputError({.file = file_, .field = dotted(section, key)}, "is missing");
       const double value = read_number(*node, dotted(section, key), range, kWhole);  // exact: integers are below 2^53
       if constexpr (std::is_same_v<Member, Bytes>) {
@@ -60,6 +74,17 @@ class ClusterReader {
   }
 
  private:
+  // Returns the preset that has the values of all keys that the file leaves out.
+  Cluster base() const {
+    const toml::node& node = *root_.get("base");
+    const EmbeddedFile* const preset = node.is_string() ? find_preset(node.as_string()->get()) : nullptr;
+    if (preset == nullptr) {
+      throw InputError({.file = file_, .field = "base", .index = line_of(node)},
+                       fmt::format("must be one of {}, in quotes", fmt::join(cluster_names(), ", ")));
+    }
+    return parse_cluster(preset->text, fmt::format("{}.toml", preset->name));
+  }
+
   const toml::node* find(std::string_view section, std::string_view key) const {
     const toml::table* table = &root_;
     if (!section.empty()) {
@@ -89,7 +114,7 @@ class ClusterReader {
 
   // Runs first, so that a misspelt key is reported as unknown, not as missing.
   void expect_known_keys(const Cluster& cluster) {
-    known_.insert("name");
+    known_.insert({"base", "name"});
     visit_keys(cluster, [&](std::string_view section, std::string_view key, const auto&, const KeyRange&) {
       if (!section.empty()) known_.insert(std::string(section));
       known_.insert(dotted(section, key));
@@ -111,12 +136,6 @@ class ClusterReader {
   const std::string& file_;
   std::set<std::string, std::less<>> known_;  // valid sections and keys
 };
-
-bool same_name(std::string_view a, std::string_view b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
-    return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
-  });
-}
 
 // Uses the short form if parsing it returns the same value: 9.894e+14, not 989400000000000.0.
 std::string number(double value) {
@@ -177,8 +196,8 @@ std::vector<std::string> cluster_names() {
 }
 
 Cluster find_cluster(std::string_view name_or_path) {
-  for (const EmbeddedFile& preset : cluster_presets()) {
-    if (same_name(preset.name, name_or_path)) return parse_cluster(preset.text, fmt::format("{}.toml", preset.name));
+  if (const EmbeddedFile* const preset = find_preset(name_or_path)) {
+    return parse_cluster(preset->text, fmt::format("{}.toml", preset->name));
   }
   const std::string path(name_or_path);
   std::error_code error;

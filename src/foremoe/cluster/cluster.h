@@ -100,6 +100,7 @@ void visit_keys(C& c, Visit&& visit) {
   visit("node", "host_memory_bytes_per_second", c.host_memory_bytes_per_second, kBandwidthRange);
 }
 
+// A file with the key `base`, the name of a preset, may leave out keys; they have the preset's values.
 // Throw InputError, with file, key and line, for unknown or missing keys, wrong types and values out of range. The
 // ranges detect wrong units (25 instead of 25e9 bytes per second).
 Cluster read_cluster(const std::string& path);

@@ -133,6 +133,18 @@ TEST(Cluster, AnExchangeIsAsFastAsACopyUnlessTheFileSaysOtherwise) {
   EXPECT_THAT(error_of(text + "[exchange]\nefficiency = 1\n"), HasSubstr("exchange.efficiency"));
 }
 
+TEST(Cluster, AFileWithABaseHasThePresetsOtherValues) {
+  Cluster expected = find_cluster("h200");
+  expected.name = "ours";
+  expected.peers.bytes_per_second = 3e11;
+  const std::string text = "name = \"ours\"\nbase = \"H200\"\n";
+  EXPECT_EQ(to_toml(parse_cluster(text + "[peers]\nbytes_per_second = 3e11\n", "ours")), to_toml(expected));
+  EXPECT_THAT(error_of(text + "[peers]\nbytes = 3e11\n"), HasSubstr("peers.bytes line 4: is not a key"));
+  EXPECT_EQ(error_of("name = \"ours\"\nbase = \"some.toml\"\n"),
+            "some.toml: base line 2: must be one of a100, gb200, h100, h20, h200, in quotes");
+  EXPECT_THAT(error_of("name = \"ours\"\nbase = 200\n"), HasSubstr("base line 2: must be one of"));
+}
+
 TEST(Cluster, ErrorsNameTheLineThatIsNotToml) {
   EXPECT_THAT(error_of("name = \"x\"\nranks_per_node = = 8\n"), HasSubstr("some.toml line 2: is not TOML: "));
   EXPECT_THAT(error_of("name = \"x\"\nname = \"y\"\n"), HasSubstr("some.toml line 2: is not TOML: "));
