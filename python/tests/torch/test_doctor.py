@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from foremoe.torch.doctor.ranks import (
     RankReport,
     examine,
 )
-from foremoe.torch.doctor.report import advice_of, scrub
+from foremoe.torch.doctor.report import advice_of, cluster_file_of, scrub
 
 CPU = Hardware("cpu", 0, 2, "gloo")
 
@@ -166,6 +167,43 @@ def test_the_last_line_recommends_the_best_depth_and_path(whole_run: Any) -> Non
     assert advice_of({**outcomes, "x": Outcome(FAILED, "")}).startswith("do not train here")
 
 
+def test_a_cluster_file_has_the_measured_links_and_the_other_values_of_its_base(
+    whole_run: Any, tmp_path: pathlib.Path
+) -> None:
+    document = whole_run[1]
+    file = tmp_path / "ours.toml"
+    file.write_text(cluster_file_of(document, "h200"))
+    assert foremoe._core._ranks_per_node(str(file)) == foremoe._core._ranks_per_node("h200")
+    found = tomllib.loads(file.read_text())
+    rows, peers, host = (
+        1e9 * figures_of(document, f"bandwidth: {of}")["gigabytes_per_second"]
+        for of in ("all-to-all", "copies between ranks", "copies from host memory")
+    )
+    assert found["peers"]["bytes_per_second"] == pytest.approx(peers, rel=1e-3)
+    assert found["exchange"]["row_efficiency"] == pytest.approx(min(1.0, rows / peers), rel=1e-2)
+    assert found["host"]["bytes_per_second"] == pytest.approx(host, rel=1e-3)
+
+
+def test_a_cluster_file_needs_all_bandwidths(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    own = command.all_checks(CPU, command.SPEED)
+    all_to_all, between, host = (check for check in own if check.name.startswith("bandwidth"))
+    given = ["--device", "cpu", "--base", "h100", "--cluster", str(tmp_path / "ours.toml")]
+    for checks, exit_code, said in (
+        ([all_to_all, between, host], 0, ""),
+        ([all_to_all, Check(between.name, pass_quietly, "ranks share a GPU"), host], 1,
+         "--cluster: bandwidth: copies between ranks: was not measured: ranks share a GPU\n"),
+        ([all_to_all, between], 1, "--cluster: bandwidth: copies from host memory: was not measured: not among the"),
+    ):  # fmt: skip
+        monkeypatch.setattr(command, "all_checks", lambda *_, checks=checks: checks)
+        assert command.main(given) == exit_code
+        assert said in capsys.readouterr().err
+    foremoe.evaluate(
+        foremoe.synthesize_load(shape="qwen3-30b-a3b"), cluster=str(tmp_path / "ours.toml"), model="qwen3-30b-a3b"
+    )
+
+
 def test_delayed_copies_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = []
 
@@ -258,6 +296,9 @@ def test_the_exit_code_is_1_if_a_check_fails(
     (["--limit", "0"], "--limit: 0.0, must be above 0"),
     (["--json", "/no/such/folder/found.json"], "--json: "),
     (["--device", "tpu"], "invalid choice"),
+    (["--cluster", "/no/such/folder/ours.toml", "--base", "h100"], "--cluster: "),
+    (["--cluster", "ours.toml", "--device", "cpu"], "--base: no preset has the name of this device"),
+    (["--cluster", "ours.toml", "--base", "h10"], "invalid choice"),
 ])  # fmt: skip
 def test_invalid_arguments_exit_with_code_2(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]

@@ -10,12 +10,13 @@ import time
 from collections.abc import Sequence
 
 import foremoe
+from foremoe._engine.choice import cluster_of
 
 from . import checks, equality
 from .hardware import Hardware, find_hardware
 from .layers import Sizes
 from .ranks import FAILED, Check, examine
-from .report import document_of, table_of
+from .report import cluster_file_of, document_of, table_of
 
 DESCRIPTION = """\
 Check whether planned steps run correctly on this machine, and how fast.
@@ -48,6 +49,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", metavar="FILE", help="also write the results to this file, to attach to an issue")
+    parser.add_argument("--cluster", metavar="FILE", help="also write a cluster file, with the links as measured")
+    parser.add_argument(
+        "--base", choices=foremoe.clusters(),
+        help="preset of all other values of the cluster file (default: that with the GPU's name)",
+    )  # fmt: skip
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks: 2, 3, 4, 6 or 8")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if torch finds a GPU")
     parser.add_argument(
@@ -78,11 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hardware = find_hardware(given.ranks, given.device)
         if given.experts % hardware.ranks != 0 or given.top_k > given.experts:
             parser.error(f"--experts: {given.experts}, must be a multiple of {hardware.ranks} ranks, at least --top-k")
-        if given.json:
-            with open(given.json, "a"):  # fail before two minutes of work, not after
-                pass
+        base = given.base or cluster_of(hardware.device_of(0))
+        if given.cluster and base is None:
+            parser.error("--base: no preset has the name of this device; expected one of its kind")
+        for option in ("json", "cluster"):
+            if path := getattr(given, option):
+                with open(path, "a"):  # fail before two minutes of work, not after
+                    pass
     except (foremoe.InputError, OSError) as error:
-        parser.error(f"--{error}" if isinstance(error, foremoe.InputError) else f"--json: {error}")
+        parser.error(f"--{error}" if isinstance(error, foremoe.InputError) else f"--{option}: {error}")
     sizes = dataclasses.replace(SPEED, dtype=given.dtype, **{name: getattr(given, name) for name in SIZES})
     chosen = all_checks(hardware, sizes)
     for text in given.check or []:
@@ -103,6 +113,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json:
         with open(given.json, "w") as file:
             file.write(json.dumps(document, indent=2) + "\n")
+    if given.cluster:
+        try:
+            text = cluster_file_of(document, str(base))
+        except foremoe.InputError as error:
+            print(f"--cluster: {error}", file=sys.stderr)
+            return 1
+        with open(given.cluster, "w") as file:
+            file.write(text)
     return int(document[FAILED] > 0)
 
 

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from foremoe._errors import refuse
+
 from .hardware import Hardware, versions
 from .ranks import CANNOT_RUN, FAILED, PASSED, Check, Outcome
 
@@ -73,6 +75,37 @@ def advice_of(outcomes: dict[str, Outcome]) -> str:
         path = "host" if host > peer else "peer"
         advice.append(f"path='{path}': ranks send {peer:.3g} GB/s, host memory {host:.3g} GB/s")
     return "; ".join(advice) or "none: neither the overlap of copies nor their bandwidth was measured"
+
+
+def cluster_file_of(document: dict[str, Any], base: str) -> str:
+    """Returns a cluster file with the measured links, and the other values of the preset `base`.
+
+    Raises InputError for a bandwidth that was not measured, with the outcome of its check.
+    """
+    checks = {row["check"]: row for row in document["checks"]}
+    names = [f"bandwidth: {of}" for of in ("all-to-all", "copies between ranks", "copies from host memory")]
+    for name in names:
+        if checks.get(name, {}).get("outcome") != PASSED:
+            refuse(name, f"was not measured: {checks[name]['detail'] if name in checks else 'not among the checks'}")
+    rows, peers, host = (1e9 * checks[name]["figures"]["gigabytes_per_second"] for name in names)
+    return f"""\
+# Links measured by foremoe.torch.doctor between {document["ranks"]} ranks of one machine; other values: {base}.
+name = "{base}, measured"
+base = "{base}"
+
+[peers]
+bytes_per_second = {peers:.4g}
+
+[exchange]
+row_efficiency = {min(1.0, rows / peers):.3g}
+
+[host]
+bytes_per_second = {host:.4g}
+
+[node]
+ranks_per_switch = 1  # all ranks copied from the host at once
+switch_bytes_per_second = {host:.4g}
+"""
 
 
 def table_of(document: dict[str, Any], width: int | None = None) -> str:
