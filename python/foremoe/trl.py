@@ -26,7 +26,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 import foremoe
+from foremoe import _core
 from foremoe._engine.sharded import is_dtensor
+from foremoe._errors import refuse
 
 from ._trl_checkpoints import TrainerWithCheckpoints
 from ._trl_vllm import made_by_trl
@@ -96,6 +98,16 @@ def _expect_supported(given: dict[str, Any]) -> None:
             f"processing_class: is a {type(processor).__name__}; expected a tokenizer, since images are not supported",
             field="processing_class",
         )
+
+
+def _expect_known(cluster: Any, shape: Any) -> None:
+    """Raises InputError, by the trainer's names of its arguments, for an unknown cluster or an invalid model shape."""
+    for name, option, value in (("cluster", "cluster", cluster), ("model_shape", "model", shape)):
+        given = {option: dict(value) if isinstance(value, Mapping) else value}
+        try:
+            _core._check_evaluation({} if value is None else given)
+        except foremoe.InputError as error:
+            refuse(name, str(error).removeprefix(f"{option}: "))
 
 
 def _expect_trainable(model: Any) -> None:
@@ -168,6 +180,7 @@ class GRPOTrainer(TrainerWithCheckpoints):
     ) -> None:
         given = inspect.signature(trl.GRPOTrainer).bind(*arguments, **keywords).arguments
         _expect_supported(given)
+        _expect_known(cluster, model_shape)
         if not isinstance(given["model"], str):
             _expect_trainable(given["model"])
         with made_by_trl():

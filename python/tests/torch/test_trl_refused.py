@@ -28,6 +28,9 @@ import foremoe.trl
         ("rollout_func", even),
         ("optimizers", (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), None)),
         ("processing_class", object()),
+        ("cluster", "h10"),
+        ("model_shape", "Qwen3-30B"),
+        ("model_shape", {"name": "x"}),
     ],
 )
 def test_unsupported_arguments_are_rejected_by_name(tmp_path: Any, name: str, value: Any) -> None:
