@@ -10,7 +10,7 @@
 //   virtual stages (PipeDream-Flush, arXiv 2006.09503; Megatron-LM, arXiv 2104.04473, §2.2): a phase of m micro-steps
 //   takes m + S − 1 times the slowest stage's mean micro-step. Each pass of a micro-step also waits for one transfer of
 //   activations or their gradients between stages. Stage s has min(S − s, m) micro-steps in flight, which its memory
-////   and its plan account for. Planning (estimated), arenas, the optimizer and data parallelism count once per step. The
+//   and its plan account for. Planning (estimated), arenas, the optimizer and data parallelism count once per step. The
 //   slowest group determines the step. If the input has fewer layers than the model, all stages see the same input
 //   layers, and only those are simulated that may have the most memory (the first with each number of MoE layers) or
 //   take the longest (the last, which has the most layers and the head).
