@@ -60,11 +60,12 @@ Batching batching_of(const AnyArray& micro_step, const AnyArray& rank, int ranks
 
 std::pair<Int32s, Int32s> batch_lengths(const AnyArray& lengths, int ranks, int ranks_per_node,
                                         std::int64_t tokens_per_rank) {
-  const std::int64_t* const data = data_of<std::int64_t>(lengths, "lengths", "[sequences]", 1);
+  const std::int64_t* const given = data_of<std::int64_t>(lengths, "lengths", "[sequences]", 1);
+  const std::vector<std::int64_t> data(given, given + lengths.shape(0));
   expect_range("ranks", ranks, 1, kMaxRanks);
   expect_range("ranks_per_node", ranks_per_node, 1, kMaxRanks);
   expect_range("tokens_per_rank", tokens_per_rank, 1, std::int64_t{1} << 40);
-  for (std::size_t s = 0; s < lengths.shape(0); ++s) {
+  for (std::size_t s = 0; s < data.size(); ++s) {
     if (data[s] >= 0) continue;
     throw InputError({.field = "lengths", .index = fmt::format("[{}]", s)}, fmt::format("{} tokens", data[s]));
   }
@@ -73,7 +74,7 @@ std::pair<Int32s, Int32s> batch_lengths(const AnyArray& lengths, int ranks, int 
   Batching batching;
   {
     const nb::gil_scoped_release release;
-    batching = balanced_batching({data, lengths.shape(0)}, options, "");
+    batching = balanced_batching(data, options, "");
   }
   return arrays_of(batching);
 }

@@ -14,10 +14,11 @@ namespace {
 // Returns the expert of each replica, GPU by GPU: [layers, replicas].
 auto place_replicas(const AnyArray& windows, int num_replicas, int num_groups, int num_nodes, int num_gpus,
                     bool distinct) {
-  const double* const tokens = data_of<double>(windows, "weight", "[windows, layers, experts]", 3);
+  const double* const given = data_of<double>(windows, "weight", "[windows, layers, experts]", 3);
+  const std::vector<double> tokens(given, given + windows.size());
   const std::size_t num_layers = windows.shape(1);
   const std::size_t num_experts = windows.shape(2);
-  for (std::size_t i = 0; i < windows.size(); ++i) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (std::isfinite(tokens[i]) && tokens[i] >= 0) continue;
     throw InputError(
         {.field = "weight", .index = fmt::format("[{}, {}]", i / num_experts % num_layers, i % num_experts)},
@@ -32,7 +33,7 @@ auto place_replicas(const AnyArray& windows, int num_replicas, int num_groups, i
   {
     const nb::gil_scoped_release release;
     const EplbPlacement placement =
-        place_for_next_window({tokens, {windows.shape(0), num_layers, num_experts}}, shape, distinct);
+        place_for_next_window({tokens.data(), {windows.shape(0), num_layers, num_experts}}, shape, distinct);
     for (const ExpertId e : placement.slot_expert.flat()) experts.push_back(e.value);
   }
   return array_of(std::move(experts), {num_layers, static_cast<std::size_t>(num_replicas)});

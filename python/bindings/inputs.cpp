@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "foremoe/core/mapped_file.h"
 #include "foremoe/evaluate/import_to_file.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/importers/import_json.h"
@@ -25,6 +26,8 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
   ThreadPool pool(threads_of(threads));
   std::vector<std::string> remarks;
   BatchedTrace tokens{.trace = *trace, .batching = batch(*trace, options, remarks)};
+  const std::size_t bytes = static_cast<std::size_t>(trace->num_tokens) * shape_of(*trace).token_bytes();
+  if (bytes <= MappedFile::kMostCopied) tokens = take_ranks(tokens, 0, tokens.batching.num_ranks);  // owns its routes
   LoadTable load = collect(tokens.trace, tokens.batching, pool);
   load.name = options.path;
   note_missing_rows(tokens.trace, load, remarks);

@@ -179,6 +179,9 @@ void bind_rollout(nb::module_& m) {
           "experts_of_layer"_a = nb::none(), "top_k_of_layer"_a = nb::none(),
           R"(Creates a trace from arrays without copying them. Do not modify the arrays while the trace is alive.
 
+A load that is collected from up to 64 MiB of routes owns a copy of them. The load of a larger trace keeps the array
+alive, and raises InputError if it needs routes that were modified.
+
 Args:
     routed_experts: uint8, uint16, int16 or int32 [tokens, layers, top_k], expert ids. In a row without a route, all
         top_k entries are −1, or the largest value of an unsigned type; in a row of fewer experts, some are.

@@ -127,7 +127,8 @@ std::vector<std::int32_t> slots_of(const RankTurn& turn, const AnyArray& routes)
   }
   std::vector<std::int32_t> slots(routes.size());
   const nb::gil_scoped_release release;
-  row_slots(turn.rows, {reinterpret_cast<const ExpertId*>(data), routes.size()}, top_k, workspace(), slots);
+  const auto* const ids = reinterpret_cast<const ExpertId*>(data);
+  row_slots(turn.rows, std::vector(ids, ids + routes.size()), top_k, workspace(), slots);
   return slots;
 }
 

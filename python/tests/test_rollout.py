@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pathlib
 import subprocess
+import threading
+import weakref
+from typing import Any
 
 import commands
 import numpy as np
@@ -63,6 +67,64 @@ def draw_rollout() -> foremoe.Trace:
     return foremoe.synthesize_trace(
         layers=2, experts=16, top_k=2, micro_steps=4, ranks=4, tokens_per_rank=256, sequences_per_rank=4
     )
+
+
+def test_a_load_owns_its_routes_so_that_their_buffer_can_be_reused() -> None:
+    routes = np.zeros((8000, 1, 2), np.int32)
+    routes[:, 0] = np.arange(8000)[:, None] % 7 + [0, 1]
+    model = {"moe_layers": 1, "experts": 8, "top_k": 2, "hidden": 256, "intermediate": 128, "vocabulary": 100}
+    model |= {"heads": 2, "kv_heads": 2, "head_width": 16}
+    options: dict[str, Any] = {"cluster": "h100", "model": {"name": "small", **model}, "dispatch": "token"}
+    trace = foremoe.Trace.from_arrays(
+        routes,
+        np.arange(0, 8001, 1000, dtype=np.int64),
+        num_experts=8,
+        micro_step=np.zeros(8, np.int32),
+        rank=np.arange(8, dtype=np.int32),
+        ranks_per_node=2,
+    )
+    load = foremoe.collect(trace)
+    expected = foremoe.simulate(load, "vanilla", **options)
+    kept = weakref.ref(routes)
+    del trace
+    routes[-1000:] = [0, 1]  # the next rollout
+    again = foremoe.simulate(load, "vanilla", **options)
+    assert [one["node_link_rows"] for one in again] == [one["node_link_rows"] for one in expected]
+    assert [one["step_seconds"] for one in again] == [one["step_seconds"] for one in expected]
+    del routes
+    gc.collect()
+    assert kept() is None
+
+
+@pytest.mark.parametrize("count", ["collector", "function", "trace"])
+def test_routes_that_another_thread_changes_are_counted_or_refused(count: str) -> None:
+    routes = np.tile(np.arange(4, dtype=np.int32), (500, 8, 1))
+    done = False
+
+    def change() -> None:
+        while not done:
+            routes[250, 7, 3] = 0x70000000
+            routes[250, 7, 3] = 3
+
+    def counted() -> int:
+        if count == "function":
+            return int(foremoe._core._count_routes(routes, 32)[1].sum())
+        if count == "trace":
+            trace = foremoe.Trace.from_arrays(routes, np.array([0, 500], np.int64), num_experts=32)
+            return int(foremoe.collect(trace, ranks=1).array.sum())
+        collector = foremoe.Collector(num_layers=8, num_experts=32, top_k=4)
+        collector.add(0, routes)
+        return int(collector.load(np.zeros(1, np.int32), np.zeros(1, np.int32), ranks=1).array.sum())
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(300):
+            with contextlib.suppress(foremoe.InputError):
+                assert counted() == routes.size
+    finally:
+        done = True
+        thread.join()
 
 
 def test_pack_gives_the_batching_of_the_command(tmp_path: pathlib.Path) -> None:

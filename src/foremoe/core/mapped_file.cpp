@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "foremoe/core/error.h"
 
@@ -54,7 +55,7 @@ bool is_stream(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 && S_ISFIFO(status.st_mode);
 }
 
-void MappedFile::read_stream(const std::string& path, int fd) {
+void MappedFile::read(const std::string& path, int fd) {
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);  // waits for writers that have opened the pipe
   std::array<char, 1 << 16> part{};
   for (;;) {
@@ -75,13 +76,23 @@ MappedFile::MappedFile(const std::string& path, bool or_stream) {
   if (::fstat(fd.get(), &status) != 0) fail(path, errno);
   if (!S_ISREG(status.st_mode)) {
     if (or_stream && (path == "-" || S_ISFIFO(status.st_mode))) {
-      read_stream(path, fd.get());
+      read(path, fd.get());
       return;
     }
     throw InputError({.file = path}, fmt::format("is {}, not a regular file", kind_of(status.st_mode)));
   }
   const auto size = static_cast<std::size_t>(status.st_size);
   if (size == 0) return;  // mmap refuses empty files
+  if (!or_stream && size <= kMostCopied) {
+    read_.reserve(size);
+    read(path, fd.get());
+    struct stat after {};
+    const auto time_of = [](const struct stat& of) { return std::pair(of.st_mtim.tv_sec, of.st_mtim.tv_nsec); };
+    if (::fstat(fd.get(), &after) != 0) fail(path, errno);
+    if (read_.size() == size && time_of(after) == time_of(status)) return;
+    throw InputError({.file = path},
+                     "changed while it was read: write it under another name, and rename it when it is complete");
+  }
   void* const data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   if (data == MAP_FAILED) fail(path, errno);
   bytes_ = {static_cast<const std::byte*>(data), size};

@@ -10,14 +10,18 @@
 
 namespace foremoe {
 
-// A read-only memory map of a file, unmapped by the destructor. Pages are read on first access, so a trace of many
-// gigabytes opens immediately. If another process truncates the file, the reader is killed (SIGBUS). Our own writers
-// replace files by rename instead (atomic_file.h).
+// The bytes of a file. Files of up to kMostCopied bytes are read into memory, so that their bytes never change. Larger
+// ones are mapped: pages are read on first access, so a trace of many gigabytes opens immediately. Others may overwrite
+// a mapped file in place, so readers check what they copied, or indices where they use them. If another process
+// truncates it, the reader is killed (SIGBUS). Our own writers replace files by rename instead (atomic_file.h).
 class MappedFile {
  public:
-  // Throws InputError if the path is not a readable regular file. Does not block: rejects a pipe immediately.
+  static constexpr std::size_t kMostCopied = std::size_t{64} << 20;
+
+  // Throws InputError if the path is not a readable regular file, or if the file changes while it is read. Does not
+  // block: rejects a pipe immediately.
   explicit MappedFile(const std::string& path) : MappedFile(path, /*or_stream=*/false) {}
-  // Accepts also "-", standard input, and pipes, which are read until their end.
+  // Always maps regular files. Accepts also "-", standard input, and pipes, which are read until their end.
   static std::unique_ptr<const MappedFile> or_stream(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -28,10 +32,10 @@ class MappedFile {
 
  private:
   MappedFile(const std::string& path, bool or_stream);
-  void read_stream(const std::string& path, int fd);
+  void read(const std::string& path, int fd);
 
   std::span<const std::byte> bytes_;
-  std::string read_;  // from a stream, instead of a map
+  std::string read_;  // instead of a map
 };
 
 // Returns whether the path is "-" or a pipe, whose contents can be read only once.

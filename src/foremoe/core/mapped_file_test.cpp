@@ -7,6 +7,8 @@
 
 #include <array>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -32,6 +34,18 @@ TEST(MappedFile, ReturnsTheBytesOfAFile) {
   EXPECT_EQ(MappedFile(path).text(), "some text");
   write_file(path, "");
   EXPECT_TRUE(MappedFile(path).bytes().empty());
+  std::remove(path.c_str());
+}
+
+TEST(MappedFile, KeepsTheBytesOfAFileThatIsOverwrittenOrTruncatedInPlace) {
+  const std::string path = testing::TempDir() + "mapped_file_test";
+  const std::string text(200'000, 'x');
+  write_file(path, text);
+  const MappedFile file(path);
+  std::fstream(path, std::ios::in | std::ios::out) << std::string(text.size(), 'y');
+  EXPECT_EQ(file.text(), text);
+  std::filesystem::resize_file(path, 0);
+  EXPECT_EQ(file.text(), text);
   std::remove(path.c_str());
 }
 

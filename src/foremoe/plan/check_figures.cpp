@@ -80,7 +80,10 @@ std::int64_t link_rows(const Subject& subject, EventId t, LayerId l, int num_nod
       std::set<int> nodes;
       for (std::size_t k = 0; k < top_k; ++k) {
         const ExpertId e = routes[token + k];
-        if (e >= ExpertId{0}) nodes.insert(nodes_of_rows[e.index()][seen[e.index()]++]);
+        if (e < ExpertId{0}) continue;
+        const std::vector<int>& nodes_of_expert = nodes_of_rows[e.index()];
+        expect_counted(seen[e.index()] < nodes_of_expert.size(), RankId{source});
+        nodes.insert(nodes_of_expert[seen[e.index()]++]);
       }
       for (const int node : nodes) ++crossing[source / plan.ranks_per_node][node];
     }

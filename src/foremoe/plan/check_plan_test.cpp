@@ -9,6 +9,8 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "foremoe/core/error.h"
+#include "foremoe/plan/check_rules.h"
 #include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/valid_plan.h"
 
@@ -83,6 +85,16 @@ TEST(CheckPlan, ReportsATraceThatDoesNotMatchTheLoad) {
   EXPECT_TRUE(report.ok());
   EXPECT_EQ(report.not_checked.size(), 1u);
   EXPECT_FALSE(report.figures->node_link_rows);
+}
+
+// The routes were those of the load when check_plan() compared them, and then another process changed them.
+TEST(CheckPlan, RefusesRoutesThatChangedSinceTheyWereCompared) {
+  const test::CountedTrace batched = test::random_trace(1);
+  const test::CountedTrace other = test::random_trace(2);
+  const StepPlan plan = test::random_plan(batched.load, {}, 1);
+  const CheckOptions options{.tokens = &batched};
+  const SourceTokens tokens(other.trace, other.batching);
+  EXPECT_THROW(check::recompute_figures({plan, batched.load, options, &tokens}), InputError);
 }
 
 TEST(CheckPlan, AcceptsPlansWithinTheirBudgets) {

@@ -308,8 +308,13 @@ bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> 
   return rows == 0;
 }
 
-static void expect_counted(bool counted, RankId source) {
-  if (!counted) throw InputError({.field = "routes"}, fmt::format("the load counts others of rank {}", source.value));
+void expect_counted(bool counted, RankId source) {
+  if (counted) return;
+  throw InputError(
+      {.field = "routes"},
+      fmt::format("the load counts others of rank {}: do not modify a trace's array, or overwrite its file, "
+                  "while its load is in use",
+                  source.value));
 }
 
 void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& ws, std::span<RankId> replica) {

@@ -134,6 +134,10 @@ struct SourceRows {
   std::span<const ExpertId> routes;  // [row] = [token][k], tokens in the source's order
 };
 
+// Throws InputError, field `routes`, unless `counted`: the load counts this rank's routes. Others may have changed
+// them.
+void expect_counted(bool counted, RankId source);
+
 // Sets replica[row] to the rank that serves rows.routes[row], or to kNoReplica if the route is negative (no route, or
 // no assignment). Throws InputError, field `routes`, unless the routed load counts these routes.
 void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& workspace,

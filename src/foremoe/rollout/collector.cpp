@@ -75,8 +75,9 @@ void RolloutCollector::add(int sequence, RouteType type, std::span<const std::by
   std::vector<std::int64_t> counts(static_cast<std::size_t>(shape_.num_layers) * experts);
   RouteCounter counter(shape);
   if (!counter.count(routes.data(), num_tokens, counts.data(), experts)) {
-    const RouteFault fault = find_fault(shape, routes.data(), num_tokens).value();
-    fail(fmt::format("[{}, {}, {}]", fault.token, fault.layer, fault.entry), fault.what);
+    const auto fault = find_fault(shape, routes.data(), num_tokens);
+    if (!fault) fail("", kRoutesChanged);
+    fail(fmt::format("[{}, {}, {}]", fault->token, fault->layer, fault->entry), fault->what);
   }
   Sequence finished{.num_tokens = num_tokens, .uncounted = counter.uncounted(), .counts = narrowest(counts)};
   const std::scoped_lock lock(mutex_);
@@ -180,7 +181,7 @@ LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPoo
       if (!counters[worker]->count(routes, trace.sequence_length(s), counts, layer_stride)) malformed = true;
     }
   });
-  if (malformed) check_routes(trace);  // throws for the first malformed row in file order
+  if (malformed) refuse_routes(trace);  // throws for the first malformed row in file order
   std::int64_t uncounted = 0;
   for (const auto& counter : counters) uncounted += counter ? counter->uncounted() : 0;
   count_missing_rows(uncounted, table);

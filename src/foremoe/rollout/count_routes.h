@@ -72,7 +72,8 @@ class RouteCounter {
   explicit RouteCounter(const RouteShape& shape, RouteKernel kernel = RouteKernel::kAny);
 
   // Adds the routes of num_tokens tokens, [token][layer][top_k], to counts[layer * layer_stride + expert]. Returns
-  // false if a row is malformed; the counts are then unspecified, and find_fault locates the row.
+  // false if a row is malformed; the counts are then unspecified, and find_fault locates the row. Others may change the
+  // routes meanwhile: what is counted was checked, because both use the same copy of a block, or the same register.
   bool count(const std::byte* routes, std::int64_t num_tokens, std::int64_t* counts, std::size_t layer_stride);
 
   // Entries of rows with a route that no count contains, so far: weightless ids and sentinels. The number of these rows
@@ -82,7 +83,7 @@ class RouteCounter {
  private:
   bool count_some(const std::byte* rows, std::size_t num_tokens);
   template <class Id>
-  bool count_checked(const std::byte* rows, std::size_t num_tokens);
+  bool count_blocks(const std::byte* rows, std::size_t num_tokens);
   template <class Id>
   bool count_row_by_row(const std::byte* rows, std::size_t num_tokens);
   void flush(std::int64_t* counts, std::size_t layer_stride);
@@ -91,6 +92,7 @@ class RouteCounter {
   bool (*count_rows_)(const RouteShape&, const std::byte*, std::size_t, std::uint16_t*) = nullptr;  // route_kernels.h
   bool (*clean_rows_)(const std::byte*, std::size_t, int) = nullptr;
   std::vector<std::uint16_t> histogram_;  // [layer][expert], since the last flush
+  std::vector<std::byte> block_;          // copy of the tokens that are validated and counted next
   std::vector<std::uint64_t> seen_;       // [id], last row that contained it
   std::uint64_t row_ = 0;                 // rows checked one by one so far
   std::int64_t uncounted_ = 0;
@@ -108,5 +110,11 @@ std::optional<RouteFault> find_fault(const RouteShape& shape, const std::byte* r
 
 // Throws InputError for the first malformed row, with index [token, layer, entry].
 void check_routes(const RoutingTrace& trace);
+
+// Throws the error of check_routes() after a count found a malformed row, even if the row was replaced since then.
+[[noreturn]] void refuse_routes(const RoutingTrace& trace);
+
+inline constexpr const char* kRoutesChanged =
+    "changed while they were counted: do not modify the array or overwrite the file before its load was used";
 
 }  // namespace foremoe

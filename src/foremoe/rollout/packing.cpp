@@ -47,7 +47,7 @@ Array<float, 2> count_sequences(const RoutingTrace& trace, ThreadPool& pool) {
     if (!counter.count(routes, trace.sequence_length(static_cast<int>(s)), counts.data(), experts)) malformed = true;
     std::ranges::transform(counts, tokens.row(s).begin(), [](std::int64_t n) { return static_cast<float>(n); });
   });
-  if (malformed) check_routes(trace);  // throws for the first malformed row in file order
+  if (malformed) refuse_routes(trace);  // throws for the first malformed row in file order
   return tokens;
 }
 

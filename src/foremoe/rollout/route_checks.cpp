@@ -439,7 +439,10 @@ class Checks {
       const auto* const bytes = reinterpret_cast<const char*>(row(begin, 0));
       all_rows.push_back({s, tokens, prompt, {bytes, static_cast<std::size_t>(tokens) * shape_.token_bytes()}});
     }
-    std::ranges::sort(all_rows, {}, [](const Rows& of) { return std::pair(of.bytes, of.sequence); });
+    // As a heap: unlike std::sort, it stays in bounds if others change the routes meanwhile.
+    const auto key = [](const Rows& of) { return std::pair(of.bytes, of.sequence); };
+    std::ranges::make_heap(all_rows, {}, key);
+    std::ranges::sort_heap(all_rows, {}, key);
     std::vector<const Rows*> prefixes;  // of the rows before, each begins with the one before it
     for (const Rows& of : all_rows) {
       while (!prefixes.empty() && !of.bytes.starts_with(prefixes.back()->bytes)) prefixes.pop_back();

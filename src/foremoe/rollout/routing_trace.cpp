@@ -130,12 +130,14 @@ void RoutingTrace::route(std::int64_t token, LayerId layer, std::span<ExpertId> 
   visit_route_type(type, [&]<class Id>(std::type_identity<Id>) {
     const std::byte* const entries = routes + row * out.size() * sizeof(Id);
     const std::int64_t experts = experts_in(layer);
-    bool missing = true;
-    for (std::size_t k = 0; k < out.size(); ++k) missing = missing && load_entry<Id>(entries, k) == kSentinel<Id>;
+    constexpr ExpertId kMissing{std::int64_t{kSentinel<Id>}};
+    for (std::size_t k = 0; k < out.size(); ++k) {  // others may change the entries: copied first, then checked
+      out[k] = ExpertId{static_cast<std::int64_t>(load_entry<Id>(entries, k))};
+    }
+    const bool missing = std::ranges::all_of(out, [](ExpertId id) { return id == kMissing; });
     for (std::size_t k = 0; k < out.size(); ++k) {
-      const Id entry = load_entry<Id>(entries, k);
-      const auto id = static_cast<std::int64_t>(entry);
-      const bool needs_expert = entry != kSentinel<Id> && (id < num_experts || id >= num_experts + weightless_experts);
+      const std::int64_t id = out[k].value;
+      const bool needs_expert = out[k] != kMissing && (id < num_experts || id >= num_experts + weightless_experts);
       if (needs_expert && (id < 0 || id >= experts)) {
         throw InputError(
             {.file = name, .field = "routed_experts", .index = fmt::format("[{}, {}, {}]", token, layer.value, k)},

@@ -38,13 +38,14 @@ template <class Value>
                                      const RowShape& shape, Value value) {
   const auto tokens = static_cast<std::int64_t>(block.size() / entries_per_token(shape));
   const auto* const bytes = reinterpret_cast<const std::byte*>(block.data());
-  const RouteFault fault = find_fault(int32_shape(shape), bytes, tokens).value();
-  const std::size_t i = static_cast<std::size_t>(fault.token) * entries_per_token(shape) +
-                        static_cast<std::size_t>(fault.layer) * static_cast<std::size_t>(shape.top_k) +
-                        static_cast<std::size_t>(fault.entry);
+  const auto fault = find_fault(int32_shape(shape), bytes, tokens);
+  if (!fault) throw InputError({.field = "routes"}, kRoutesChanged);
+  const std::size_t i = static_cast<std::size_t>(fault->token) * entries_per_token(shape) +
+                        static_cast<std::size_t>(fault->layer) * static_cast<std::size_t>(shape.top_k) +
+                        static_cast<std::size_t>(fault->entry);
   const bool in_range = block[i] >= -1 && block[i] < shape.num_experts;
-  refuse(first_token + fault.token, fault.layer, fault.entry,
-         in_range ? fault.what : fmt::format("expert {}, but there are {}", value(i), shape.num_experts));
+  refuse(first_token + fault->token, fault->layer, fault->entry,
+         in_range ? fault->what : fmt::format("expert {}, but there are {}", value(i), shape.num_experts));
 }
 
 bool count_block(RouteCounter& counter, std::span<const std::int32_t> block, const RowShape& shape,
@@ -122,7 +123,7 @@ void count_distinct(std::span<const Id> routes, const RowShape& shape, std::span
   for (auto entry = routes.begin(); entry != routes.end(); ++row) {
     std::int64_t* const of_layer = counts.data() + row % layers * last_row.size();
     for (std::size_t k = 0; k < top_k; ++k, ++entry) {
-      const std::int64_t expert = *entry;
+      const std::int64_t expert = static_cast<const volatile Id&>(*entry);  // read once: others may change it
       if (expert < 0 || expert >= shape.num_experts) {
         refuse(static_cast<std::int64_t>(row / layers), static_cast<int>(row % layers), static_cast<int>(k),
                fmt::format("expert {}, but there are {}", expert, shape.num_experts));
