@@ -67,6 +67,15 @@ void copy_layers(const Array<T, N>& from, std::size_t from_layer, Array<T, N>& t
 template <class T, std::size_t N>
 Array<T, N> joined(const std::vector<const Plan*>& parts, Array<T, N> StepPlan::*member, std::size_t layer_axis) {
   auto shape = (parts.front()->step.get()->*member).shape();
+  const bool recorded = !(parts.front()->step.get()->*member).empty();
+  for (const Plan* part : parts) {
+    if (recorded) shape[layer_axis] = static_cast<std::size_t>(part->layers.last - part->layers.first);
+    if ((part->step.get()->*member).shape() == shape) continue;
+    throw InputError({.field = "parts"}, fmt::format("differ from layer {} on: in the shape of their arrays, or only "
+                                                     "some record max_load and lower_bound",
+                                                     part->layers.first));
+  }
+  if (!recorded) return {};
   shape[layer_axis] = static_cast<std::size_t>(parts.front()->layers.whole);
   Array<T, N> whole(shape);
   for (const Plan* part : parts) {
@@ -77,6 +86,7 @@ Array<T, N> joined(const std::vector<const Plan*>& parts, Array<T, N> StepPlan::
 
 template <class T, std::size_t N>
 Array<T, N> taken(const Array<T, N>& whole, const LayerRange& range, std::size_t layer_axis) {
+  if (whole.empty()) return {};  // not recorded
   auto shape = whole.shape();
   shape[layer_axis] = static_cast<std::size_t>(range.last - range.first);
   Array<T, N> part(shape);
@@ -96,7 +106,7 @@ std::vector<const Plan*> in_order(const std::vector<const Plan*>& given) {
   const StepPlan& first = *parts.front()->step;
   const auto header = [](const StepPlan& p) {
     return std::tuple(p.policy, p.residency, p.guest_slots, p.ranks_per_node, p.in_flight, p.options, p.load_digest,
-                      p.homes_digest, p.num_ranks(), p.num_slots(), p.num_experts(), p.num_events());
+                      p.homes_digest, p.event_micro_step, p.event_pass);
   };
   int next = 0;
   for (const Plan* part : parts) {

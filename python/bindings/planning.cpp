@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <tuple>
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
+#include "foremoe/core/sha256.h"
 #include "foremoe/evaluate/running_plan.h"
 #include "foremoe/policy/own_options.h"
 
@@ -184,11 +187,37 @@ class GrowingPlan final : public UnfinishedPlan {
   // Appends a plan of the load's next micro-steps.
   void append(const Plan& block) {
     const StepPlan& from = *block.step;
+    if (block.running || !block.layers.is_all()) {
+      throw InputError({.field = "block"}, "is unfinished, or a part of a plan: finish it, and join the parts first");
+    }
     if (from.residency != Residency::kShared && from.num_micro_steps() != num_micro_steps()) {
       throw InputError({.field = "block"}, "covers only some micro-steps, whose guests depend on the others");
     }
     const std::lock_guard lock(mutex_);
-    if (plan_.num_events() == 0) {
+    const int first = appended_;
+    const LoadTable& load = load_.table();
+    if (first + from.num_micro_steps() > num_micro_steps()) {
+      throw InputError({.field = "block"}, fmt::format("ends after micro-step {}", num_micro_steps() - 1));
+    }
+    const std::size_t cells = load.load.size() / load.load.extent(0);  // of a micro-step
+    const auto counts = load.load.flat().subspan(static_cast<std::size_t>(first) * cells,
+                                                 static_cast<std::size_t>(from.num_micro_steps()) * cells);
+    const std::array pairs{static_cast<std::size_t>(from.num_micro_steps()), load.load.extent(1)};
+    const auto header = [](const StepPlan& p) {
+      return std::tuple(p.policy, p.residency, p.guest_slots, p.in_flight, p.homes_digest, p.num_slots());
+    };
+    if (from.load_digest != sha256_hex(std::as_bytes(counts)) || from.ranks_per_node != load.ranks_per_node ||
+        std::array{from.slot_expert.extent(1), from.slot_expert.extent(2), from.home.extent(1)} !=
+            std::array{load.load.extent(1), load.load.extent(2), load.load.extent(3)}) {
+      throw InputError({.field = "block"}, fmt::format("is not a plan of the load from micro-step {} on", first));
+    }
+    if (from.max_load.shape() != pairs || from.lower_bound.shape() != pairs ||
+        (first > 0 && (header(from) != header(plan_) || from.home != plan_.home))) {
+      throw InputError({.field = "block"},
+                       "does not continue the blocks before it: it has other homes, slots or "
+                       "options, or does not record max_load and lower_bound");
+    }
+    if (first == 0) {
       plan_ = empty_plan({.policy = from.policy,
                           .residency = from.residency,
                           .guest_slots = from.guest_slots,
@@ -198,10 +227,6 @@ class GrowingPlan final : public UnfinishedPlan {
                          load_.table());
       plan_.home = from.home;
       record_input_options(*load_.input, plan_);
-    }
-    const int first = appended_;
-    if (first + from.num_micro_steps() > num_micro_steps()) {
-      throw InputError({.field = "block"}, fmt::format("ends after micro-step {}", num_micro_steps() - 1));
     }
     for (int e = 0; e < plan_.num_events(); ++e) {
       const auto at = static_cast<std::size_t>(e);

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import pathlib
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,62 @@ def test_one_policy_needs_no_list(load: foremoe.Load) -> None:
     assert [one["policy"] for one in foremoe.compare(load, "vanilla,static")] == ["vanilla", "static"]
 
 
+def with_file(plan: foremoe.Plan, change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> foremoe.Plan:
+    """Returns the plan with its file's header and tensors changed, as a hostile pickle may have them."""
+    state = plan.__getstate__()
+    size = int.from_bytes(state[2][:8], "little")
+    header = json.loads(state[2][8 : 8 + size])
+    metadata = header.pop("__metadata__")
+    tensors = {name: state[2][8 + size :][slice(*of["data_offsets"])] for name, of in header.items()}
+    change(header, tensors)
+    data = b""
+    for name, of in header.items():
+        of["data_offsets"] = [len(data), len(data) + len(tensors[name])]
+        data += tensors[name]
+    text = json.dumps({"__metadata__": metadata} | header).encode()
+    file = len(text).to_bytes(8, "little") + text + data
+    changed = foremoe.Plan.__new__(foremoe.Plan)
+    changed.__setstate__((state[0], hashlib.sha256(file).hexdigest(), file, *state[3:]))
+    return changed
+
+
+def without_bounds(plan: foremoe.Plan) -> foremoe.Plan:
+    def remove(header: dict[str, Any], _: dict[str, bytes]) -> None:
+        del header["max_load"], header["lower_bound"]
+
+    return with_file(plan, remove)
+
+
+def test_bounds_that_no_part_records_stay_unrecorded() -> None:
+    load = draw_load(layers=4)
+    parts = [without_bounds(foremoe.plan(load, layers=layers)) for layers in (range(0, 2), range(2, 4))]
+    joined = foremoe.Plan.join(parts)
+    assert joined.max_load.size == 0
+    np.testing.assert_array_equal(joined.slot_tokens, foremoe.plan(load).slot_tokens)
+
+
+def test_blocks_of_another_plan_are_not_appended() -> None:
+    load = draw_load(layers=2, micro_steps=4)
+    options: dict[str, Any] = {"residency": "shared", "guest_slots": 1}
+
+    def block(first: int, last: int, of: foremoe.Load = load, **more: Any) -> foremoe.Plan:
+        return foremoe.plan(foremoe.Load.from_array(of.array[first:last], ranks_per_node=2), **options | more)
+
+    growing = foremoe._core._GrowingPlan(load)
+    for begin in (0, 1):
+        for wrong in (
+            block(2, 3),
+            block(begin, 4, draw_load(layers=3, micro_steps=4)),
+            block(begin, 4, draw_load(layers=2, micro_steps=4, experts=32)),
+            without_bounds(block(begin, begin + 1)),
+            foremoe.plan(load, layers=range(0, 1), **options),
+            *([block(1, 2, guest_slots=3), block(1, 2, in_flight=2), block(1, 4, residency="static")] if begin else []),
+        ):
+            expect_refused(lambda wrong=wrong: growing.append(wrong), "block")
+        growing.append(block(0, 1) if begin == 0 else block(1, 4))
+    np.testing.assert_array_equal(growing.begin().slot_tokens.sum(-1).max(-1), foremoe.plan(load, **options).max_load)
+
+
 def test_incomplete_parts_are_rejected() -> None:
     load = draw_load(layers=4)
     first, second = (foremoe.plan(load, layers=layers) for layers in (range(0, 2), range(2, 4)))
@@ -203,6 +260,8 @@ def test_incomplete_parts_are_rejected() -> None:
         ([first, first, second], "layer 0 is in two"),
         ([first, foremoe.plan(load, layers=range(2, 4), guest_slots=2)], "different plans"),
         ([first, foremoe.plan(draw_load(1, layers=4), layers=range(2, 4))], "different plans"),
+        ([first, without_bounds(second)], "differ from layer 2 on"),
+        ([without_bounds(first), second], "differ from layer 2 on"),
         ([], "must contain at least one plan"),
     ]:
         with pytest.raises(foremoe.InputError, match=words):
