@@ -2,7 +2,8 @@
 
 The file is torch.save() of {"samples": [{"rollout_routed_experts": [tokens − 1, layers, top_k], "tokens", …}, …]}.
 Routes are arrays of numpy, tensors or nested lists. torch is not needed. No class in the file is imported, so that a
-file cannot run code: routes are read from what their pickles contain, and other objects are skipped.
+file cannot run code: routes are read from what their pickles contain, and other objects are skipped. Time and memory
+are bounded by the bytes of the file: see MOST_SHARED and DEEPEST.
 
 Written from THUDM/slime 624b824 (slime/observability/rollout_data_utils.py, slime/utils/types.py) and radixark/miles
 31f1ca9 (miles/ray/rollout/debug_data.py, miles/utils/types.py), whose routes come from SGLang.
@@ -14,8 +15,9 @@ import functools
 import io
 import math
 import pickle
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +40,8 @@ ARRAY_DTYPES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"
 STORAGE_DTYPES = {"Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8"}
 STORAGE_DTYPES |= {"Half": "f2", "Float": "f4", "Double": "f8"}
 EXPECTED = "expected integers, float16, float32 or float64"
+MOST_SHARED = 16  # parts of a list, or bytes of routes, per byte of the file: samples of a group may share objects
+DEEPEST = 64  # lists in lists
 
 
 class _Skipped:
@@ -59,7 +63,7 @@ class _Dtype:
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        self.name = f"{state[1]}{self.name}"
+        self.name = f"{state[1]!s:.1}{self.name!s:.15}"
 
 
 class _Array:
@@ -86,26 +90,68 @@ class _Tensor:
         self.storage, self.offset, self.shape, self.strides = storage, offset, shape, strides
 
 
-def _encoded(text: str, encoding: str) -> bytes:
-    """Bytes, as pickle's protocol 2 writes them."""
-    return text.encode("latin-1") if encoding == "latin1" else b""
+class _Unpickler(pickle._Unpickler):
+    """Python's own unpickler: the one in C allocates as much memory as an opcode names, before reading it."""
 
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()
+        if bytes([code]) not in (pickle.INT, pickle.LONG, pickle.LONG4, pickle.INST, pickle.OBJ, pickle.PERSID)
+        and bytes([code]) not in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER)
+    }
 
-class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self._may_encode = len(data)
+
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name.endswith("Storage"):
             return name
-        return {
+        made: Any = {
             ("numpy.core.multiarray", "_reconstruct"): _Array,
             ("numpy._core.multiarray", "_reconstruct"): _Array,
             ("numpy", "dtype"): _Dtype,
-            ("_codecs", "encode"): _encoded,
+            ("_codecs", "encode"): self._encoded,
             ("__builtin__", "bytes"): lambda *_: b"",  # an empty array's
             ("torch._utils", "_rebuild_tensor_v2"): _Tensor,
         }.get((module, name), _Skipped)
+        return lambda *arguments: made(*arguments)  # a function of this file alone, whose attributes a pickle can set
+
+    def _new(self) -> None:
+        arguments = self.stack.pop()
+        self.append(self.stack.pop()(*arguments))
+
+    dispatch[pickle.NEWOBJ[0]] = _new
+
+    def _new_ex(self) -> None:
+        self.stack.pop()  # keywords
+        self._new()
+
+    dispatch[pickle.NEWOBJ_EX[0]] = _new_ex
+
+    def _encoded(self, text: str, encoding: str) -> bytes:
+        """Returns bytes, as pickle's protocol 2 writes them."""
+        self._may_encode -= len(text)
+        if self._may_encode < 0:
+            raise pickle.UnpicklingError("has more bytes than were written")
+        return text.encode("latin-1") if encoding == "latin1" else b""
 
     def persistent_load(self, pid: Any) -> Any:
-        return _Storage(str(pid[1]), str(pid[2]))
+        return _Storage(f"{pid[1]!s:.64}", f"{pid[2]!s:.64}")
+
+
+def _parts(value: Any, known: dict[int, int], depth: int = 0) -> int:
+    """Returns the number of parts of a container, where a part that occurs twice counts twice. known: By id."""
+    if id(value) not in known:
+        known[id(value)] = -1
+        if depth > DEEPEST:
+            raise pickle.UnpicklingError(f"nests deeper than {DEEPEST}")
+        items = value.values() if isinstance(value, dict) else value
+        inner = [item for item in items if isinstance(item, dict | list | tuple)]
+        known[id(value)] = len(value) + sum(_parts(item, known, depth + 1) for item in inner)
+    if known[id(value)] < 0:
+        raise pickle.UnpicklingError("contains itself")
+    return known[id(value)]
 
 
 class Saved(NamedTuple):
@@ -130,7 +176,9 @@ def read_saved(file: str, data: bytes) -> Saved:
     if pickled is None:
         place.refuse("contains no data.pkl, so torch.save() has not written it")
     try:
-        content = _Unpickler(io.BytesIO(members[pickled])).load()
+        content = _Unpickler(members[pickled]).load()
+        if _parts([content], {}) > MOST_SHARED * len(members[pickled]):
+            raise pickle.UnpicklingError(f"expands to more than {MOST_SHARED} times its size")
     except Exception as error:  # the unpickler raises any exception if a pickle is damaged
         place.at(pickled).refuse(f"is damaged: {error}")
     return Saved(content, members, pickled.removesuffix("data.pkl"))
@@ -145,7 +193,10 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
         problem = "is no list: slime and miles save rollouts with --save-debug-rollout-data"
         place.at("samples").refuse(f"{problem}. If the file has tokens per expert, give `counts`")
 
+    left = MOST_SHARED * sum(map(len, saved.members.values()))
+
     def read(i: int, sample: Any) -> Decoded:
+        nonlocal left
         at = place.at(f"samples[{i}]").at("rollout_routed_experts")
         routes = member(sample, "rollout_routed_experts")
         if routes is None:
@@ -157,6 +208,9 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
         routes = saved.array_of(routes, at)
         if not isinstance(routes, list | np.ndarray):
             at.refuse("is neither an array nor a tensor nor a list")
+        left -= routes.nbytes if isinstance(routes, np.ndarray) else 0
+        if left < 0:
+            at.refuse(f"is shared: the routes have more than {MOST_SHARED} times the bytes of the file")
         return _with_facts(decode_routes(routes, at, options), sample)
 
     for i, sample in enumerate(samples):
@@ -181,7 +235,7 @@ def _tensor(tensor: _Tensor, saved: Saved, place: SourcePlace) -> npt.NDArray[An
     shape, dtype = _extents(tensor.shape, place), np.dtype(name)
     contiguous = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     if tensor.strides != contiguous or type(tensor.offset) is not int or tensor.offset < 0:
-        place.refuse(f"is a tensor of strides {tensor.strides!r:.40}; expected a contiguous one")
+        place.refuse(f"is a tensor of strides {reprlib.repr(tensor.strides):.40}; expected a contiguous one")
     data = saved.members.get(f"{saved.folder}data/{key}")
     if data is None:
         place.refuse(f"is in {saved.folder}data/{key:.32}, which the file does not contain")
@@ -191,7 +245,7 @@ def _tensor(tensor: _Tensor, saved: Saved, place: SourcePlace) -> npt.NDArray[An
 
 def _extents(shape: Any, place: SourcePlace) -> Sequence[int]:
     if not isinstance(shape, tuple) or len(shape) not in (2, 3) or not all(type(n) is int and n >= 0 for n in shape):
-        place.refuse(f"has shape {shape!r:.40}; expected 2 or 3 axes")
+        place.refuse(f"has shape {reprlib.repr(shape):.40}; expected 2 or 3 axes")
     return shape
 
 

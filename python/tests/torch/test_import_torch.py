@@ -7,6 +7,8 @@ import io
 import os
 import pathlib
 import pickle
+import time
+import tracemalloc
 import zipfile
 from typing import Any
 
@@ -152,6 +154,53 @@ def test_pickles_with_any_byte_altered_are_read_or_rejected() -> None:
                 decode("torch", "in", out.getvalue())
             except foremoe.InputError as error:
                 assert str(error).startswith("in: ")
+
+
+def opcodes(text: str) -> bytes:
+    return b"X" + len(text).to_bytes(4, "little") + text.encode()
+
+
+GLOBAL = {name: f"c{module}\n{name}\n".encode() for module, name in [("numpy", "dtype"), ("_codecs", "encode")]}
+TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
+LONG = b"\x80\x02" + opcodes("a" * 2**20) + b"q\x01"
+
+
+@pytest.mark.parametrize(
+    ("pickled", "words"),
+    [
+        (b"\x80\x02}r\xff\xff\xff\x7f.", "samples: is no list"),
+        (LONG + GLOBAL["encode"] + b"q\x02(" + b"h\x02h\x01X\x06\0\0\0latin1\x86R" * 3000 + b"t.", "more bytes"),
+        (LONG + GLOBAL["dtype"] + b"h\x01\x85R" + b"(K\x03h\x01tb" * 3000 + b".", "samples: is no list"),
+        (b"\x80\x02](K\1K\1eq\x010](" + b"h\x01" * 3000 + b"eq\x020](" + b"h\x02" * 10**5 + b"e.", "expands to"),
+        (b"\x80\x02}" + opcodes("samples") + b"]q\x01h\x01as.", "contains itself"),
+        (b"\x80\x02N" + b"\x85" * 200_000 + b".", "nests deeper than 64"),
+        (b"\x80\x02\x8b\xa0\x0f\0\0" + b"\x7f" * 4000 + b".", "is damaged"),
+    ],
+    ids=["memo", "encode", "dtype", "laughs", "itself", "deep", "long"],
+)  # fmt: skip
+def test_small_pickles_take_little_time_and_memory(pickled: bytes, words: str) -> None:
+    began = time.process_time()
+    tracemalloc.start()
+    with pytest.raises(foremoe.InputError, match=words):
+        decoder({})("torch", "in", archive(data_pkl=pickled))
+    assert tracemalloc.get_traced_memory()[1] < 2**27
+    tracemalloc.stop()
+    assert time.process_time() - began < 10
+
+
+def test_routes_that_samples_share_are_limited() -> None:
+    shared = sample(torch.zeros(2**12, 2, 2, dtype=torch.int64))
+    problems = [decoded[10] for decoded in decoder({})("torch", "in", saved(*[dict(shared) for _ in range(40)]))]
+    assert problems[0] == "" and "is shared" in problems[-1]
+
+
+def test_a_file_does_not_change_how_the_next_is_read(path: pathlib.Path) -> None:
+    path.write_bytes(saved(sample(torch.from_numpy(ROUTES))))
+    hostile = TENSOR + b"N}" + opcodes("__new__") + GLOBAL["dtype"] + b"s\x86b0"
+    content = b"\x80\x02" + hostile + b"}."
+    with pytest.raises(foremoe.InputError):
+        decoder({})("torch", "in", archive(data_pkl=content))
+    assert foremoe.import_files(path)[0].num_sequences == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64])
