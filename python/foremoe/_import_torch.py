@@ -193,6 +193,8 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
         problem = "is no list: slime and miles save rollouts with --save-debug-rollout-data"
         place.at("samples").refuse(f"{problem}. If the file has tokens per expert, give `counts`")
 
+    if len({id(sample) for sample in samples}) < len(samples):
+        place.at("samples").refuse("has a sample twice")
     left = MOST_SHARED * sum(map(len, saved.members.values()))
 
     def read(i: int, sample: Any) -> Decoded:
