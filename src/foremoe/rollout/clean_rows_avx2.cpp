@@ -12,6 +12,7 @@ namespace foremoe {
 namespace {
 
 constexpr std::size_t kVector = sizeof(__m256i);
+static_assert(kVector <= kCopySlack);
 using Vector = std::array<std::byte, kVector>;
 
 // Returns the byte shuffle that rotates every row by `entries` entries. Rows do not cross 16-byte lanes, as the
@@ -56,7 +57,8 @@ __attribute__((target("avx2"))) inline __m256i broadcast(int value) {
 // Each pair of entries is compared by some rotation, and rotations by i and TopK − i compare the same pairs. Half of
 // the rotations are therefore sufficient.
 template <std::size_t EntryBytes, std::size_t TopK>
-__attribute__((target("avx2"))) bool clean_rows(const std::byte* rows, std::size_t bytes, int num_experts) {
+__attribute__((target("avx2"))) bool clean_rows(const std::byte* rows, std::size_t bytes, int num_experts,
+                                                std::byte* copy) {
   static constexpr std::array<Vector, 4> kRotations{rotation<EntryBytes, TopK>(1), rotation<EntryBytes, TopK>(2 % TopK),
                                                     rotation<EntryBytes, TopK>(3 % TopK),
                                                     rotation<EntryBytes, TopK>(4 % TopK)};
@@ -74,6 +76,7 @@ __attribute__((target("avx2"))) bool clean_rows(const std::byte* rows, std::size
       at = tail.data();
     }
     const __m256i v = load(at);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(copy + i), v);
     largest = maximum<EntryBytes>(largest, v);
     for (std::size_t r = 0; r < TopK / 2; ++r) {
       const __m256i rotated = _mm256_shuffle_epi8(v, load(&kRotations[r]));

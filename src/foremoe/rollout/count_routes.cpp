@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -78,8 +77,9 @@ bool RouteCounter::count_some(const std::byte* rows, std::size_t num_tokens) {
     std::ranges::fill(histogram_, std::uint16_t{0});
     count_rows_ = nullptr;  // a row has fewer experts, or is malformed
   }
-  return visit_route_type(shape_.type,
-                          [&]<class Id>(std::type_identity<Id>) { return count_blocks<Id>(rows, num_tokens); });
+  return visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
+    return clean_rows_ != nullptr ? count_blocks<Id>(rows, num_tokens) : count_row_by_row<Id>(rows, num_tokens);
+  });
 }
 
 template <class Id>
@@ -89,12 +89,11 @@ bool RouteCounter::count_blocks(const std::byte* rows, std::size_t num_tokens) {
   const auto top_k = static_cast<std::size_t>(shape_.top_k);
   const auto experts = static_cast<std::size_t>(shape_.num_experts);
   const std::size_t tokens_per_block = std::max<std::size_t>(1, kBytesPerBlock / token_bytes);
-  block_.resize(tokens_per_block * token_bytes);
+  block_.resize(tokens_per_block * token_bytes + kCopySlack);
   for (std::size_t t = 0; t < num_tokens; t += tokens_per_block) {
     const std::size_t tokens = std::min(tokens_per_block, num_tokens - t);
     const std::byte* row = block_.data();
-    std::memcpy(block_.data(), rows + t * token_bytes, tokens * token_bytes);
-    if (clean_rows_ == nullptr || !clean_rows_(row, tokens * token_bytes, shape_.num_experts)) {
+    if (!clean_rows_(rows + t * token_bytes, tokens * token_bytes, shape_.num_experts, block_.data())) {
       if (!count_row_by_row<Id>(row, tokens)) return false;
       continue;
     }
@@ -117,24 +116,24 @@ bool RouteCounter::count_blocks(const std::byte* rows, std::size_t num_tokens) {
 
 template <class Id>
 bool RouteCounter::count_row_by_row(const std::byte* rows, std::size_t num_tokens) {
+  using Unsigned = std::make_unsigned_t<Id>;
   const std::size_t row_bytes = shape_.row_bytes();
   const auto top_k = static_cast<std::size_t>(shape_.top_k);
   const auto experts = static_cast<std::size_t>(shape_.num_experts);
   for (std::size_t t = 0; t < num_tokens; ++t) {
     std::uint16_t* counts = histogram_.data();
     for (int l = 0; l < shape_.num_layers; ++l, rows += row_bytes, counts += experts) {
-      if (is_missing<Id>(rows, top_k)) continue;
       const std::uint64_t row = ++row_;
       const std::size_t present = of_layer(shape_.experts_of_layer, l, shape_.num_experts);
       std::size_t absent = 0;
       for (std::size_t k = 0; k < top_k; ++k) {
-        const std::size_t e = load_entry<std::make_unsigned_t<Id>>(rows, k);  // negative ids become too large
+        const std::size_t e = load_once<Unsigned>(rows, k);  // negative ids become too large
         if (e >= present) [[unlikely]] {
-          ++uncounted_;
-          if (load_entry<Id>(rows, k) == kSentinel<Id>) {
+          if (e == kSentinel<Unsigned>) {
             ++absent;
             continue;
           }
+          ++uncounted_;
           if (e < experts || e >= seen_.size() || std::exchange(seen_[e], row) == row) return false;
           continue;
         }
@@ -142,6 +141,8 @@ bool RouteCounter::count_row_by_row(const std::byte* rows, std::size_t num_token
         seen_[e] = row;
         ++counts[e];
       }
+      if (absent == top_k) continue;  // missing
+      uncounted_ += static_cast<std::int64_t>(absent);
       if (absent > 0 && !shape_.partial_rows) return false;
       if (!shape_.top_k_of_layer.empty() && top_k - absent > of_layer(shape_.top_k_of_layer, l, 0)) return false;
     }

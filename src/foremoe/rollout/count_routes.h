@@ -73,7 +73,7 @@ class RouteCounter {
 
   // Adds the routes of num_tokens tokens, [token][layer][top_k], to counts[layer * layer_stride + expert]. Returns
   // false if a row is malformed; the counts are then unspecified, and find_fault locates the row. Others may change the
-  // routes meanwhile: what is counted was checked, because both use the same copy of a block, or the same register.
+  // routes meanwhile: every entry is loaded once, and checked and counted from the same copy.
   bool count(const std::byte* routes, std::int64_t num_tokens, std::int64_t* counts, std::size_t layer_stride);
 
   // Entries of rows with a route that no count contains, so far: weightless ids and sentinels. The number of these rows
@@ -90,7 +90,7 @@ class RouteCounter {
 
   RouteShape shape_;
   bool (*count_rows_)(const RouteShape&, const std::byte*, std::size_t, std::uint16_t*) = nullptr;  // route_kernels.h
-  bool (*clean_rows_)(const std::byte*, std::size_t, int) = nullptr;
+  bool (*clean_rows_)(const std::byte*, std::size_t, int, std::byte*) = nullptr;
   std::vector<std::uint16_t> histogram_;  // [layer][expert], since the last flush
   std::vector<std::byte> block_;          // copy of the tokens that are validated and counted next
   std::vector<std::uint64_t> seen_;       // [id], last row that contained it

@@ -22,6 +22,14 @@ Id load_entry(const std::byte* row, std::size_t k) {
   return id;
 }
 
+// Like load_entry(), but the compiler cannot load the entry a second time, between whose loads others may change it.
+template <class Id>
+Id load_once(const std::byte* row, std::size_t k) {
+  Id id = load_entry<Id>(row, k);
+  asm volatile("" : "+r"(id));
+  return id;
+}
+
 // Calls f(std::type_identity<Id>{}) with the integer type of the entries.
 template <class F>
 decltype(auto) visit_route_type(RouteType type, F&& f) {

@@ -10,8 +10,10 @@
 
 namespace foremoe {
 
-// Returns whether every row has distinct entries below num_experts. Returns false for missing rows.
-using CleanRows = bool (*)(const std::byte* rows, std::size_t bytes, int num_experts);
+// Copies rows, and returns whether every row of the copy has distinct entries below num_experts. Returns false for
+// missing rows. Writes up to kCopySlack bytes more than it reads.
+inline constexpr std::size_t kCopySlack = 32;
+using CleanRows = bool (*)(const std::byte* rows, std::size_t bytes, int num_experts, std::byte* copy);
 CleanRows clean_rows_avx2(const RouteShape& shape);  // top_k 2, 4, 8; rows of at most 16 bytes
 
 // Validates tokens and adds them to the histogram [layer][expert]. The caller prevents overflow. Returns false if a row
