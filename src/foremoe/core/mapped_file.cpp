@@ -45,8 +45,8 @@ const char* kind_of(mode_t mode) {
 
 }  // namespace
 
-std::unique_ptr<const MappedFile> MappedFile::or_stream(const std::string& path) {
-  return std::unique_ptr<const MappedFile>(new MappedFile(path, /*or_stream=*/true));
+std::unique_ptr<const MappedFile> MappedFile::or_stream(const std::string& path, std::size_t most_copied) {
+  return std::unique_ptr<const MappedFile>(new MappedFile(path, /*or_stream=*/true, most_copied));
 }
 
 bool is_stream(const std::string& path) {
@@ -68,7 +68,7 @@ void MappedFile::read(const std::string& path, int fd) {
   bytes_ = std::as_bytes(std::span(read_));
 }
 
-MappedFile::MappedFile(const std::string& path, bool or_stream) {
+MappedFile::MappedFile(const std::string& path, bool or_stream, std::size_t most_copied) {
   if (path == "-" && !or_stream) throw InputError({.file = path}, "standard input is not read here: give a file");
   const Descriptor fd(path);
   if (fd.get() < 0) fail(path, errno);
@@ -83,7 +83,7 @@ MappedFile::MappedFile(const std::string& path, bool or_stream) {
   }
   const auto size = static_cast<std::size_t>(status.st_size);
   if (size == 0) return;  // mmap refuses empty files
-  if (!or_stream && size <= kMostCopied) {
+  if (size <= most_copied) {
     read_.reserve(size);
     read(path, fd.get());
     struct stat after {};

@@ -20,9 +20,9 @@ class MappedFile {
 
   // Throws InputError if the path is not a readable regular file, or if the file changes while it is read. Does not
   // block: rejects a pipe immediately.
-  explicit MappedFile(const std::string& path) : MappedFile(path, /*or_stream=*/false) {}
-  // Always maps regular files. Accepts also "-", standard input, and pipes, which are read until their end.
-  static std::unique_ptr<const MappedFile> or_stream(const std::string& path);
+  explicit MappedFile(const std::string& path) : MappedFile(path, /*or_stream=*/false, kMostCopied) {}
+  // Accepts also "-", standard input, and pipes, which are read until their end. `most_copied` replaces kMostCopied.
+  static std::unique_ptr<const MappedFile> or_stream(const std::string& path, std::size_t most_copied = kMostCopied);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -31,7 +31,7 @@ class MappedFile {
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
 
  private:
-  MappedFile(const std::string& path, bool or_stream);
+  MappedFile(const std::string& path, bool or_stream, std::size_t most_copied);
   void read(const std::string& path, int fd);
 
   std::span<const std::byte> bytes_;

@@ -339,8 +339,10 @@ RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, Import
 Imported import_files(std::span<const std::string> paths, const ImportOptions& options, const Decode& decode) {
   std::vector<std::unique_ptr<const MappedFile>> files;
   std::vector<ImportSource> sources;
+  std::size_t most_copied = MappedFile::kMostCopied;  // of all files
   for (const std::string& path : paths) {
-    files.push_back(MappedFile::or_stream(path));
+    files.push_back(MappedFile::or_stream(path, most_copied));
+    most_copied -= std::min(most_copied, files.back()->bytes().size());
     sources.push_back({path == "-" ? "standard input" : path, files.back()->bytes()});
   }
   return import_rollout(sources, options, decode);
