@@ -23,8 +23,6 @@ std::span<const EmbeddedFile> cluster_presets();  // data/clusters, embedded by 
 
 namespace {
 
-constexpr std::size_t kMaxFileBytes = 1 << 20;  // hundreds of times the size of a cluster file
-
 std::string dotted(std::string_view section, std::string_view key) {
   return section.empty() ? std::string(key) : fmt::format("{}.{}", section, key);
 }
@@ -166,11 +164,7 @@ Cluster parse_cluster(std::string_view text, const std::string& file) {
   return ClusterReader(parse_toml(text, file), file).read();
 }
 
-Cluster read_cluster(const std::string& path) {
-  const MappedFile file(path);
-  if (file.bytes().size() > kMaxFileBytes) throw InputError({.file = path}, "is too large for a cluster file");
-  return parse_cluster(file.text(), path);
-}
+Cluster read_cluster(const std::string& path) { return parse_cluster(MappedFile(path).text(), path); }
 
 std::string to_toml(const Cluster& cluster, const ClusterNotes& notes) {
   const auto line = [&](const std::string& name, std::string_view key, const std::string& value) {

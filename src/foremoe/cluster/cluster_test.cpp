@@ -150,6 +150,13 @@ TEST(Cluster, ErrorsNameTheLineThatIsNotToml) {
   EXPECT_THAT(error_of("name = \"x\"\nname = \"y\"\n"), HasSubstr("some.toml line 2: is not TOML: "));
 }
 
+TEST(Cluster, RejectsLongFilesWhoseKeysNestDeeply) {
+  std::string text = "name";
+  for (int i = 0; i < 200'000; ++i) text += ".a";
+  EXPECT_EQ(error_of(text + " = 1"), "some.toml: has 400008 bytes, more than the 65536 permitted");
+  EXPECT_NE(error_of(text.substr(0, 60'000) + " = 1"), "");
+}
+
 TEST(Cluster, RejectsMoreRanksPerSwitchThanPerNode) {
   EXPECT_THAT(error_of(h100_with("ranks_per_switch", "ranks_per_switch = 16")),
               HasSubstr("node.ranks_per_switch: 16 is more than the 8 ranks of a node"));

@@ -8,7 +8,13 @@
 
 namespace foremoe {
 
+constexpr std::size_t kMostBytes = std::size_t{1}
+                                   << 16;  // tens of times a file's size; toml++ recurses for dotted keys
+
 toml::table parse_toml(std::string_view text, const std::string& file) {
+  if (text.size() > kMostBytes) {
+    throw InputError({.file = file}, fmt::format("has {} bytes, more than the {} permitted", text.size(), kMostBytes));
+  }
   try {
     return toml::parse(text, file);
   } catch (const toml::parse_error& error) {

@@ -18,6 +18,8 @@ namespace foremoe {
 namespace {
 
 constexpr std::string_view kHexDigits = "0123456789abcdef";
+constexpr std::size_t kMostOptionBytes = std::size_t{1} << 16;
+constexpr int kDeepestOption = 8;
 
 // Index of element i of a row-major tensor, such as "[3, 0, 17]".
 std::string index_of(std::size_t i, std::vector<std::size_t> shape) {
@@ -29,21 +31,25 @@ std::string index_of(std::size_t i, std::vector<std::size_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-// An integer tensor whose range can be checked.
-struct Field {
-  const Safetensors& file;
-  std::string_view name;
-  const TensorView& tensor;
-
-  void expect_range(std::int64_t low, std::int64_t high) const {
-    for (std::size_t i = 0; i < tensor.num_elements(); ++i) {
-      const std::int64_t value = tensor.integer(i);
-      if (value < low || value > high) {
-        file.fail(name, index_of(i, tensor.shape), fmt::format("{} is not in [{}, {}]", value, low, high));
-      }
-    }
-  }
+struct Range {
+  std::int64_t low;
+  std::int64_t high;
 };
+
+// Copies an integer tensor and checks the copy, since others may change the file meanwhile.
+template <class T, std::size_t N>
+Array<T, N> copied(const Safetensors& file, std::string_view name, const TensorView& tensor, Range range) {
+  std::array<std::size_t, N> shape;
+  std::ranges::copy(tensor.shape, shape.begin());
+  Array<T, N> values(shape);
+  tensor.copy_to(values.flat());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::int64_t value = values.flat()[i].value;
+    if (value >= range.low && value <= range.high) continue;
+    file.fail(name, index_of(i, tensor.shape), fmt::format("{} is not in [{}, {}]", value, range.low, range.high));
+  }
+  return values;
+}
 
 void expect_digest(const Safetensors& file, std::string_view key, const std::string& digest) {
   if (digest.size() == 64 && digest.find_first_not_of(kHexDigits) == std::string::npos) return;
@@ -59,8 +65,15 @@ void read_metadata(const Safetensors& file, StepPlan& plan) {
   plan.ranks_per_node = static_cast<int>(file.integer("ranks_per_node", 1, kMaxRanks));
   plan.in_flight = static_cast<int>(file.integer("in_flight", 1, std::numeric_limits<int>::max()));
   plan.options = file.text("options");
-  if (!nlohmann::json::parse(plan.options, nullptr, /*allow_exceptions=*/false).is_object()) {
-    file.fail("options", "", "not a JSON object");
+  bool shallow = plan.options.size() <= kMostOptionBytes;  // readers recurse
+  const auto bound_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    shallow = shallow && depth <= kDeepestOption;
+    return shallow;
+  };
+  const auto options = nlohmann::json::parse(shallow ? plan.options : "", bound_depth, /*allow_exceptions=*/false);
+  if (!shallow || !options.is_object()) {
+    file.fail("options", "",
+              fmt::format("not a JSON object of at most {} bytes and {} levels", kMostOptionBytes, kDeepestOption));
   }
   plan.load_digest = file.text("load_digest");
   expect_digest(file, "load_digest", plan.load_digest);
@@ -118,8 +131,6 @@ void check_slots(const Safetensors& file, const StoredTensors& stored, int guest
               fmt::format("{} slots per rank, but {} homes and {} guest slots", slot_expert.shape[3], num_homes,
                           guest_slots));
   }
-  Field{file, "slot_expert", slot_expert}.expect_range(kNoExpert.value, num_experts - 1);
-  Field{file, "slot_tokens", stored.slot_tokens}.expect_range(0, kMaxTokensPerLayer);
 }
 
 ExecutionOrder checked_order(const Safetensors& file, const StoredTensors& stored, int in_flight) {
@@ -134,19 +145,6 @@ ExecutionOrder checked_order(const Safetensors& file, const StoredTensors& store
     expect("event_pass", stored.pass.integer(t), static_cast<std::int64_t>(order.pass[t]));
   }
   return order;
-}
-
-void check_bound(const Safetensors& file, std::string_view name, const TensorView* bound) {
-  if (bound != nullptr) Field{file, name, *bound}.expect_range(0, kMaxTokensPerLayer);
-}
-
-template <class T, std::size_t N>
-Array<T, N> copied(const TensorView& tensor) {
-  std::array<std::size_t, N> shape;
-  std::ranges::copy(tensor.shape, shape.begin());
-  Array<T, N> values(shape);
-  tensor.copy_to(values.flat());
-  return values;
 }
 
 // The tensors of a plan in their stored types.
@@ -222,16 +220,19 @@ StepPlan read_plan(const Safetensors& file) {
   plan.ranks_per_node = std::min(plan.ranks_per_node, num_ranks);
   plan.home = read_home_tensor(file, num_ranks);
   check_slots(file, stored, plan.guest_slots);
-  check_bound(file, "max_load", stored.max_load);
-  check_bound(file, "lower_bound", stored.lower_bound);
+  constexpr Range kTokens{0, kMaxTokensPerLayer};
+  plan.slot_expert =
+      copied<ExpertId, 4>(file, "slot_expert", stored.slot_expert, {kNoExpert.value, plan.num_experts() - 1});
+  plan.slot_tokens = copied<Tokens, 4>(file, "slot_tokens", stored.slot_tokens, kTokens);
+  const auto bound = [&](std::string_view name, const TensorView* tensor) {
+    return tensor != nullptr ? copied<Tokens, 2>(file, name, *tensor, kTokens) : Array<Tokens, 2>{};
+  };
+  plan.max_load = bound("max_load", stored.max_load);
+  plan.lower_bound = bound("lower_bound", stored.lower_bound);
   ExecutionOrder order = checked_order(file, stored, plan.in_flight);
 
   plan.event_micro_step = std::move(order.micro_step);
   plan.event_pass = std::move(order.pass);
-  plan.slot_expert = copied<ExpertId, 4>(stored.slot_expert);
-  plan.slot_tokens = copied<Tokens, 4>(stored.slot_tokens);
-  if (stored.max_load != nullptr) plan.max_load = copied<Tokens, 2>(*stored.max_load);
-  if (stored.lower_bound != nullptr) plan.lower_bound = copied<Tokens, 2>(*stored.lower_bound);
   return plan;
 }
 

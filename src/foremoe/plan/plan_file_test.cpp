@@ -80,6 +80,16 @@ std::vector<std::byte> bytes_of(const std::string& path) {
   return {bytes.begin(), bytes.end()};
 }
 
+TEST_F(PlanFile, IsRejectedIfItsOptionsAreDeepOrLong) {
+  StepPlan plan = test::random_plan(test::random_load({}, 1), {}, 1);
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  for (const std::string& option : {deep, deep.substr(99'990, 20), '"' + std::string(1 << 16, 'x') + '"'}) {
+    plan.options = R"({"note": )" + option + "}";
+    write_plan(plan, path_);
+    EXPECT_THROW(read_plan(path_), InputError) << option.size();
+  }
+}
+
 TEST_F(PlanFile, IsRejectedIfTruncatedAnywhere) {
   write_plan(test::random_plan(test::random_load({}, 1), {}, 1), path_);
   const std::vector<std::byte> bytes = bytes_of(path_);
