@@ -1,7 +1,11 @@
 """Wrong input causes exit code 2 and one line on stderr with file, field and index. No file is written."""
 
+import array
+import json
 import os
+import pathlib
 import re
+import struct
 import subprocess
 import unittest
 
@@ -263,6 +267,28 @@ class WrongFiles(CommandTest):
         data = (self.folder / self.step).read_bytes()
         (self.folder / "cut").write_bytes(data[:-1])
         self.for_every_reader("cut", ["load"])
+
+    def test_a_large_file_that_is_truncated_while_it_is_read_is_an_error(self):
+        tokens = 1 << 30
+        path = self.folder / "large"
+        st.write(path, {"format": "foremoe.trace/1", "num_experts": "4", "top_k": "1", "layer_ids": "[0]"}, {})
+        head, lengths = path.read_bytes()[8:].rstrip(), array.array("q", [0, tokens]).tobytes()
+        shapes = {"cu_seqlens": ("I64", [2], len(lengths)), "routed_experts": ("U8", [tokens, 1, 1], tokens)}
+        header, end = json.loads(head), 0
+        for name, (dtype, shape, size) in shapes.items():
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end := end + size]}
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + lengths)
+        os.truncate(path, 8 + len(text) + end)  # sparse: expert 0 for all tokens
+        out = self.folder / "new"
+        command = [FOREMOE, "collect", path, "--ranks", "1", "--tokens-per-rank", str(tokens), "--out", out]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            while str(path) not in pathlib.Path(f"/proc/{process.pid}/maps").read_text() and process.poll() is None:
+                pass
+            os.truncate(path, 4096)
+            self.assertIn("truncated while it was read", process.communicate()[1])
+        self.assertEqual(process.returncode, 2)
+        self.assertFalse(out.exists())
 
     def test_rejects_a_file_of_another_kind(self):
         is_plan = "plan.safetensors: is a plan, expected a trace or a load. Give the trace or load that it plans"

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <exception>
 #include <span>
+#include <string_view>
 
 #include "command.h"
 #include "foremoe/transfer/shared_memory.h"
@@ -24,6 +25,15 @@ extern "C" void end_cleanly(int signal_number) {
   remove_own_shared_memory();
   ::signal(signal_number, SIG_DFL);
   ::raise(signal_number);
+}
+
+// Files of more than MappedFile::kMostCopied bytes are mapped.
+extern "C" void refuse_truncated_file(int) {
+  constexpr std::string_view kProblem =
+      "foremoe: an input file was truncated while it was read: write files under another name, and rename them\n";
+  remove_own_shared_memory();
+  [[maybe_unused]] const ::ssize_t written = ::write(STDERR_FILENO, kProblem.data(), kProblem.size());
+  ::_exit(kBadInput);
 }
 
 // Opens closed standard streams on /dev/null. Otherwise, a file opened later could become stdout and receive our text.
@@ -63,6 +73,7 @@ std::span<const CommandEntry> command_entries() { return kCommands; }
 int main(int argc, char** argv) {
   foremoe::cli::occupy_closed_streams();
   ::signal(SIGXFSZ, SIG_IGN);  // exceeding the file size limit becomes a write error
+  ::signal(SIGBUS, foremoe::cli::refuse_truncated_file);
   struct sigaction action {};
   action.sa_handler = foremoe::cli::end_cleanly;
   for (const int signal_number : foremoe::cli::kEndingSignals) {

@@ -13,7 +13,7 @@ namespace foremoe {
 // The bytes of a file. Files of up to kMostCopied bytes are read into memory, so that their bytes never change. Larger
 // ones are mapped: pages are read on first access, so a trace of many gigabytes opens immediately. Others may overwrite
 // a mapped file in place, so readers check what they copied, or indices where they use them. If another process
-// truncates it, the reader is killed (SIGBUS). Our own writers replace files by rename instead (atomic_file.h).
+// truncates it, the reader gets SIGBUS, which the program reports. Our own writers rename instead (atomic_file.h).
 class MappedFile {
  public:
   static constexpr std::size_t kMostCopied = std::size_t{64} << 20;
