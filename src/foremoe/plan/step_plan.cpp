@@ -172,10 +172,13 @@ static Array<Tokens, 2> first_of(const Array<Tokens, 2>& figures, std::size_t mi
 
 StepPlan take_first(const StepPlan& plan, const LoadTable& part) {
   expect_valid(plan);
-  if (part.num_layers() > plan.num_layers() || part.num_micro_steps() > plan.num_micro_steps()) {
+  if (part.num_layers() > plan.num_layers() || part.num_micro_steps() > plan.num_micro_steps() ||
+      part.num_ranks() != plan.num_ranks() || part.num_experts() != plan.num_experts()) {
     throw InputError({.file = part.name, .field = "load"},
-                     fmt::format("has {} micro-steps and {} layers, the plan has {} and {}", part.num_micro_steps(),
-                                 part.num_layers(), plan.num_micro_steps(), plan.num_layers()));
+                     fmt::format("has shape [{}], which the plan of {} micro-steps, {} layers, {} ranks and {} experts "
+                                 "does not contain",
+                                 fmt::join(part.load.shape(), ", "), plan.num_micro_steps(), plan.num_layers(),
+                                 plan.num_ranks(), plan.num_experts()));
   }
   const auto layers = static_cast<std::size_t>(part.num_layers());
   const auto micro_steps = static_cast<std::size_t>(part.num_micro_steps());

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/testing/random_plans.h"
 
@@ -110,6 +111,14 @@ TEST(PlanPart, IsAValidPlanForThePartOfTheLoad) {
         }
       }
     }
+  }
+}
+
+TEST(PlanPart, IsRefusedForALoadOfOtherRanksOrExperts) {
+  const StepPlan whole = test::random_plan(test::random_load({}, 1), {}, 1);
+  const test::Shape of = {};
+  for (const test::Shape& other : {test::Shape{.ranks = of.ranks / 2}, {.experts = 2 * of.experts}}) {
+    EXPECT_THROW(take_first(whole, test::random_load(other, 1)), InputError);
   }
 }
 
