@@ -100,6 +100,9 @@ class _Unpickler(pickle._Unpickler):
         and bytes([code]) not in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER)
     }
 
+    stack: list[Any]
+    append: Any  # to the stack
+
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
         self._may_encode = len(data)

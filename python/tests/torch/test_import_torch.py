@@ -173,7 +173,7 @@ LONG = b"\x80\x02" + opcodes("a" * 2**20) + b"q\x01"
         (LONG + GLOBAL["dtype"] + b"h\x01\x85R" + b"(K\x03h\x01tb" * 3000 + b".", "samples: is no list"),
         (b"\x80\x02](K\1K\1eq\x010](" + b"h\x01" * 3000 + b"eq\x020](" + b"h\x02" * 10**5 + b"e.", "expands to"),
         (b"\x80\x02}" + opcodes("samples") + b"]q\x01h\x01as.", "contains itself"),
-        (b"\x80\x02}" + opcodes("samples") + b"](}q\x01" + b"h\x01" * 10**6 + b"es.", "samples: has a sample twice"),
+        (b"\x80\x02}" + opcodes("samples") + b"](}q\x01" + b"h\x01" * 10**5 + b"es.", "samples: has a sample twice"),
         (b"\x80\x02N" + b"\x85" * 200_000 + b".", "nests deeper than 64"),
         (b"\x80\x02\x8b\xa0\x0f\0\0" + b"\x7f" * 4000 + b".", "is damaged"),
     ],
