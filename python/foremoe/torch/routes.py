@@ -177,13 +177,13 @@ def _counted_micro_step(
     if of.dtype not in _INTEGERS or of.dim() not in (3, 4) or tuple(of.shape[-2:]) != (layers, top_k):
         refuse(f"is {of.dtype} {list(of.shape)}; expected integers [rows, {layers}, {top_k}]")
     flat = of.detach().cpu().reshape(-1, layers, top_k).contiguous()
+    if flat.dtype == torch.int32 and flat.data_ptr() == of.data_ptr():
+        flat = flat.clone()  # the trainer may overwrite its tensor, even while it is counted
     try:
         ids, counts = _core._count_routes(flat.numpy(), experts.num_experts)
     except foremoe.InputError as error:
         refuse(error.problem, error.index)
     own = torch.from_numpy(ids)
-    if own.data_ptr() == of.data_ptr():
-        own = own.clone()  # the trainer may overwrite its tensor
     if not may_be_constant and layers * top_k >= _FEWEST_ENTRIES and _is_constant(own):
         refuse(
             "all rows have the same experts in every layer, so their capture did not run; expected the rows' own routes"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
 import torch
 from processes import gather
 from training import draw_partial_routes, recompute, run_step
+
+import foremoe
+from foremoe.torch import routes
 
 RESIDENCIES = ("static", "resident", "shared")
 CASES: dict[str, dict[str, Any]] = {
@@ -35,3 +39,18 @@ def test_a_forward_only_phase_gives_the_same_outputs(rank: int) -> None:
     planned, computed = (figures[name]["mean"] for name in ("rho_planned", "rho_computed"))
     assert computed > 1.01 * planned
     assert gather((planned, computed)) == 4 * [(planned, computed)]
+
+
+def test_routes_are_those_that_were_counted_if_the_trainer_overwrites_its_tensor(monkeypatch: Any) -> None:
+    given = torch.tensor([[[0, 1]], [[2, 3]]], dtype=torch.int32)
+    count = foremoe._core._count_routes
+
+    def overwritten(*arguments: Any) -> Any:
+        counted = count(*arguments)
+        given.zero_()
+        return counted
+
+    monkeypatch.setattr(foremoe._core, "_count_routes", overwritten)
+    shape: Any = types.SimpleNamespace(layers=[0], top_k=2, num_experts=4)
+    kept = routes._counted_micro_step(shape, given, 0, "home", True)
+    assert kept.routes.tolist() == [[[0, 1]], [[2, 3]]] and kept.counts.tolist() == [[1, 1, 1, 1, 0]]
