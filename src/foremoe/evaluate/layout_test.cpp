@@ -101,7 +101,9 @@ TEST_P(TwoStages, TakeAsLongAsComputedByHand) {
   const int turns = 2 + 2 - 1;  // micro-steps + stages − 1
   const double recompute = (std::max(forward_0, forward_1) / 2 + transfer) * turns;
   const double update = (std::max(update_0, update_1) / 2 + 2 * transfer) * turns;
-  if (GetParam() == 6) EXPECT_NEAR(recompute + update, 6.363, 5e-4);
+  if (GetParam() == 6) {
+    EXPECT_NEAR(recompute + update, 6.363, 5e-4);
+  }
 
   const LayoutResult found = result_of(choose(small_load(), small_cost(GetParam())), 2, 2);
   EXPECT_EQ(found.micro_steps, 2);
