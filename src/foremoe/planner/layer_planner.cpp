@@ -180,6 +180,10 @@ static bool rivals_static(const PlannerOptions& options) {
          preference(options) == Prefer::kBalance && options.min_tokens_per_guest == 0;
 }
 
+static bool places_guests(const PlannerStages& stages) {
+  return stages.base || stages.relocation || stages.replication;
+}
+
 // Each micro-step starts from the guests left by the previous one. Guests without tokens are requested only if
 // tokens count as local, which they may then serve.
 GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
@@ -190,7 +194,7 @@ GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     const ReplicaGraph found = graph;
     balance(m, graph, assignment, replication);
-    local.renew(m, assignment, found, graph);
+    if (places_guests(options_.stages)) local.renew(m, assignment, found, graph);
     wanted_[m] = rival_ && busiest(assignment) > problem_.target[m]
                      ? search_alternatives(m, found, graph, assignment, replication)
                      : guests_in(graph, problem_, local.count() ? nullptr : &assignment);

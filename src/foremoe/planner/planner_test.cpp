@@ -111,9 +111,13 @@ TEST_P(EachResidency, ServesEverythingAtHomeWithoutAnyStage) {
   const LoadTable load = bursty_load({}, 3);
   PlannerOptions o = options(2);
   o.stages = kNoStage;
-  const Planned planned = plan_checked(load, o);
-  EXPECT_EQ(planned.figures.copies, 0);
-  EXPECT_EQ(planned.figures.rho.mean, plan_checked(load, {.guest_slots = 0}).figures.rho.mean);
+  for (const Prefer prefer : {Prefer::kBalance, Prefer::kLinks, Prefer::kTime}) {
+    o.prefer = prefer;
+    if (prefer == Prefer::kTime) o.copy_price = 0.1;
+    const Planned planned = plan_checked(load, o);
+    EXPECT_EQ(planned.figures.copies, 0) << to_string(prefer);
+    EXPECT_EQ(planned.figures.rho.mean, plan_checked(load, {.guest_slots = 0}).figures.rho.mean);
+  }
 }
 
 TEST_P(EachResidency, IsNeverWorseThanHomesAndBetterWhereGuestsHelp) {

@@ -174,11 +174,11 @@ CostModel cost_with_kept_activations(const LoadTable& load) {
   return {busy_cluster(), round_model(load.num_layers(), load.num_experts()), options};
 }
 
-// Nearly all tokens choose expert 0, so all eight ranks get a replica of it.
-Case hot_expert() {
+// Nearly all tokens choose expert 0, so all ranks get a replica of it.
+Case hot_expert(int ranks) {
   Random random(13);
   ThreadPool pool(1);
-  Case c{.load = random_load({.ranks = 8, .experts = 16}, random)};
+  Case c{.load = random_load({.ranks = ranks, .experts = 2 * ranks}, random)};
   for (int m = 0; m < c.load.num_micro_steps(); ++m) {
     for (int l = 0; l < c.load.num_layers(); ++l) {
       for (int r = 0; r < c.load.num_ranks(); ++r) c.load.load(m, l, r, 0) += Tokens{900};
@@ -209,7 +209,7 @@ TEST(SimulationPropertiesTest, EveryByteSentIsReceived) {
     }
   };
   for_random_cases(expect_of_all_ways);
-  const Case hot = hot_expert();
+  const Case hot = hot_expert(10);  // relays need a domain of more than eight ranks
   expect_of_all_ways(hot);
 
   const auto copies = [&](OnlineWork online, bool from_home) {
@@ -222,6 +222,7 @@ TEST(SimulationPropertiesTest, EveryByteSentIsReceived) {
     });
   };
   EXPECT_LT(copies({.sources = send_in_ring}, true), copies({}, true)) << "no rank passes anything on";
+  EXPECT_LT(copies({.sources = send_by_relays_of_group}, true), copies({}, true)) << "no relay passes anything on";
   EXPECT_LT(copies({.keeps_guests = true}, false), copies({}, false)) << "no guest is kept";
 }
 
