@@ -77,13 +77,13 @@ void publish(Arena& self, int place, std::uint64_t version, const std::vector<Co
   const int index = self.at(place);
   if (version == 0) throw InputError({.field = "version"}, "must be above 0");
   const auto pointers = pointers_to<const std::byte*>(segments, self);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   self.arena.publish(index, version, pointers);
 }
 
 bool is_intact(const Arena& self, int place, std::uint64_t version) {
   const int index = self.at(place);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   if (self.arena.version(index) != version) return false;
   for (std::size_t s = 0; s < self.layout.num_segments(); ++s) {
     if (checksum(self.segment(index, s)) != self.arena.checksum(index, s)) return false;
@@ -94,7 +94,7 @@ bool is_intact(const Arena& self, int place, std::uint64_t version) {
 bool copy(const Arena& self, int place, std::uint64_t version, const std::vector<Bytes8>& segments) {
   const int index = self.at(place);
   const auto pointers = pointers_to<std::byte*>(segments, self);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   if (self.arena.version(index) != version) return false;
   bool intact = true;
   for (std::size_t s = 0; s < pointers.size(); ++s) {

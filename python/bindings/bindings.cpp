@@ -1,7 +1,10 @@
 #include "bindings.h"
 
+#include <cxxabi.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <exception>
@@ -147,6 +150,36 @@ void set_options(std::vector<Option> options, const nb::dict& keywords) {
 }
 
 // Python handles signals only on the main thread.
+static std::atomic<std::thread::id> ending_thread;  // set when the interpreter begins to end
+
+void note_end_of_interpreter() {
+  const nb::module_ atexit = nb::module_::import_("atexit");
+  atexit.attr("register")(nb::cpp_function([] { ending_thread = std::this_thread::get_id(); }));
+}
+
+// Calls `take`, which waits for the GIL. The states of other threads than the ending one are freed at any time after it
+// has begun to end.
+template <class Take>
+static void take_gil(Take take) {
+  const auto wait_for_end_of_process = [] {
+    while (true) pause();
+  };
+  if (Py_IsInitialized() == 0 && ending_thread.load() != std::this_thread::get_id()) wait_for_end_of_process();
+  try {
+    take();
+  } catch (const abi::__forced_unwind&) {
+    wait_for_end_of_process();
+  }
+}
+
+ReleasedGil::~ReleasedGil() {
+  take_gil([&] { PyEval_RestoreThread(state_); });
+}
+
+HeldGil::HeldGil() {
+  take_gil([&] { state_ = PyGILState_Ensure(); });
+}
+
 static bool on_main_thread() {
   const nb::module_ threading = nb::module_::import_("threading");
   return threading.attr("current_thread")().is(threading.attr("main_thread")());
@@ -154,17 +187,17 @@ static bool on_main_thread() {
 
 void run_interruptibly(ThreadPool& pool, const std::function<void()>& work) {
   if (!on_main_thread()) {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return work();
   }
   std::packaged_task<void()> task(work);
   std::future<void> done = task.get_future();
   bool interrupted = false;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::jthread worker(std::move(task));
     while (done.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
-      const nb::gil_scoped_acquire acquire;
+      const HeldGil acquire;
       if (interrupted || PyErr_CheckSignals() == 0) continue;
       interrupted = true;
       pool.cancel();

@@ -34,6 +34,35 @@ namespace foremoe::python {
 namespace nb = nanobind;
 using namespace nb::literals;
 
+// Releases the GIL while it exists. When the interpreter ends, Python before 3.14 unwinds the stacks of the threads
+// that wait for the GIL, which no destructor may let pass. Such a thread waits here for the end of the process instead,
+// as it does from 3.14 on.
+class ReleasedGil {
+ public:
+  ReleasedGil() = default;
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+  ~ReleasedGil();
+
+ private:
+  PyThreadState* state_ = PyEval_SaveThread();
+};
+
+// Makes known which thread ends the interpreter: it alone may still take the GIL then. Call when the module is loaded.
+void note_end_of_interpreter();
+
+// Holds the GIL while it exists, in any thread; see ReleasedGil.
+class HeldGil {
+ public:
+  HeldGil();
+  HeldGil(const HeldGil&) = delete;
+  HeldGil& operator=(const HeldGil&) = delete;
+  ~HeldGil() { PyGILState_Release(state_); }
+
+ private:
+  PyGILState_STATE state_;
+};
+
 using Trace = RoutingTrace;
 
 // A load and, if it was collected from a trace, the trace and its batching.

@@ -30,7 +30,7 @@ void add_sequence(Collector& collector, int sequence, const AnyArray& routes) {
                                  collector.layers, collector.top_k));
   }
   const std::size_t bytes = routes.size() * size_of(lent.type);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   collector.counts.add(sequence, lent.type, {lent.routes, bytes});
 }
 
@@ -73,7 +73,7 @@ std::pair<Int32s, Int32s> batch_lengths(const AnyArray& lengths, int ranks, int 
       .num_ranks = ranks, .ranks_per_node = ranks_per_node, .tokens_per_rank = tokens_per_rank};
   Batching batching;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     batching = balanced_batching(data, options, "");
   }
   return arrays_of(batching);
@@ -97,7 +97,7 @@ std::pair<nb::object, nb::object> count_routes(const AnyArray& routes, int num_e
   std::unique_ptr<std::int32_t[]> converted;  // not initialised: writing it twice would dominate the cost
   const auto count = [&]<class Id>(std::type_identity<Id>) {
     if (routes.dtype() != nb::dtype<Id>()) return false;
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const std::span ids(static_cast<const Id*>(routes.data()), routes.size());
     if (distinct) {
       count_distinct(ids, shape, counts);
@@ -173,7 +173,7 @@ Raises:
           "load",
           [](const Collector& c, const AnyArray& micro_step, const AnyArray& rank, int ranks, int ranks_per_node) {
             const Batching batching = batching_of(micro_step, rank, ranks, ranks_per_node);
-            const nb::gil_scoped_release release;
+            const ReleasedGil release;
             LoadTable table = c.counts.to_load_table(batching);
             expect_valid(table, "");
             return load_of(std::move(table));

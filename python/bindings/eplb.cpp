@@ -31,7 +31,7 @@ auto place_replicas(const AnyArray& windows, int num_replicas, int num_groups, i
                         .num_groups = num_groups};
   std::vector<std::int64_t> experts;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const EplbPlacement placement =
         place_for_next_window({tokens.data(), {windows.shape(0), num_layers, num_experts}}, shape, distinct);
     for (const ExpertId e : placement.slot_expert.flat()) experts.push_back(e.value);

@@ -289,7 +289,7 @@ nb::any timeline(const Evaluated& e, int micro_steps, int layers) {
   expect("layers", layers, load.num_layers());
   std::string json;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     const LoadTable part = take_first(load, micro_steps, layers);
     const StepPlan plan = take_first(e.evaluation->plan_of(Phase::kRecompute), part);
     ThreadPool pool(1);
@@ -304,7 +304,7 @@ nb::dict pairs_of(const Plan& plan, const Load& load, bool routed) {
   PairFigures f;
   {
     const StepPlan& step = finished(plan);
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     f = pair_figures(step, load.table(), routed);
   }
   nb::dict d;

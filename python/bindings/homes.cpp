@@ -55,7 +55,7 @@ void bind_homes(nb::module_& m) {
       .def(
           "save",
           [](const Homes& h, const std::filesystem::path& path) {
-            const nb::gil_scoped_release release;
+            const ReleasedGil release;
             write_homes(h, path.string());
           },
           "path"_a, "Writes a foremoe.homes/1 file atomically.")
@@ -64,7 +64,7 @@ void bind_homes(nb::module_& m) {
                            h.num_ranks);
       });
   m.def("_read_homes", [](const std::filesystem::path& path) {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return read_homes(path.string());
   });
   m.def("_choose_homes", &choose, "traces"_a, "fraction"_a, "other"_a.none(), "options"_a, "threads"_a,

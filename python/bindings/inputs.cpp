@@ -22,7 +22,7 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
     return o.name != "ranks" && o.name != "ranks_per_node" && o.name != "tokens_per_rank";
   });
   set_options(std::move(all), keywords);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   ThreadPool pool(threads_of(threads));
   std::vector<std::string> remarks;
   BatchedTrace tokens{.trace = *trace, .batching = batch(*trace, options, remarks)};
@@ -43,7 +43,7 @@ std::pair<std::shared_ptr<Trace>, std::vector<std::string>> pack_trace(const std
                                                                        const nb::dict& keywords, int threads) {
   PackingOptions options;
   set_options(options_of(options), keywords);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   ThreadPool pool(threads_of(threads));
   auto packed = std::make_shared<Trace>(*trace);
   if (packed->name.empty()) packed->name = "trace";
@@ -61,7 +61,7 @@ std::vector<Load> read_input(const std::string& path, const nb::dict& keywords, 
   std::vector<Option> all = options_of(options);
   all.push_back(ep_option(options));
   set_options(std::move(all), keywords);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   ThreadPool pool(threads_of(threads));
   std::vector<Load> loads;
   for (Workload& group : read_groups(options, pool)) {
@@ -85,7 +85,7 @@ ImportOptions import_options(const nb::dict& keywords) {
 // Keeps the Python object that owns a sequence's memory alive. The deleter acquires the GIL.
 std::shared_ptr<const void> owner_of(nb::object object) {
   return {new nb::object(std::move(object)), [](nb::object* held) {
-            const nb::gil_scoped_acquire gil;
+            const HeldGil gil;
             delete held;
           }};
 }
@@ -129,7 +129,7 @@ std::vector<DecodedSequence> decoded(const nb::list& list) {
 // Wraps decode(format, file name, bytes), which returns a list of the tuples that decoded() expects.
 Decode decoder(const nb::callable& decode) {
   return [decode = decode.ptr()](ImportFormat format, const ImportSource& source) {
-    const nb::gil_scoped_acquire gil;
+    const HeldGil gil;
     const nb::bytes bytes(source.bytes.data(), source.bytes.size());
     return decoded(nb::cast<nb::list>(nb::handle(decode)(std::string(name_of(format)), source.name, bytes)));
   };
@@ -139,7 +139,7 @@ nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& ke
   const ImportOptions options = import_options(keywords);
   std::optional<Imported> imported;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     imported = import_files(paths, options, decoder(decode));
   }
   const nb::any report = to_python(to_json(imported->report));
@@ -154,7 +154,7 @@ std::pair<std::vector<std::string>, std::string> import_paths_to_file(const std:
                                                                       const nb::dict& keywords, const std::string& out,
                                                                       const nb::callable& decode) {
   const ImportOptions options = import_options(keywords);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   const Imported imported = import_to_file(paths, options, out, decoder(decode));
   return {describe(imported, out), to_json(imported, out).dump(2)};
 }
@@ -165,7 +165,7 @@ std::pair<std::vector<std::string>, std::string> check_captured_files(const std:
                                                                       const nb::callable& decode) {
   RouteCheckOptions options;
   set_options(options_of(options), keywords);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   const RouteReport report = check_route_files(paths, options, decoder(decode));
   return {describe(report), to_json(report).dump(2)};
 }
@@ -175,7 +175,7 @@ nb::any check_trace(const std::shared_ptr<Trace>& trace, int experts, int layers
                     std::vector<std::vector<std::string>> weight_versions) {
   RouteReport report;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     report = find_route_faults(*trace, {experts, top_k, layers, dense_layers, std::move(lengths),
                                         std::move(attention_mask), std::move(weight_versions)});
   }
@@ -185,7 +185,7 @@ nb::any check_trace(const std::shared_ptr<Trace>& trace, int experts, int layers
 std::shared_ptr<Trace> import_decoded(const nb::list& list, const nb::dict& keywords) {
   const ImportOptions options = import_options(keywords);
   const std::vector<DecodedSequence> sequences = decoded(list);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   return std::make_shared<Trace>(import_sequences(sequences, options));
 }
 
@@ -197,7 +197,7 @@ Load load_from_counts(const nb::object& counts, int ranks, int top_k, std::optio
   expect_range("ranks", ranks, 1, kMaxRanks);
   expect_range("top_k", top_k, 1, kMaxExperts);
   const auto parts = decoded(nb::cast<nb::list>(nb::module_::import_("foremoe._counts").attr("decode_counts")(counts)));
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   Imported imported =
       import_counts(parts, {.top_k = top_k, .ranks = ranks, .ranks_per_node = ranks_per_node.value_or(0)});
   LoadTable& table = std::get<LoadTable>(imported.value);
@@ -221,12 +221,12 @@ void bind_inputs(nb::module_& m) {
   m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
   m.def("_synthesize_load", [](const nb::dict& keywords) {
     const SynthesisRequest request = synthesis_of(keywords);
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return load_of(synthesize_load(synthesis_options(request), routing_model(request)));
   });
   m.def("_synthesize_trace", [](const nb::dict& keywords) {
     const SynthesisRequest request = synthesis_of(keywords);
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     auto trace = std::make_shared<Trace>(synthesize_trace(synthesis_options(request), routing_model(request)));
     trace->model = request.shape;
     return trace;

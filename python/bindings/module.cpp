@@ -30,8 +30,10 @@ void translate(const std::exception_ptr& thrown, void*) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // daemon threads that are inside a call when the interpreter ends keep objects
   m.doc() = "The C++ library of ForeMoE. Use the package foremoe.";
   nb::register_exception_translator(&translate);
+  foremoe::python::note_end_of_interpreter();
   m.attr("__version__") = FOREMOE_VERSION;
   foremoe::python::bind_rollout(m);
   foremoe::python::bind_collector(m);

@@ -150,7 +150,7 @@ std::optional<BatchedTrace> tokens_of(const Load& load, const RoutingTrace* trac
   if (!workload.tokens) throw InputError({.field = "trace"}, "the load was not collected from a trace");
   const Batching& batching = workload.tokens->batching;
   const bool same = trace->num_sequences() == static_cast<int>(batching.rank.size()) && [&] {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     ThreadPool pool(1);
     return load_digest(collect(*trace, batching, pool)) == load_digest(workload.load);
   }();
@@ -341,7 +341,7 @@ Raises:
           [](const Plan& p, const std::filesystem::path& path) {
             expect_whole(p, "saving");
             const StepPlan& step = finished(p);
-            const nb::gil_scoped_release release;
+            const ReleasedGil release;
             write_plan(step, path.string());
           },
           "path"_a, "Writes a foremoe.plan/1 file atomically.")
@@ -356,7 +356,7 @@ Raises:
       });
 
   m.def("_read_plan", [](const std::filesystem::path& path) {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return plan_of(read_plan(path.string()));
   });
   m.def("_check", &check, "plan"_a, "load"_a, "trace"_a.none(), "align"_a, "homes"_a.none());

@@ -103,7 +103,7 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   int announced = 0;
   if (on_micro_step) {
     input.on_micro_step = [&](const StepPlan&, MicroStepId m) {
-      const nb::gil_scoped_acquire gil;
+      const HeldGil gil;
       announced = m.value + 1;
       (*on_micro_step)(m.value);
     };
@@ -139,7 +139,7 @@ class BackgroundPlan final : public UnfinishedPlan {
   }
   ~BackgroundPlan() override {
     pool_.cancel();
-    const nb::gil_scoped_release release;  // the thread may take a while to notice the cancellation
+    const ReleasedGil release;  // the thread may take a while to notice the cancellation
     running_.reset();
   }
   // Threads do not survive a fork. In a child process, the plan is never finished and its thread cannot be joined.
@@ -212,12 +212,13 @@ class GrowingPlan final : public UnfinishedPlan {
       throw InputError({.field = "block"}, fmt::format("is not a plan of the load from micro-step {} on", first));
     }
     if (from.max_load.shape() != pairs || from.lower_bound.shape() != pairs ||
-        (first > 0 && (header(from) != header(plan_) || from.home != plan_.home))) {
+        (first > 0 && (header(from) != header(plan_) || from.options != options_ || from.home != plan_.home))) {
       throw InputError({.field = "block"},
                        "does not continue the blocks before it: it has other homes, slots or "
                        "options, or does not record max_load and lower_bound");
     }
     if (first == 0) {
+      options_ = from.options;
       plan_ = empty_plan({.policy = from.policy,
                           .residency = from.residency,
                           .guest_slots = from.guest_slots,
@@ -263,14 +264,14 @@ class GrowingPlan final : public UnfinishedPlan {
   void wait_for(int micro_step) override {
     expect_micro_step(micro_step, num_micro_steps());
     using namespace std::chrono_literals;
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     std::unique_lock lock(mutex_);
     while (appended_ <= micro_step) {
       if (!failure_.empty()) throw std::runtime_error(failure_);
       changed_.wait_for(lock, 100ms);
       lock.unlock();
       {
-        const nb::gil_scoped_acquire gil;
+        const HeldGil gil;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
       }
       lock.lock();
@@ -289,7 +290,8 @@ class GrowingPlan final : public UnfinishedPlan {
   }
 
   const Load load_;
-  StepPlan plan_;  // parts from appended blocks never change
+  StepPlan plan_;        // parts from appended blocks never change
+  std::string options_;  // of the blocks, without those of the input
   std::mutex mutex_;
   std::condition_variable changed_;
   std::string failure_;  // guarded by mutex_, as are the members below

@@ -31,7 +31,7 @@ void lend_routes(const AnyArray& routes, Trace& trace) {
   expect_layout(routes, "routed_experts", "[tokens, layers, top_k]", 3);
   trace.routes = static_cast<const std::byte*>(routes.data());
   trace.storage = std::shared_ptr<const void>(routes.data(), [kept = routes](const void*) mutable {
-    const nb::gil_scoped_acquire gil;
+    const HeldGil gil;
     kept = AnyArray();
   });
   constexpr std::size_t kMost = std::numeric_limits<int>::max();
@@ -230,7 +230,7 @@ Raises:
       .def(
           "save",
           [](const Trace& trace, const std::filesystem::path& path) {
-            const nb::gil_scoped_release release;
+            const ReleasedGil release;
             write_trace(trace, path.string());
           },
           "path"_a, "Writes a foremoe.trace file atomically.")
@@ -344,7 +344,7 @@ Raises:
       .def(
           "save",
           [](const Load& l, const std::filesystem::path& path) {
-            const nb::gil_scoped_release release;
+            const ReleasedGil release;
             write_load(l.table(), path.string());
           },
           "path"_a, "Writes a foremoe.load file atomically.")
@@ -352,11 +352,11 @@ Raises:
       .def("__repr__", [](const Load& l) { return fmt::format("<foremoe.Load: {}>", foremoe::describe(l.table())); });
 
   m.def("_read_trace", [](const std::filesystem::path& path) {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return std::make_shared<Trace>(read_trace(open_input(path.string())));
   });
   m.def("_read_load", [](const std::filesystem::path& path) {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return load_of(read_load(open_input(path.string())));
   });
 }

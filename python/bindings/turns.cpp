@@ -78,7 +78,7 @@ std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, 
                      "staging buffers");
   }
   const auto digest = [&] {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     return load_digest(load.table());
   }();
   if (plan.step->load_digest != digest || plan.step->ranks_per_node != load.table().ranks_per_node) {
@@ -92,7 +92,7 @@ std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, 
                            .expert = Bytes{expert_bytes},
                            .rows = rows_named(rows)};
   if (follows) options.planned = num_planned(plan);
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   return std::make_shared<Turns>(Turns{plan, load.input, RankTurns(*plan.step, load.table(), options)});
 }
 
@@ -126,7 +126,7 @@ std::vector<std::int32_t> slots_of(const RankTurn& turn, const AnyArray& routes)
     throw InputError({.field = "routes"}, fmt::format("is {}; the load's top_k is {}", describe(routes), top_k));
   }
   std::vector<std::int32_t> slots(routes.size());
-  const nb::gil_scoped_release release;
+  const ReleasedGil release;
   const auto* const ids = reinterpret_cast<const ExpertId*>(data);
   row_slots(turn.rows, std::vector(ids, ids + routes.size()), top_k, workspace(), slots);
   return slots;
@@ -140,7 +140,7 @@ auto row_order_of(const RankTurn& turn, const AnyArray& routes) {
   const std::vector<std::int32_t> slots = slots_of(turn, routes);
   std::vector<std::int32_t> order(static_cast<std::size_t>(turn.rows.sent));
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     row_order(turn.rows, slots, workspace(), order);
   }
   return array_of(std::move(order));

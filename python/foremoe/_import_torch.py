@@ -44,6 +44,13 @@ MOST_SHARED = 16  # parts of a list, or bytes of routes, per byte of the file: s
 DEEPEST = 64  # lists in lists
 
 
+def _text(value: Any, most: int) -> str:
+    """Returns the beginning of a text. Others are refused: shared tuples may have an exponentially long one."""
+    if type(value) is not str:
+        raise pickle.UnpicklingError(f"has a {type(value).__name__} instead of a name")
+    return value[:most]
+
+
 class _Skipped:
     """Stands for an object of any other class. Its pickle can call, build and fill it."""
 
@@ -63,7 +70,7 @@ class _Dtype:
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        self.name = f"{state[1]!s:.1}{self.name!s:.15}"
+        self.name = f"{_text(state[1], 1)}{_text(self.name, 15)}"
 
 
 class _Array:
@@ -98,10 +105,12 @@ class _Unpickler(pickle._Unpickler):
         for code, load in pickle._Unpickler.dispatch.items()
         if bytes([code]) not in (pickle.INT, pickle.LONG, pickle.LONG4, pickle.INST, pickle.OBJ, pickle.PERSID)
         and bytes([code]) not in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER)
+        and bytes([code]) not in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET)
     }
 
     stack: list[Any]
     append: Any  # to the stack
+    pop_mark: Any
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -119,6 +128,23 @@ class _Unpickler(pickle._Unpickler):
             ("torch._utils", "_rebuild_tensor_v2"): _Tensor,
         }.get((module, name), _Skipped)
         return lambda *arguments: made(*arguments)  # a function of this file alone, whose attributes a pickle can set
+
+    def _set_items(self) -> None:
+        items = self.pop_mark()
+        self._set(items[::2], items[1::2])
+
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key], [value])
+
+    def _set(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            if not isinstance(key, str | int | float | bytes | None):  # hashing a tuple hashes all that it shares
+                raise pickle.UnpicklingError(f"has a {type(key).__name__} as a key")
+            self.stack[-1][key] = value
+
+    dispatch[pickle.SETITEM[0]] = _set_item
+    dispatch[pickle.SETITEMS[0]] = _set_items
 
     def _new(self) -> None:
         arguments = self.stack.pop()
@@ -140,7 +166,7 @@ class _Unpickler(pickle._Unpickler):
         return text.encode("latin-1") if encoding == "latin1" else b""
 
     def persistent_load(self, pid: Any) -> Any:
-        return _Storage(f"{pid[1]!s:.64}", f"{pid[2]!s:.64}")
+        return _Storage(_text(pid[1], 64), _text(pid[2], 64))
 
 
 def _parts(value: Any, known: dict[int, int], depth: int = 0) -> int:
@@ -196,8 +222,10 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
         problem = "is no list: slime and miles save rollouts with --save-debug-rollout-data"
         place.at("samples").refuse(f"{problem}. If the file has tokens per expert, give `counts`")
 
-    if len({id(sample) for sample in samples}) < len(samples):
-        place.at("samples").refuse("has a sample twice")
+    known: dict[int, int] = {}
+    for i, sample in enumerate(samples):
+        if isinstance(sample, dict) and known.setdefault(id(sample), i) != i:
+            place.at(f"samples[{i}]").refuse(f"is samples[{known[id(sample)]}] again")
     left = MOST_SHARED * sum(map(len, saved.members.values()))
 
     def read(i: int, sample: Any) -> Decoded:
@@ -225,7 +253,7 @@ def read_rollout(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator
 def _array(array: _Array, place: SourcePlace) -> npt.NDArray[Any]:
     state = array.state if isinstance(array.state, tuple) and len(array.state) == 5 else _Array.state
     _, shape, dtype, fortran_order, data = state
-    name = str(getattr(dtype, "name", "none"))
+    name = _text(getattr(dtype, "name", "none"), 16)
     if name.lstrip("<|") not in ARRAY_DTYPES or not isinstance(data, bytes):
         place.refuse(f"is an array of dtype {name:.16}; {EXPECTED}")
     rows = expect_bytes(data, _extents(shape, place), np.dtype(name), place)

@@ -173,11 +173,15 @@ LONG = b"\x80\x02" + opcodes("a" * 2**20) + b"q\x01"
         (LONG + GLOBAL["dtype"] + b"h\x01\x85R" + b"(K\x03h\x01tb" * 3000 + b".", "samples: is no list"),
         (b"\x80\x02](K\1K\1eq\x010](" + b"h\x01" * 3000 + b"eq\x020](" + b"h\x02" * 10**5 + b"e.", "expands to"),
         (b"\x80\x02}" + opcodes("samples") + b"]q\x01h\x01as.", "contains itself"),
-        (b"\x80\x02}" + opcodes("samples") + b"](}q\x01" + b"h\x01" * 10**5 + b"es.", "samples: has a sample twice"),
+        (b"\x80\x02}" + opcodes("samples") + b"](}q\1" + b"h\1" * 10**5 + b"es.", r"\[1\]: is samples.0. again"),
         (b"\x80\x02N" + b"\x85" * 200_000 + b".", "nests deeper than 64"),
+        (b"\x80\x02}K\1" + b"2\x86" * 45 + b"K\1s.", "has a tuple as a key"),
+        (b"\x80\x02}K\1" + b"\x85" * 300_000 + b"K\1s.", "has a tuple as a key"),
+        (b"\x80\x02N(K\1K\1" + b"2\x86" * 45 + b"tQ.", "has a tuple instead of a name"),
+        (b"\x80\x02" + GLOBAL["dtype"] + b"K\1\x85R(K\1K\1" + b"2\x86" * 45 + b"tb.", "instead of a name"),
         (b"\x80\x02\x8b\xa0\x0f\0\0" + b"\x7f" * 4000 + b".", "is damaged"),
     ],
-    ids=["memo", "encode", "dtype", "laughs", "itself", "twice", "deep", "long"],
+    ids=["memo", "encode", "dtype", "laughs", "itself", "twice", "deep", "key", "deep key", "id", "name", "long"],
 )  # fmt: skip
 def test_small_pickles_take_little_time_and_memory(pickled: bytes, words: str) -> None:
     began = time.process_time()

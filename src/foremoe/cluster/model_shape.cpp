@@ -132,6 +132,10 @@ ModelShape stage_of(const ModelShape& model, int stage, int stages) {
     left -= kind.layers;
   }
   if (part.attention.layers > 0) part.attention.layers = without == 0 ? left : share(part.attention.layers);
+  if (model.attention.layers > 0 && part.attention.layers == 0 && !part.other_attention.empty()) {
+    part.attention = part.other_attention.back();  // 0 would mean all layers
+    part.other_attention.pop_back();
+  }
   return part;
 }
 

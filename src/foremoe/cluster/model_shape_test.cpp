@@ -108,6 +108,19 @@ TEST(ModelShape, StagesHaveAllPartsOfTheModelOnce) {
   }
 }
 
+TEST(ModelShape, StagesOfAHybridModelHaveItsAttentionLayersOnce) {
+  ModelShape shape = *find_model_shape("Qwen3-Next-80B-A3B");
+  ASSERT_EQ(shape.other_attention.size(), 1u);
+  shape.attention.layers = 6;
+  shape.other_attention.front().layers = 23;
+  for (const int stages : {1, 2, 5, 8, 16}) {
+    std::int64_t parameters = 0;
+    for (int s = 0; s < stages; ++s) parameters += stage_of(shape, s, stages).parameters_besides_experts();
+    const auto whole = static_cast<double>(shape.parameters_besides_experts());
+    EXPECT_NEAR(static_cast<double>(parameters), whole, 0.02 * whole) << stages;
+  }
+}
+
 TEST(ModelShape, AStageBeginsAfterTheLastMoeLayerOfThePreviousOne) {
   using enum LayerKind;
   ModelShape shape = *find_model_shape("Qwen3-30B-A3B");

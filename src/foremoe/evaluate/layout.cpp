@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/measured_plan.h"
 #include "foremoe/evaluate/memory_remarks.h"
 #include "foremoe/rollout/load_statistics.h"
 
@@ -68,11 +69,14 @@ double transfer_seconds(const LoadTable& load, const CostModel& cost, bool one_n
 }
 
 // Estimated seconds in which the ranks of a group plan the layers of a stage.
-double planning_seconds(const StageOfGroup& one, const SimulatedStep& step, Residency residency) {
+double planning_of_stage(const StageOfGroup& one, const SimulatedStep& step, const EvaluateOptions& options,
+                         Residency residency) {
   const bool fills_arena = step.recompute.arena > Bytes{0} || step.policy_update.arena > Bytes{0};
   const LoadTable& load = one.workload.load;
-  const double of_plan = estimated_planning_seconds(load, residency, fills_arena) * one.cost.model().moe_layers;
-  return (one.in_flight > 1 ? 2 : 1) * of_plan / load.num_ranks();
+  const std::array of_layer{estimated_planning_seconds(load, residency, fills_arena)};
+  const Planners planners{
+      .count = load.num_ranks(), .threads = options.planning_threads, .gather_seconds = options.plan_gather_seconds};
+  return (one.in_flight > 1 ? 2 : 1) * planning_seconds(of_layer, one.cost.model().moe_layers, planners);
 }
 
 // The parts of StageStep that make up a step, as simulated or as its lower bound.
@@ -126,7 +130,9 @@ class Job {
         const StageOfGroup one = stage_of_group(group, i);
         const SimulatedStep simulated = simulate(one, planner);
         steps.push_back(stage_step(simulated));
-        if (planner != nullptr) steps.back().once += planning_seconds(one, simulated, planner->residency);
+        if (planner != nullptr) {
+          steps.back().once += planning_of_stage(one, simulated, options_, planner->residency);
+        }
         job.memory = std::max(job.memory, steps.back().memory);
       }
       transfers_.push_back(transfer_seconds(group.load, costs_.front(), one_node_));
@@ -165,9 +171,9 @@ class Job {
     return most;
   }
 
-  // Chooses how to plan the group and stage that were slowest in the last step(). Returns nullopt if no plan fits or
-  // is faster.
-  std::optional<PlannerOptions> choose_plan() const {
+  // Returns the ways to plan the group and stage that were slowest in the last step(), the fastest first. Omits those
+  // that do not fit or are not faster than no plan.
+  std::vector<PlannerOptions> plans_by_seconds() const {
     std::size_t slowest = 0;
     double most = -1;
     for (std::size_t g = 0; g < steps_.size(); ++g) {
@@ -178,8 +184,7 @@ class Job {
     const std::size_t stage = static_cast<std::size_t>(
         std::ranges::max_element(steps_[slowest], {}, &StageStep::all_running) - steps_[slowest].begin());
     const StageOfGroup one = stage_of_group(take_group(longer_, layout_.ep, static_cast<int>(slowest)), stage);
-    std::optional<PlannerOptions> best;
-    double best_seconds = std::numeric_limits<double>::max();
+    std::vector<std::pair<double, PlannerOptions>> plans;
     for (const int guest_slots : kGuestSlots) {
       EvaluateOptions options = options_;
       options.check = false;  // check_plans() checks those of the recommended layout
@@ -188,13 +193,20 @@ class Job {
       options.planner.guest_slots = guest_slots;
       options.planner.in_flight = one.in_flight;
       const PlanChoice choice = foremoe::choose_plan(one.workload, options, {.pool = context_.pool, .cost = &one.cost});
-      if (!choice.fits) break;
-      if (!choice.best().planned || choice.best().seconds >= best_seconds) continue;
-      best_seconds = choice.best().seconds;
-      best = options_of(choice.best(), options.planner);
-      best->in_flight = 1;  // set for each stage
+      for (const PlanTrial& trial : choice.trials) {
+        if (!trial.planned || trial.memory > *options.memory_budget()) continue;
+        if (trial.seconds >= choice.trials.front().seconds) continue;
+        EvaluateOptions priced = options;
+        priced.planner = options_of(trial, options.planner);
+        PlannerOptions& planner =
+            plans.emplace_back(trial.seconds, planner_options(priced, one.workload.load, &one.cost)).second;
+        planner.in_flight = 1;  // set for each stage
+      }
     }
-    return best;
+    std::ranges::stable_sort(plans, {}, [](const auto& plan) { return plan.first; });
+    std::vector<PlannerOptions> sorted;
+    for (const auto& [seconds, planner] : plans) sorted.push_back(planner);
+    return sorted;
   }
 
  private:
@@ -327,39 +339,50 @@ void plan_layout(Job& job, const LayoutChoice& choice, LayoutResult& result) {
     result.not_planned = "no memory for guests";
   } else if (choice.best && result.balanced_seconds >= choice.best_step().seconds) {
     result.not_planned = "cannot be the fastest";
-  } else if (const std::optional<PlannerOptions> planner = job.choose_plan()) {
-    result.planned = PlannedLayout{.step = job.step(&*planner), .planner = *planner};
   } else {
-    result.not_planned = "no plan fits and is faster";
+    for (const PlannerOptions& planner : job.plans_by_seconds()) {
+      PlannedLayout planned{.step = job.step(&planner), .planner = planner};
+      const bool fits = choice.fits(planned.step);  // other stages may need more memory
+      if (fits || !result.planned) result.planned = std::move(planned);
+      if (fits) break;
+    }
+    if (!result.planned) result.not_planned = "no plan fits and is faster";
   }
 }
 
 [[noreturn]] void refuse_all(const LayoutChoice& choice, int ranks) {
-  const auto least =
-      std::ranges::min_element(choice.layouts, {}, [](const LayoutResult& result) { return result.unplanned.memory; });
+  const auto memory = [](const LayoutResult& result) {
+    return std::min(result.unplanned.memory, result.planned ? result.planned->step.memory : result.unplanned.memory);
+  };
+  const auto least = std::ranges::min_element(choice.layouts, {}, memory);
   throw InputError({.field = "gpus"},
-                   fmt::format("no layout of {} GPUs fits {} GB per rank; the least is {} GB, of {}", ranks,
-                               gigabytes(choice.limit), gigabytes(least->unplanned.memory), describe(least->layout)));
+                   fmt::format("no layout of {} GPUs fits {} GB per rank; the least is {} GB, of {}. Give more GPUs, "
+                               "smaller micro-steps or a larger memory_budget",
+                               ranks, gigabytes(choice.limit), gigabytes(memory(*least)), describe(least->layout)));
 }
 
-// Megatron-LM's option for stages with different numbers of layers; empty if all have the same.
+// Megatron-LM's option for stages with different numbers of layers; empty if all have the same. It refuses the option
+// for hybrid models.
 std::string layers_of_stages(const ModelShape& model, int stages) {
   std::string layers;
+  const bool hybrid = std::ranges::count(model.layer_kinds, LayerKind::kNone) > 0;
   bool equal = true;
   for (int s = 0; s < stages; ++s) {
     const int of_stage = stage_of(model, s, stages).layers();
     equal = equal && of_stage * stages == model.layers();
     layers += fmt::format("{}t*{}", s == 0 ? "" : "|", of_stage);
   }
-  return equal ? "" : fmt::format(" --pipeline-model-parallel-layout 'E{}L'", layers);
+  if (equal) return "";
+  if (hybrid) return fmt::format(" (stages of these layers: {})", layers);
+  return fmt::format(" --pipeline-model-parallel-layout 'E{}L' (with MTP layers, m before L)", layers);
 }
 
 }  // namespace
 
 std::vector<JobLayout> layouts_of(const Topology& ranks, const ModelShape& model) {
   if (ranks.num_ranks > ranks.ranks_per_node && ranks.num_ranks % ranks.ranks_per_node != 0) {
-    throw InputError({.field = "gpus"},
-                     fmt::format("{} is not a multiple of the {} of a node", ranks.num_ranks, ranks.ranks_per_node));
+    throw InputError({.field = "gpus"}, fmt::format("{} is not a multiple of the {} of a node; give ranks_per_node",
+                                                    ranks.num_ranks, ranks.ranks_per_node));
   }
   std::vector<JobLayout> layouts;
   for (int stages = 1; stages <= std::min(ranks.num_ranks, model.moe_layers); ++stages) {
@@ -438,6 +461,8 @@ std::vector<std::string> trainer_options(const LayoutChoice& choice, const Model
     const PlannerOptions& planner = best.planned->planner;
     options.push_back(fmt::format("ForeMoE: guest_slots={}, residency=\"{}\", prefer=\"{}\"", planner.guest_slots,
                                   to_string(planner.residency), to_string(preference(planner))));
+    if (planner.copy_price) options.back() += fmt::format(", copy_price={:.4g}", *planner.copy_price);
+    if (planner.free_copies) options.back() += fmt::format(", free_copies={:.4g}", *planner.free_copies);
   }
   return options;
 }
