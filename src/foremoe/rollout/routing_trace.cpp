@@ -134,7 +134,7 @@ void RoutingTrace::route(std::int64_t token, LayerId layer, std::span<ExpertId> 
     for (std::size_t k = 0; k < out.size(); ++k) {  // others may change the entries: copied first, then checked
       out[k] = ExpertId{static_cast<std::int64_t>(load_entry<Id>(entries, k))};
     }
-    const bool missing = std::ranges::all_of(out, [](ExpertId id) { return id == kMissing; });
+    const bool missing = std::ranges::count(out, kMissing) == std::ssize(out);
     for (std::size_t k = 0; k < out.size(); ++k) {
       const std::int64_t id = out[k].value;
       const bool needs_expert = out[k] != kMissing && (id < num_experts || id >= num_experts + weightless_experts);
