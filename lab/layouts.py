@@ -19,7 +19,7 @@ from typing import Any
 
 import foremoe
 
-JOBS = [("Qwen3-30B-A3B", 64), ("Qwen3-235B-A22B", 128), ("DeepSeek-V3", 256)]
+JOBS = [("Qwen3-30B-A3B", 64), ("Qwen3-235B-A22B", 128)]
 
 
 def spread(values: list[float], digits: int) -> str:

@@ -341,9 +341,9 @@ void plan_layout(Job& job, const LayoutChoice& choice, LayoutResult& result) {
     result.not_planned = "cannot be the fastest";
   } else {
     for (const PlannerOptions& planner : job.plans_by_seconds()) {
-      PlannedLayout planned{.step = job.step(&planner), .planner = planner};
+      const PlannedLayout planned{.step = job.step(&planner), .planner = planner};
       const bool fits = choice.fits(planned.step);  // other stages may need more memory
-      if (fits || !result.planned) result.planned = std::move(planned);
+      if (fits || !result.planned) result.planned = planned;
       if (fits) break;
     }
     if (!result.planned) result.not_planned = "no plan fits and is faster";
