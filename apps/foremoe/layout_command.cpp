@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foremoe/core/error.h"
-#include "foremoe/evaluate/layout.h"
+#include "foremoe/evaluate/layout_report.h"
 #include "foremoe/evaluate/memory_remarks.h"
 #include "planning_arguments.h"
 #include "plot.h"

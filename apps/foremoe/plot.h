@@ -11,7 +11,7 @@
 #include "foremoe/core/option.h"
 #include "foremoe/evaluate/evaluate.h"
 #include "foremoe/evaluate/fit.h"
-#include "foremoe/evaluate/layout.h"
+#include "foremoe/evaluate/layout_report.h"
 
 namespace foremoe::cli {
 

@@ -11,7 +11,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/fit.h"
-#include "foremoe/evaluate/layout.h"
+#include "foremoe/evaluate/layout_report.h"
 #include "foremoe/evaluate/memory_remarks.h"
 #include "foremoe/evaluate/pair_figures.h"
 

@@ -113,7 +113,8 @@ struct Evaluation {
 Evaluation evaluate(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
                     const EvaluationContext& context);
 
-// Chooses how policy foremoe plans this workload (plan_choice.h), among what the options say. Needs a cost model.
+// Chooses the plan of policy foremoe for this workload among those that options.choose names (plan_choice.h). Needs a
+// cost model.
 PlanChoice choose_plan(const Workload& workload, const EvaluateOptions& options, const EvaluationContext& context);
 
 // Evaluates the policies in order and fills in speedups over vanilla, which is always evaluated. The timeline, if any,

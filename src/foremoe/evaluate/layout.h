@@ -23,7 +23,6 @@
 //   experts.
 
 #include <cstddef>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -79,14 +78,6 @@ struct LayoutChoice {
 // layout fits.
 LayoutChoice choose_layout(const Workload& whole, const EvaluateOptions& options, const EvaluationContext& context);
 
-std::string describe(const JobLayout& layout);             // "EP 8 with 2 stages"
-std::string describe_plan(const PlannerOptions& planner);  // "2 guest slots, resident, balance"
-// The trainer's options for the best layout: those of Megatron-LM, and of ForeMoE if it is planned.
-std::vector<std::string> trainer_options(const LayoutChoice& choice, const ModelShape& model);
-std::string recommendation(const LayoutChoice& choice);  // one sentence
-// Parts of a job that these seconds do not include, and whether the routes are synthetic.
-std::vector<std::string> layout_remarks(const Workload& whole, const CostModel& cost);
-// What `foremoe layout --json` prints.
-nlohmann::ordered_json to_json(const LayoutChoice& choice, const Workload& whole, const CostModel& cost);
+std::string describe(const JobLayout& layout);  // "EP 8 with 2 stages"
 
 }  // namespace foremoe

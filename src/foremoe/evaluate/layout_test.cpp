@@ -1,4 +1,4 @@
-#include "foremoe/evaluate/layout.h"
+#include "foremoe/evaluate/layout_report.h"
 
 #include <gtest/gtest.h>
 
