@@ -130,6 +130,7 @@ SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTabl
                          .plan = plan,
                          .cost = *e.cost,
                          .tokens = e.input->tokens_of_load(),
+                         .fitted = e.input->fitted.get(),
                          .rows = e.options.rows,
                          .squared_lengths = squared_lengths},
                         options);

@@ -92,6 +92,7 @@ void simulate(const Case& c, Evaluation& e) {
                           .plan = e.plan,
                           .cost = *c.context.cost,
                           .tokens = c.workload.tokens_of_load(),
+                          .fitted = c.workload.fitted.get(),
                           .rows = c.options.rows,
                           .squared_lengths = squared_lengths},
                          e.recompute_plan ? &*e.recompute_plan : nullptr,

@@ -224,6 +224,7 @@ class Job {
     one.workload = make_workload(take_layers(group.load, first_layer, num_layers));
     if (group.tokens) one.workload.tokens = take_layers(*group.tokens, first_layer, num_layers);
     one.workload.cut = group.cut;
+    one.workload.fitted = group.fitted;
     return one;
   }
 
@@ -264,6 +265,7 @@ class Job {
                           .plan = plans.update,
                           .cost = one.cost,
                           .tokens = workload.tokens_of_load(),
+                          .fitted = workload.fitted.get(),
                           .rows = options.rows,
                           .squared_lengths = squared_lengths},
                          plans.recompute ? &*plans.recompute : nullptr,

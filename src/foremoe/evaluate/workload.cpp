@@ -331,6 +331,7 @@ Workload take_group(const Workload& whole, int ep, int group) {
   }
   if (whole.previous_load) part.previous_load = take_ranks(*whole.previous_load, first, ep);
   part.cut = whole.cut;
+  part.fitted = whole.fitted;
   part.asked = whole.asked;
   part.asked.ranks = ranks;
   part.asked.ranks_per_node = per_node;

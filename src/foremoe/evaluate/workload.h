@@ -4,6 +4,7 @@
 // that a user names.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "foremoe/core/option.h"
 #include "foremoe/core/parallel.h"
 #include "foremoe/core/safetensors.h"
+#include "foremoe/plan/token_choice.h"
 #include "foremoe/policy/policy.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
@@ -52,6 +54,8 @@ struct Workload {
   std::string origin;                // of the input, from its metadata
   InputOptions asked;                // the options that it was read with
   std::vector<std::string> remarks;  // what the reader decided by itself, e.g. "… batched anew …"
+  // Kept from one evaluation to the next, and shared with the groups.
+  std::shared_ptr<FittedChoices> fitted = std::make_shared<FittedChoices>();
 
   // Returns the tokens that this load counts, or null if they are unknown or if the load was cut.
   const BatchedTrace* tokens_of_load() const { return tokens && !cut ? &*tokens : nullptr; }

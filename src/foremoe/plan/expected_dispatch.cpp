@@ -105,7 +105,7 @@ TokenDispatch expected_token_dispatch(const RoutedLayer& routed, const ExpectedD
     const std::span<const Shipment> shipments = routed.of_source(RankId{s});
     if (shipments.empty()) continue;
     const std::span<const Tokens> load = problem.load.row(s);
-    choice.fit(load, problem.top_k, problem.groups);
+    choice.fit(load, problem.top_k, problem.groups, problem.fitted);
     positions.find(shipments, load);
     ranks.begin(num_ranks, shipments, [](const Shipment& of) { return of.replica.index(); });
     nodes.begin(num_nodes, shipments, [&](const Shipment& of) { return topology.node_of(of.replica).index(); });

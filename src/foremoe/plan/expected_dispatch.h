@@ -25,6 +25,7 @@ struct ExpectedDispatchProblem {
   int top_k = 1;
   ExpertGroups groups;
   Topology topology;
+  FittedChoices* fitted = nullptr;  // null: fits every source's choice anew
 };
 
 TokenDispatch expected_token_dispatch(const RoutedLayer& routed, const ExpectedDispatchProblem& problem);

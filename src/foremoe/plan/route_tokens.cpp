@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <numeric>
 #include <utility>
@@ -273,39 +274,62 @@ RoutedLayer route_tokens(const RoutingProblem& problem) {
   return routed;
 }
 
+namespace {
+
+// Deals the shipments of one source to its rows, in row order.
+class Dealer {
+ public:
+  Dealer(std::span<const Shipment> sent, RouteWorkspace& ws)
+      : sent_(sent), num_experts_(sent.empty() ? 0 : sent.back().expert.value + 1) {
+    ws.next.assign(static_cast<std::size_t>(num_experts_), {});
+    next_ = ws.next;
+    for (std::size_t i = sent.size(); i-- > 0;) {
+      next_[sent[i].expert.index()] = {static_cast<std::int32_t>(i), sent[i].rows.value};
+      rows_ += sent[i].rows.value;
+    }
+  }
+
+  // Returns the shipment that carries the next row of this expert; −1 without an expert, and if none is left.
+  std::int32_t deal(ExpertId e) {
+    if (e < ExpertId{0}) return -1;
+    if (e.value >= num_experts_) return lack();
+    RouteWorkspace::Next& next = next_[e.index()];
+    if (next.left == 0) {
+      const auto following = static_cast<std::size_t>(next.shipment) + 1;
+      if (following >= sent_.size() || sent_[following].expert != e) return lack();
+      next = {static_cast<std::int32_t>(following), sent_[following].rows.value};
+    }
+    --next.left;
+    --rows_;
+    return next.shipment;
+  }
+
+  bool dealt_all() const { return rows_ == 0 && !lacked_; }
+
+ private:
+  std::int32_t lack() {
+    lacked_ = true;
+    return -1;
+  }
+
+  std::span<const Shipment> sent_;
+  std::int32_t num_experts_;
+  std::span<RouteWorkspace::Next> next_;
+  std::int64_t rows_ = 0;
+  bool lacked_ = false;
+};
+
+}  // namespace
+
 bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& ws,
                       std::span<std::int32_t> of_row) {
   if (of_row.size() != routes.size()) {
     throw InputError({.field = "routes"},
                      fmt::format("{} entries, but the output has {}", routes.size(), of_row.size()));
   }
-  // Per expert: the shipment for its next row, and the remaining capacity of this shipment in rows.
-  const std::size_t num_experts = sent.empty() ? 0 : sent.back().expert.index() + 1;
-  ws.cursor.assign(num_experts, sent.size());
-  ws.rows_left.assign(num_experts, 0);
-  std::int64_t rows = 0;
-  for (std::size_t i = sent.size(); i-- > 0;) {
-    ws.cursor[sent[i].expert.index()] = i;
-    ws.rows_left[sent[i].expert.index()] = sent[i].rows.value;
-    rows += sent[i].rows.value;
-  }
-
-  for (std::size_t row = 0; row < routes.size(); ++row) {
-    const ExpertId e = routes[row];
-    of_row[row] = -1;
-    if (e < ExpertId{0}) continue;
-    if (e.index() >= num_experts) return false;
-    std::size_t& at = ws.cursor[e.index()];
-    std::int64_t& left = ws.rows_left[e.index()];
-    if (left == 0) {
-      if (at + 1 >= sent.size() || sent[at + 1].expert != e) return false;
-      left = sent[++at].rows.value;
-    }
-    of_row[row] = static_cast<std::int32_t>(at);
-    --left;
-    --rows;
-  }
-  return rows == 0;
+  Dealer dealer(sent, ws);
+  for (std::size_t row = 0; row < routes.size(); ++row) of_row[row] = dealer.deal(routes[row]);
+  return dealer.dealt_all();
 }
 
 void expect_counted(bool counted, RankId source) {
@@ -357,12 +381,15 @@ void SourceTokens::gather(MicroStepId m, RankId source, LayerId l, std::vector<E
   if (l.index() >= static_cast<std::size_t>(trace_.num_layers)) {
     throw InputError({.file = trace_.name, .field = "layer"}, fmt::format("there is no layer {}", l.value));
   }
-  routes.clear();
-  for (const int s : sequences(m, source)) {
-    for (std::int64_t token = trace_.cu_seqlens[s]; token < trace_.cu_seqlens[s + 1]; ++token) {
-      routes.resize(routes.size() + top_k);
-      trace_.route(token, l, std::span(routes).last(top_k));
-    }
+  const std::span<const int> gathered = sequences(m, source);
+  std::int64_t tokens = 0;
+  for (const int s : gathered) tokens += trace_.sequence_length(s);
+  routes.resize(static_cast<std::size_t>(tokens) * top_k);
+  std::span<ExpertId> rest(routes);
+  for (const int s : gathered) {
+    const std::size_t rows = static_cast<std::size_t>(trace_.sequence_length(s)) * top_k;
+    trace_.rows_of(trace_.cu_seqlens[s], l, rest.first(rows));
+    rest = rest.subspan(rows);
   }
 }
 
@@ -373,6 +400,36 @@ Array<Tokens, 2> dispatch_table(const RoutedLayer& routed) {
   return rows;
 }
 
+namespace {
+
+// Counts the tokens that go to each place (rank or node), once for each token and place.
+class PlaceCounts {
+ public:
+  explicit PlaceCounts(std::size_t num_places) : few_(num_places <= 64), last_(num_places) {}
+
+  void begin_source(std::span<Tokens> counts) { counts_ = counts; }
+  void begin_token() { ++token_; }
+  void add(std::size_t place) {  // without branches on the place: they would be hard to predict
+    if (few_) {
+      places_ |= std::uint64_t{1} << place;
+    } else {
+      counts_[place].value += std::exchange(last_[place], token_) != token_ ? 1 : 0;
+    }
+  }
+  void end_token() {
+    for (; places_ != 0; places_ &= places_ - 1) ++counts_[static_cast<std::size_t>(std::countr_zero(places_))].value;
+  }
+
+ private:
+  bool few_;
+  std::uint64_t places_ = 0;  // of the token, one bit each, if there are few
+  std::span<Tokens> counts_;  // [place], of the source
+  std::int64_t token_ = 0;
+  std::vector<std::int64_t> last_;  // [place], the last token that was counted, from 1 on
+};
+
+}  // namespace
+
 TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProblem& problem) {
   const Topology& topology = problem.topology;
   const std::size_t num_ranks = static_cast<std::size_t>(topology.num_ranks);
@@ -382,38 +439,46 @@ TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProbl
                       .to_node = Array<Tokens, 2>({num_ranks, num_nodes})};
 
   RowChoiceWorkspace workspace;
-  std::vector<ExpertId> routes;                       // [token][k]
-  std::vector<std::int32_t> shipment;                 // [token][k]
-  std::vector<RankId> replica;                        // [token][k]
-  std::vector<std::int64_t> last_to_rank(num_ranks);  // [rank], the last token that was counted, from 1 on
-  std::vector<std::int64_t> last_to_node(num_nodes);
-  std::vector<std::size_t> node_of(num_ranks);
-  for (std::size_t r = 0; r < num_ranks; ++r) node_of[r] = topology.node_of(RankId{r}).index();
-  std::int64_t number = 0;  // of the token
+  std::vector<ExpertId> routes;        // [token][k]
+  std::vector<std::int32_t> shipment;  // [token][k]
+  struct Place {
+    std::size_t rank = 0;
+    std::size_t node = 0;
+  };
+  std::vector<Place> place;  // [shipment of the source]
+  PlaceCounts ranks(num_ranks);
+  PlaceCounts nodes(num_nodes);
   for (int s = 0; s < topology.num_ranks; ++s) {
     problem.tokens.gather(problem.micro_step, RankId{s}, problem.layer, routes);
-    replica.resize(routes.size());
+    const std::span<const Shipment> sent = routed.of_source(RankId{s});
+    place.clear();
+    for (const Shipment& of : sent) place.push_back({of.replica.index(), topology.node_of(of.replica).index()});
+    ranks.begin_source(table.to_rank.row(s));
+    nodes.begin_source(table.to_node.row(s));
+    const auto count = [&](auto&& shipment_of) {
+      for (std::size_t token = 0; token < routes.size(); token += top_k) {
+        ranks.begin_token();
+        nodes.begin_token();
+        for (std::size_t row = token; row < token + top_k; ++row) {
+          const std::int32_t i = shipment_of(row);
+          if (i < 0) continue;
+          const auto [rank, node] = place[static_cast<std::size_t>(i)];
+          ranks.add(rank);
+          nodes.add(node);
+        }
+        ranks.end_token();
+        nodes.end_token();
+      }
+    };
     if (problem.rows == Rows::kToken) {
-      const std::span<const Shipment> sent = routed.of_source(RankId{s});
       shipment.resize(routes.size());
       expect_counted(choose_rows({sent, routes, problem.tokens.top_k(), RankId{s}, topology}, workspace, shipment),
                      RankId{s});
-      std::ranges::transform(shipment, replica.begin(), [&](std::int32_t i) {
-        return i < 0 ? kNoReplica : sent[static_cast<std::size_t>(i)].replica;
-      });
+      count([&](std::size_t row) { return shipment[row]; });
     } else {
-      assign_rows(routed, {RankId{s}, routes}, workspace.route, replica);
-    }
-    const auto to_rank = table.to_rank.row(s);
-    const auto to_node = table.to_node.row(s);
-    for (std::size_t token = 0; token < replica.size(); token += top_k) {
-      ++number;
-      for (const RankId r : std::span(replica).subspan(token, top_k)) {
-        if (r == kNoReplica || std::exchange(last_to_rank[r.index()], number) == number) continue;
-        to_rank[r.index()] += Tokens{1};
-        const std::size_t node = node_of[r.index()];
-        if (std::exchange(last_to_node[node], number) != number) to_node[node] += Tokens{1};
-      }
+      Dealer dealer(sent, workspace.route);
+      count([&](std::size_t row) { return dealer.deal(routes[row]); });
+      expect_counted(dealer.dealt_all(), RankId{s});
     }
   }
   return table;

@@ -83,13 +83,18 @@ struct RouteWorkspace {
   };
   std::vector<Replica> replicas;           // by expert, then ascending rank
   std::vector<std::size_t> first_replica;  // [experts + 1]
-  std::vector<std::int64_t> rows_left;     // [rank], of the current expert; [expert] in assign_shipments()
+  std::vector<std::int64_t> rows_left;     // [rank], of the current expert
   std::vector<std::int64_t> total;         // [expert], rows of all sources
   std::vector<std::int64_t> carry;         // [rank], of divide_fairly()
   std::vector<std::int64_t> share;         // [rank], rows to send in the current sweep
   std::vector<Shipment> by_expert;
   std::vector<std::size_t> cursor;
   std::vector<std::int32_t> shipment;  // [row]
+  struct Next {
+    std::int32_t shipment = 0;  // of the expert's next row
+    std::int64_t left = 0;      // rows of this shipment
+  };
+  std::vector<Next> next;  // [expert]
 };
 
 // Divides a node's quota of one expert among its sources, in proportion to the rows that each has left. If the quota

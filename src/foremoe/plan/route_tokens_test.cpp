@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
+#include "foremoe/plan/row_choice.h"
 #include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/random_plans.h"
 
@@ -264,6 +267,50 @@ TEST(TokenDispatch, SavesRowsButReachesEveryRankAndNodeThatServesTheToken) {
   }
   EXPECT_TRUE(some_row_saved);
 }
+
+// Counts the places of each token as a set. 65 and more ranks or nodes are counted in another way than few.
+class TokenDispatchTest : public testing::TestWithParam<std::tuple<int, Rows>> {};
+
+TEST_P(TokenDispatchTest, CountsEachPlaceOfATokenOnce) {
+  const auto [num_ranks, rows] = GetParam();
+  const test::CountedTrace batched = test::random_trace(5, 60, num_ranks, std::max(8, num_ranks));
+  const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 2}, 6);
+  const SourceTokens tokens(batched.trace, batched.batching);
+  const Topology topology = batched.load.topology();
+  const LayerQuotas quotas = layer_quotas(plan, EventId{1}, LayerId{1});
+  const MicroStepId m = plan.event_micro_step[1];
+  const RoutedLayer routed = route_tokens({batched.load.load[m][1], quotas, topology, rows});
+  Array<Tokens, 2> to_rank({std::size_t(num_ranks), std::size_t(num_ranks)});
+  Array<Tokens, 2> to_node({std::size_t(num_ranks), std::size_t(topology.num_nodes())});
+  RowChoiceWorkspace workspace;
+  for (int s = 0; s < num_ranks; ++s) {
+    std::vector<ExpertId> routes;
+    tokens.gather(m, RankId{s}, LayerId{1}, routes);
+    std::vector<std::int32_t> shipment(routes.size());
+    const auto sent = routed.of_source(RankId{s});
+    ASSERT_TRUE(rows == Rows::kToken ? choose_rows({sent, routes, 3, RankId{s}, topology}, workspace, shipment)
+                                     : assign_shipments(sent, routes, workspace.route, shipment));
+    for (std::size_t token = 0; token < shipment.size(); token += 3) {
+      std::set<RankId> ranks;
+      std::set<NodeId> nodes;
+      for (std::size_t row = token; row < token + 3; ++row) {
+        if (shipment[row] < 0) continue;
+        const RankId replica = sent[static_cast<std::size_t>(shipment[row])].replica;
+        ranks.insert(replica);
+        nodes.insert(topology.node_of(replica));
+      }
+      for (const RankId r : ranks) to_rank(s, r) += Tokens{1};
+      for (const NodeId n : nodes) to_node(s, n) += Tokens{1};
+    }
+  }
+  const TokenDispatch dispatch = token_dispatch(routed, {tokens, m, LayerId{1}, topology, rows});
+  EXPECT_EQ(dispatch.to_rank, to_rank);
+  EXPECT_EQ(dispatch.to_node, to_node);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, TokenDispatchTest,
+                         testing::Combine(testing::Values(4, 64, 66, 132),
+                                          testing::Values(Rows::kOrder, Rows::kToken)));
 
 }  // namespace
 }  // namespace foremoe

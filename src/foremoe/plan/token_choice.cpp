@@ -1,12 +1,15 @@
 #include "foremoe/plan/token_choice.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
+
+#include "foremoe/core/sha256.h"
 
 namespace foremoe {
 namespace {
@@ -93,9 +96,30 @@ bool permit(const ExpertGroups& groups, std::span<const Tokens> counts, std::siz
          static_cast<std::ptrdiff_t>(k);
 }
 
+// Identifies the fit of these counts.
+std::string key_of(std::span<const Tokens> counts, std::size_t k, const ExpertGroups& groups) {
+  Sha256 digest;
+  digest.update(std::as_bytes(counts));
+  const std::array sizes{static_cast<std::int64_t>(k), std::int64_t{groups.count}, std::int64_t{groups.per_token}};
+  digest.update(std::as_bytes(std::span(sizes)));
+  return digest.hex();
+}
+
 }  // namespace
 
-void TokenChoice::fit(std::span<const Tokens> counts, int top_k, const ExpertGroups& groups) {
+std::vector<double> FittedChoices::find(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = weights_.find(key);
+  return found == weights_.end() ? std::vector<double>{} : found->second;
+}
+
+void FittedChoices::keep(const std::string& key, std::span<const double> weights) {
+  const std::lock_guard lock(mutex_);
+  if (bytes_ + weights.size_bytes() > kMostBytes) return;
+  if (weights_.try_emplace(key, weights.begin(), weights.end()).second) bytes_ += weights.size_bytes();
+}
+
+void TokenChoice::fit(std::span<const Tokens> counts, int top_k, const ExpertGroups& groups, FittedChoices* fitted) {
   std::int64_t assignments = 0;
   std::int64_t most = 0;
   std::size_t chosen = 0;  // experts
@@ -118,7 +142,14 @@ void TokenChoice::fit(std::span<const Tokens> counts, int top_k, const ExpertGro
     for (double& chance : chance_) chance /= 1 + chance;
     return;
   }
+  if (fitted == nullptr) return improve();
+  const std::string key = key_of(counts, k_, groups_);
+  if (std::vector<double> weights = fitted->find(key); !weights.empty()) {
+    chance_ = std::move(weights);
+    return;
+  }
   improve();
+  fitted->keep(key, chance_);
 }
 
 void TokenChoice::improve() {

@@ -11,13 +11,17 @@
 //   the coefficient of t^top_k is the probability that independent choices form a set. Without the experts of one
 //   place, it is the probability of a set that misses the place. Prefix and suffix products yield both coefficients for
 //   all places. All terms are positive, so nothing cancels. A damped fixed-point iteration fits the weights (Chen,
-//   Dempster and Liu, Biometrika 81, 1994). The best iterate is kept.
+//   Dempster and Liu, Biometrika 81, 1994). The best iterate is kept. A fit depends only on the counts, which all plans
+//   of a load share, so FittedChoices keeps the weights.
 // Complexity. misses(): O(experts · top_k + (groups + places) · top_k²) without groups; with groups also O(groups² ·
 //   per_token · top_k²), and O(groups · per_token · top_k²) for each place with experts of several groups. fit(): up to
 //   60 calls of misses() with every expert at a place of its own.
 
 #include <cstddef>
+#include <mutex>
 #include <span>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "foremoe/cluster/model_shape.h"
@@ -26,11 +30,29 @@
 
 namespace foremoe {
 
+// The weights of earlier fits, by their problem. Threads may share it.
+class FittedChoices {
+ public:
+  // Returns the weights that were kept under this key; empty if there are none.
+  std::vector<double> find(const std::string& key);
+  // Keeps the weights, unless kMostBytes are kept already.
+  void keep(const std::string& key, std::span<const double> weights);
+  std::size_t size() const { return weights_.size(); }  // kept fits; no thread may keep another meanwhile
+
+ private:
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::vector<double>> weights_;
+  std::size_t bytes_ = 0;
+};
+
 class TokenChoice {
  public:
   // Fits the weights. counts: [expert], tokens that chose it; at least one must be positive. Counts that no such
-  // distribution has are approximated. If fewer than top_k counts are positive, sets consist of those experts.
-  void fit(std::span<const Tokens> counts, int top_k, const ExpertGroups& groups);
+  // distribution has are approximated. If fewer than top_k counts are positive, sets consist of those experts. With
+  // `fitted`, repeats no fit that it has; the result is the same.
+  void fit(std::span<const Tokens> counts, int top_k, const ExpertGroups& groups, FittedChoices* fitted = nullptr);
 
   // Number of tokens: assignments ÷ size of a set, or the largest count if that is greater.
   double tokens() const { return tokens_; }

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <numeric>
+#include <tuple>
 
 #include "foremoe/core/random.h"
 
@@ -186,6 +187,28 @@ TEST(TokenChoice, GivesProbabilitiesIfTokensChooseManyExperts) {
     expect_probabilities(alike, top_k, {});
     expect_probabilities(one_for_all, top_k, {});
   }
+}
+
+TEST(TokenChoice, FindsTheSameProbabilitiesFromKeptFits) {
+  const std::vector<Tokens> counts{Tokens{900}, Tokens{700}, Tokens{500}, Tokens{300}, Tokens{90}, Tokens{10}};
+  const std::vector<Tokens> reversed(counts.rbegin(), counts.rend());
+  const ExpertGroups two_groups{.count = 2, .per_token = 1};
+  const std::vector<std::size_t> place{0, 1, 2, 0, 1, 2};
+  FittedChoices fitted;
+  for (int again = 0; again < 2; ++again) {
+    for (const auto& [of_expert, top_k, groups] :
+         {std::tuple{counts, 2, ExpertGroups{}}, {counts, 3, {}}, {counts, 2, two_groups}, {reversed, 2, {}}}) {
+      TokenChoice fresh, kept;
+      std::vector<double> expected(3), missed(3);
+      fresh.fit(of_expert, top_k, groups);
+      fresh.misses(place, expected);
+      kept.fit(of_expert, top_k, groups, &fitted);
+      kept.misses(place, missed);
+      EXPECT_EQ(missed, expected) << top_k;
+      EXPECT_EQ(kept.tokens(), fresh.tokens());
+    }
+  }
+  EXPECT_EQ(fitted.size(), 4);
 }
 
 TEST(TokenChoice, MatchesTheCountsForOneExpertPerToken) {

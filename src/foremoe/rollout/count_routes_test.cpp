@@ -319,6 +319,41 @@ TEST(CountRoutes, RefusesIdsThatALayerDoesNotHave) {
   EXPECT_EQ(fault({5, 4, 3, 7, 6, 5}), "[1, 2] a token of this layer chooses only 2 experts");
 }
 
+TEST(Route, ConvertsTheRowsOfManyTokensLikeThoseOfOne) {
+  for (const int top_k : {2, 8}) {  // 8 has code of its own
+    for (const bool all_experts : {true, false}) {
+      auto [trace, bytes] =
+          make_random_trace({.type = RouteType::kU16, .lengths = {9}, .top_k = top_k, .num_experts = 8});
+      auto* const entries = reinterpret_cast<std::uint16_t*>(bytes->data());
+      trace.weightless_experts = 2;
+      const std::size_t k = static_cast<std::size_t>(top_k);
+      const auto last_row = [&](std::int64_t token) { return (static_cast<std::size_t>(token) * 3 + 1) * k; };
+      std::vector<ExpertId> expected(9 * k);
+      for (std::int64_t t = 0; t < 9; ++t) {
+        for (std::size_t i = 0; i < k; ++i) {
+          std::uint16_t& entry = entries[last_row(t) + i];
+          entry = static_cast<std::uint16_t>(i);
+          if (!all_experts && t == 3) entry = 0xffff;
+          if (!all_experts && t == 5 && i > 0) entry = i == 1 ? 9 : 0xffff;
+          const bool missing = !all_experts && t == 3;
+          expected[static_cast<std::size_t>(t) * k + i] = missing     ? kNoExpert
+                                                          : entry < 8 ? ExpertId{int{entry}}
+                                                                      : kUnassigned;
+        }
+      }
+      std::vector<ExpertId> all(9 * k), one(k);
+      trace.rows_of(0, LayerId{1}, all);
+      EXPECT_EQ(all, expected);
+      for (std::int64_t t = 0; t < 9; ++t) {
+        trace.route(t, LayerId{1}, one);
+        EXPECT_TRUE(std::ranges::equal(one, std::span(expected).subspan(static_cast<std::size_t>(t) * k, k)));
+      }
+      entries[last_row(7) + 1] = 10;
+      EXPECT_THROW(trace.rows_of(0, LayerId{1}, all), InputError);
+    }
+  }
+}
+
 TEST(Route, ThrowsOnAnIdOutOfRangeAndMarksMissingRows) {
   auto [trace, bytes] = make_random_trace({.lengths = {2}, .num_layers = 1, .num_experts = 8});
   std::vector<ExpertId> row(2);

@@ -53,6 +53,21 @@ void expect_per_sequence(const RoutingTrace& trace, const char* field, const std
   }
 }
 
+// Converts a row with entries that are no experts of the layer.
+void convert(const RoutingTrace& trace, std::int64_t token, LayerId layer, ExpertId sentinel, std::span<ExpertId> row) {
+  const bool missing = std::ranges::count(row, sentinel) == std::ssize(row);
+  for (std::size_t k = 0; k < row.size(); ++k) {
+    const int id = row[k].value;
+    const bool needs_expert =
+        row[k] != sentinel && (id < trace.num_experts || id >= trace.num_experts + trace.weightless_experts);
+    if (needs_expert && (id < 0 || id >= trace.experts_in(layer))) {
+      fail(trace, "routed_experts", fmt::format("[{}, {}, {}]", token, layer.value, k),
+           fmt::format("expert {}, but there are {}", id, trace.experts_in(layer)));
+    }
+    row[k] = missing ? kNoExpert : needs_expert ? ExpertId{id} : kUnassigned;
+  }
+}
+
 }  // namespace
 
 std::size_t size_of(RouteType type) {
@@ -123,27 +138,33 @@ void infer_ranks(RoutingTrace& trace) {
   trace.ranks_per_node = std::min(trace.ranks_per_node, trace.ranks);
 }
 
-void RoutingTrace::route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const {
-  assert(token >= 0 && token < num_tokens && layer.index() < static_cast<std::size_t>(num_layers));
-  assert(out.size() == static_cast<std::size_t>(top_k));
-  const std::size_t row = static_cast<std::size_t>(token) * static_cast<std::size_t>(num_layers) + layer.index();
+namespace {
+
+// Copies the entries of the rows of one layer. kTopK: a common value of top_k, for the compiler; 0 for others. Returns
+// whether all copies are experts. Others may change the entries, so the copies are checked.
+template <class Id, std::size_t kTopK>
+bool copy_rows(const std::byte* entries, std::size_t stride, std::size_t top_k, int experts, std::span<ExpertId> out) {
+  const std::size_t k = kTopK != 0 ? kTopK : top_k;
+  for (ExpertId* row = out.data(); row != out.data() + out.size(); row += k, entries += stride) {
+    for (std::size_t i = 0; i < k; ++i) row[i] = ExpertId{std::int64_t{load_entry<Id>(entries, i)}};
+  }
+  return std::ranges::all_of(out, [&](ExpertId e) { return e >= ExpertId{0} && e < ExpertId{experts}; });
+}
+
+}  // namespace
+
+void RoutingTrace::rows_of(std::int64_t first, LayerId layer, std::span<ExpertId> out) const {
+  const auto k = static_cast<std::size_t>(top_k);
+  assert(out.size() % k == 0 && layer.index() < static_cast<std::size_t>(num_layers));
+  assert(first >= 0 && first + std::ssize(out) / top_k <= num_tokens);
   visit_route_type(type, [&]<class Id>(std::type_identity<Id>) {
-    const std::byte* const entries = routes + row * out.size() * sizeof(Id);
-    const std::int64_t experts = experts_in(layer);
+    const std::size_t stride = static_cast<std::size_t>(num_layers) * k * sizeof(Id);
+    const std::byte* entries = routes + static_cast<std::size_t>(first) * stride + layer.index() * k * sizeof(Id);
+    const auto copy = k == 8 ? copy_rows<Id, 8> : copy_rows<Id, 0>;
+    if (copy(entries, stride, k, experts_in(layer), out)) return;
     constexpr ExpertId kMissing{std::int64_t{kSentinel<Id>}};
-    for (std::size_t k = 0; k < out.size(); ++k) {  // others may change the entries: copied first, then checked
-      out[k] = ExpertId{static_cast<std::int64_t>(load_entry<Id>(entries, k))};
-    }
-    const bool missing = std::ranges::count(out, kMissing) == std::ssize(out);
-    for (std::size_t k = 0; k < out.size(); ++k) {
-      const std::int64_t id = out[k].value;
-      const bool needs_expert = out[k] != kMissing && (id < num_experts || id >= num_experts + weightless_experts);
-      if (needs_expert && (id < 0 || id >= experts)) {
-        throw InputError(
-            {.file = name, .field = "routed_experts", .index = fmt::format("[{}, {}, {}]", token, layer.value, k)},
-            fmt::format("expert {}, but there are {}", id, experts));
-      }
-      out[k] = missing ? kNoExpert : needs_expert ? ExpertId{id} : kUnassigned;
+    for (std::size_t at = 0; at < out.size(); at += k) {
+      convert(*this, first + static_cast<std::int64_t>(at / k), layer, kMissing, out.subspan(at, k));
     }
   });
 }

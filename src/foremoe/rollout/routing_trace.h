@@ -65,10 +65,11 @@ struct RoutingTrace {
   int experts_in(LayerId l) const { return experts_of_layer.empty() ? num_experts : experts_of_layer[l.index()]; }
   int top_k_in(LayerId l) const { return top_k_of_layer.empty() ? top_k : top_k_of_layer[l.index()]; }
 
-  // Converts one row: out[0 … top_k) are expert ids, or kUnassigned where the row needs none; or all kNoExpert if the
-  // row is missing. Throws InputError if an entry is out of range. Only check_routes and collect check that entries are
-  // distinct, and their number.
-  void route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const;
+  // Converts the rows of consecutive tokens, from `first` on, as many as `out` [token][k] has: expert ids, kUnassigned
+  // where a row needs none, and kNoExpert in all entries of a missing row. Throws InputError if an entry is out of
+  // range. Only check_routes and collect check that entries are distinct, and their number.
+  void rows_of(std::int64_t first, LayerId layer, std::span<ExpertId> out) const;
+  void route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const { rows_of(token, layer, out); }
 };
 
 // Checks that sequences are contiguous and cover all tokens, that entries per sequence and per layer are in range, and

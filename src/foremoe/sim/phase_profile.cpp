@@ -19,36 +19,6 @@ void expect_same(const char* field, int plan, int other, const char* who) {
   if (plan != other) refuse(field, fmt::format("the plan has {}, {} has {}", plan, who, other));
 }
 
-void expect_fit(const SimulationInput& input) {
-  const StepPlan& plan = input.plan;
-  const LoadTable& load = input.load;
-  const ModelShape& model = input.cost.model();
-  expect_valid(load, load.name);
-  expect_valid(plan);
-  const int micro_steps = plan.num_micro_steps();
-  if (input.rows == Rows::kToken && input.tokens == nullptr) {
-    refuse("rows", fmt::format("token needs the routes of a trace; {} is a load or a part of a trace", load.name));
-  }
-  if (input.rows == Rows::kToken && input.cost.options().dispatch == Dispatch::kRow) {
-    refuse("rows", "token has no effect with `dispatch` row");
-  }
-  if (input.repeat_load ? load.num_micro_steps() < 1 : micro_steps != load.num_micro_steps()) {
-    refuse("micro_steps", fmt::format("the plan has {}, the load has {}", micro_steps, load.num_micro_steps()));
-  }
-  expect_same("layers", plan.num_layers(), load.num_layers(), "the load");
-  expect_same("ranks", plan.num_ranks(), load.num_ranks(), "the load");
-  expect_same("experts", plan.num_experts(), load.num_experts(), "the load");
-  expect_same("experts", plan.num_experts(), model.experts, "the model");
-  if (load.top_k != model.top_k) {
-    refuse("top_k",
-           fmt::format("a token of the load chooses {} experts, a token of the model {}", load.top_k, model.top_k));
-  }
-  if (plan.num_layers() > model.moe_layers) {
-    refuse("layers",
-           fmt::format("the plan has {}, but the model has only {} MoE layers", plan.num_layers(), model.moe_layers));
-  }
-}
-
 void expect_lengths_fit(const SimulationInput& input) {
   const auto [micro_steps, ranks] = input.squared_lengths.shape();
   const auto needed = static_cast<std::size_t>(input.load.num_micro_steps());
@@ -193,7 +163,8 @@ class Profiler {
                              : expected_token_dispatch(routed, {.load = problem.load,
                                                                 .top_k = experts_of_row_[l.index()],
                                                                 .groups = input_.cost.model().groups,
-                                                                .topology = problem.topology}),
+                                                                .topology = problem.topology,
+                                                                .fitted = input_.fitted}),
                      scratch.rows);
   }
 
@@ -324,8 +295,48 @@ class Profiler {
 
 }  // namespace
 
+void expect_fit(const SimulationInput& input) {
+  const StepPlan& plan = input.plan;
+  const LoadTable& load = input.load;
+  const ModelShape& model = input.cost.model();
+  expect_valid(load, load.name);
+  expect_valid(plan);
+  const int micro_steps = plan.num_micro_steps();
+  if (input.rows == Rows::kToken && input.tokens == nullptr) {
+    refuse("rows", fmt::format("token needs the routes of a trace; {} is a load or a part of a trace", load.name));
+  }
+  if (input.rows == Rows::kToken && input.cost.options().dispatch == Dispatch::kRow) {
+    refuse("rows", "token has no effect with `dispatch` row");
+  }
+  if (input.repeat_load ? load.num_micro_steps() < 1 : micro_steps != load.num_micro_steps()) {
+    refuse("micro_steps", fmt::format("the plan has {}, the load has {}", micro_steps, load.num_micro_steps()));
+  }
+  expect_same("layers", plan.num_layers(), load.num_layers(), "the load");
+  expect_same("ranks", plan.num_ranks(), load.num_ranks(), "the load");
+  expect_same("experts", plan.num_experts(), load.num_experts(), "the load");
+  expect_same("experts", plan.num_experts(), model.experts, "the model");
+  if (load.top_k != model.top_k) {
+    refuse("top_k",
+           fmt::format("a token of the load chooses {} experts, a token of the model {}", load.top_k, model.top_k));
+  }
+  if (plan.num_layers() > model.moe_layers) {
+    refuse("layers",
+           fmt::format("the plan has {}, but the model has only {} MoE layers", plan.num_layers(), model.moe_layers));
+  }
+}
+
+bool same_profile(const StepPlan& a, const StepPlan& b) {
+  const std::vector<EventId> of_a = event_of_micro_step(a);
+  const std::vector<EventId> of_b = event_of_micro_step(b);
+  if (of_a.size() != of_b.size() || a.home != b.home) return false;
+  for (std::size_t m = 0; m < of_a.size(); ++m) {
+    if (!std::ranges::equal(a.slot_expert[of_a[m]].flat(), b.slot_expert[of_b[m]].flat())) return false;
+    if (!std::ranges::equal(a.slot_tokens[of_a[m]].flat(), b.slot_tokens[of_b[m]].flat())) return false;
+  }
+  return true;
+}
+
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool) {
-  expect_fit(input);
   return Profiler(input, phase, online, pool).profile();
 }
 

@@ -54,9 +54,14 @@ struct PhaseProfile {
   }
 };
 
+// Throws InputError if plan, load and model do not fit each other.
+void expect_fit(const SimulationInput& input);
+
+// Whether two plans that fit one load have the same profile: every micro-step has the same slots and quotas.
+bool same_profile(const StepPlan& a, const StepPlan& b);
+
 // With own_experts_first, a rank's own experts and its guests are two products; otherwise, they are one product. With
-// plans_after_dispatch, rows are exchanged with homes, which forward the guests' rows. Throws InputError if plan, load
-// and model do not fit each other.
+// plans_after_dispatch, rows are exchanged with homes, which forward the guests' rows. The input must fit.
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool);
 
 }  // namespace foremoe

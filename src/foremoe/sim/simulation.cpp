@@ -168,6 +168,7 @@ std::span<const PhasePart> phase_parts() {
 
 SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options) {
   Pool pool(options);
+  expect_fit(input);
   return simulate(input, options, profile_phase(input, options.phase, options.online, *pool));
 }
 
@@ -177,6 +178,7 @@ SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recomp
                                   .plan = one_plan ? input.plan : *recompute_plan,
                                   .cost = input.cost,
                                   .tokens = input.tokens,
+                                  .fitted = input.fitted,
                                   .rows = input.rows,
                                   .squared_lengths = input.squared_lengths,
                                   .repeat_load = input.repeat_load};
@@ -186,15 +188,18 @@ SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recomp
   result.home_move_seconds = seconds_of_home_moves(recompute, options.home_moves);
 
   phase.timeline_begins += result.home_move_seconds;
+  expect_fit(recompute);
+  if (!one_plan) expect_fit(input);
   // The profile of the policy update includes that of recompute.
+  const bool one_profile = one_plan || same_profile(*recompute_plan, input.plan);
   PhaseProfile profile =
-      profile_phase(recompute, one_plan ? Phase::kPolicyUpdate : Phase::kRecompute, phase.online, *pool);
+      profile_phase(recompute, one_profile ? Phase::kPolicyUpdate : Phase::kRecompute, phase.online, *pool);
   phase.phase = Phase::kRecompute;
   phase.placement_stays = one_plan;
   result.recompute = simulate(recompute, phase, profile);
 
   phase.timeline_begins += result.recompute.seconds / layer_scale(recompute);  // in seconds of the plan's layers
-  if (!one_plan) profile = profile_phase(input, Phase::kPolicyUpdate, phase.online, *pool);
+  if (!one_profile) profile = profile_phase(input, Phase::kPolicyUpdate, phase.online, *pool);
   phase.phase = Phase::kPolicyUpdate;
   result.policy_update = simulate(input, phase, profile);
 

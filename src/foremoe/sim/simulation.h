@@ -42,6 +42,7 @@
 #include "foremoe/core/timeline.h"
 #include "foremoe/plan/route_tokens.h"
 #include "foremoe/plan/step_plan.h"
+#include "foremoe/plan/token_choice.h"
 #include "foremoe/policy/online_work.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
@@ -78,7 +79,8 @@ struct SimulationInput {
   const CostModel& cost;
   // The tokens behind the load. If null, dispatch by token uses expected counts (plan/expected_dispatch.h).
   const BatchedTrace* tokens = nullptr;
-  Rows rows = Rows::kOrder;  // kToken needs known tokens and dispatch by token
+  FittedChoices* fitted = nullptr;  // keeps what expected counts need, for further plans of this load
+  Rows rows = Rows::kOrder;         // kToken needs known tokens and dispatch by token
   // [micro_step][rank]: Σ length² over the sequences of the batch, tokens², for at least the load's micro-steps. Empty:
   // unknown. CostOptions::sequence_tokens overrides it.
   ArrayView<const double, 2> squared_lengths = {};

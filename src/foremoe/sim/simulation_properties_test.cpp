@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 #include "foremoe/core/timeline.h"
 #include "foremoe/policy/systems/fastermoe.h"
 #include "foremoe/policy/systems/ultraep.h"
+#include "foremoe/sim/phase_profile.h"
 #include "foremoe/sim/phase_transfers.h"
 #include "foremoe/sim/simulation.h"
 #include "foremoe/testing/simulated_plans.h"
@@ -224,6 +226,31 @@ TEST(SimulationPropertiesTest, EveryByteSentIsReceived) {
   EXPECT_LT(copies({.sources = send_in_ring}, true), copies({}, true)) << "no rank passes anything on";
   EXPECT_LT(copies({.sources = send_by_relays_of_group}, true), copies({}, true)) << "no relay passes anything on";
   EXPECT_LT(copies({.keeps_guests = true}, false), copies({}, false)) << "no guest is kept";
+}
+
+// Plans for one and for several micro-steps in flight may place guests alike; then their rows are counted once.
+TEST(SimulationPropertiesTest, AStepWithTwoPlansHasThePhasesOfEach) {
+  ThreadPool pool(1);
+  std::array<int, 2> cases{};  // [same profile]
+  for_random_cases([&](const Case& c) {
+    if (c.plan.in_flight == 1) return;
+    const PlannerOptions options{.guest_slots = c.plan.guest_slots, .residency = c.plan.residency};
+    const auto homes = contiguous_homes(c.load.num_layers(), c.load.num_experts(), c.load.num_ranks());
+    const StepPlan recompute = plan_step({.load = c.load, .home = homes, .options = options}, pool).plan;
+    const CostModel cost(busy_cluster(), round_model(c.load.num_layers(), c.load.num_experts()), round_options());
+    const SimulatedStep step = simulate_step({.load = c.load, .plan = c.plan, .cost = cost}, &recompute, {});
+    const SimulatedPhase first =
+        simulate_phase({.load = c.load, .plan = recompute, .cost = cost}, {.phase = Phase::kRecompute});
+    const SimulatedPhase second =
+        simulate_phase({.load = c.load, .plan = c.plan, .cost = cost}, {.phase = Phase::kPolicyUpdate});
+    EXPECT_EQ(step.recompute.seconds, first.seconds);
+    EXPECT_EQ(step.recompute.memory.sum(), first.memory.sum());
+    EXPECT_EQ(step.policy_update.seconds, second.seconds);
+    EXPECT_EQ(step.policy_update.memory.sum(), second.memory.sum());
+    ++cases[same_profile(recompute, c.plan) ? 1 : 0];
+  });
+  EXPECT_GT(cases[0], 0);
+  EXPECT_GT(cases[1], 0);
 }
 
 // If planning happens between dispatch and combine, neither can follow the plan.

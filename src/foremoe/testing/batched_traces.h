@@ -44,18 +44,18 @@ inline LoadTable load_of(const RoutingTrace& trace, const Batching& batching) {
   return table;
 }
 
-// Two micro-steps, two layers, four ranks on two nodes, eight experts, top-3. Experts with low ids are popular. The
-// last token of every sequence has no route.
-inline CountedTrace random_trace(std::uint64_t seed, int num_sequences = 20) {
+// Two micro-steps, two layers, four ranks on two nodes, or others on nodes of two, eight experts or others, top-3.
+// Experts with low ids are popular. The last token of every sequence has no route.
+inline CountedTrace random_trace(std::uint64_t seed, int num_sequences = 20, int num_ranks = 4, int num_experts = 8) {
   Random random(seed);
   CountedTrace result;
   Batching& batching = result.batching;
-  batching = {.num_micro_steps = 2, .num_ranks = 4, .ranks_per_node = 2};
-  RoutingTrace shape{.num_layers = 2, .top_k = 3, .num_experts = 8, .cu_seqlens = {0}};
+  batching = {.num_micro_steps = 2, .num_ranks = num_ranks, .ranks_per_node = 2};
+  RoutingTrace shape{.num_layers = 2, .top_k = 3, .num_experts = num_experts, .cu_seqlens = {0}};
   std::vector<std::uint8_t> routes;
   for (int s = 0; s < num_sequences; ++s) {
     batching.micro_step.emplace_back(random.below(2));
-    batching.rank.emplace_back(random.below(4));
+    batching.rank.emplace_back(random.below(static_cast<std::uint64_t>(num_ranks)));
     const int length = 1 + static_cast<int>(random.below(6));
     shape.cu_seqlens.push_back(shape.cu_seqlens.back() + length);
     for (int token = 0; token < length; ++token) {
@@ -63,7 +63,7 @@ inline CountedTrace random_trace(std::uint64_t seed, int num_sequences = 20) {
         std::vector<std::uint8_t> row;
         while (static_cast<int>(row.size()) < shape.top_k) {
           const double u = random.uniform();
-          const auto e = static_cast<std::uint8_t>(u * u * 8);
+          const auto e = static_cast<std::uint8_t>(u * u * num_experts);
           if (std::count(row.begin(), row.end(), e) == 0) row.push_back(e);
         }
         if (token == length - 1) row.assign(shape.top_k, 255);
