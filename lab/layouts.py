@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a plan gains over the best layout that needs none, for large models.
 
-    python lab/layouts.py [--micro-steps 12] [--draws 3] [--threads N]      needs the package foremoe; an hour of CPU time
+    python lab/layouts.py [--micro-steps 12] [--draws 3] [--dispatch token] [--threads N]      needs the package foremoe
 
 `foremoe layout` models every expert-parallel size and number of stages on H100 nodes of eight, with and without a plan,
 for synthetic routes of two layers and 8,192 tokens per rank and micro-step (grpo: 16 sequences of a group together).
@@ -19,7 +19,7 @@ from typing import Any
 
 import foremoe
 
-JOBS = [("Qwen3-30B-A3B", 64), ("Qwen3-235B-A22B", 128)]
+JOBS = [("Qwen3-30B-A3B", 64), ("Qwen3-235B-A22B", 128), ("GLM-4.5", 160), ("DeepSeek-V3", 256)]
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -41,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--micro-steps", type=int, default=12)
     parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--dispatch", choices=("token", "row"), default="token")
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
     print("| model, GPUs | without a plan | with a plan | gain | gain at an expert-parallel size |\n|---|---|---|---|---|")
@@ -52,7 +53,7 @@ def main() -> None:
             load = foremoe.synthesize_load(
                 shape=model, layers=2, ranks=gpus, micro_steps=given.micro_steps, tokens_per_rank=8192, seed=seed
             )
-            found = foremoe.layout(load, cluster="h100", model=model, threads=given.threads)
+            found = foremoe.layout(load, cluster="h100", model=model, dispatch=given.dispatch, threads=given.threads)
             least = {}
             for kind, (names, seconds, memory) in rows.items():
                 fits = steps(found, kind)

@@ -14,6 +14,7 @@
 #include "foremoe/evaluate/plan_choice.h"
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/load_statistics.h"
+#include "foremoe/sim/phase_profile.h"
 #include "foremoe/sim/simulation.h"
 
 namespace foremoe {
@@ -26,7 +27,8 @@ struct Case {
   EvaluateOptions options;
   EvaluationContext context;
   int runs = kPlanningRuns;
-  bool compares = false;  // only the seconds and the memory of the step are wanted
+  bool compares = false;   // only the seconds and the memory of the step are wanted
+  bool framework = false;  // the step with kFrameworkSeconds is wanted too
 
   void progress(const char* what) const {
     context.pool.throw_if_cancelled();
@@ -88,24 +90,36 @@ void simulate(const Case& c, Evaluation& e) {
   if (c.context.cost == nullptr) return;
   c.progress("simulating");
   const Array<double, 2> squared_lengths = c.workload.squared_lengths();
-  e.step = simulate_step({.load = c.workload.load,
-                          .plan = e.plan,
-                          .cost = *c.context.cost,
-                          .tokens = c.workload.tokens_of_load(),
-                          .fitted = c.workload.fitted.get(),
-                          .rows = c.options.rows,
-                          .squared_lengths = squared_lengths},
-                         e.recompute_plan ? &*e.recompute_plan : nullptr,
-                         {.phase = {.path = c.options.path,
-                                    .depth = c.options.depth,
-                                    .online = c.policy->online(),
-                                    .plans_ahead = c.policy->plans_ahead(c.workload.for_policy(c.options.planner)),
-                                    .pool = &c.context.pool,
-                                    .timeline = c.context.timeline},
-                          .home_moves = e.figures.home_moves,
-                          .rollout_seconds = c.options.rollout_seconds,
-                          .placement_seconds = e.placement_seconds,
-                          .rollout_tail_seconds = c.options.rollout_tail_seconds});
+  const StepPlan* const recompute = e.recompute_plan ? &*e.recompute_plan : nullptr;
+  StepOptions options{.phase = {.path = c.options.path,
+                                .depth = c.options.depth,
+                                .online = c.policy->online(),
+                                .plans_ahead = c.policy->plans_ahead(c.workload.for_policy(c.options.planner)),
+                                .pool = &c.context.pool,
+                                .timeline = c.context.timeline},
+                      .home_moves = e.figures.home_moves,
+                      .rollout_seconds = c.options.rollout_seconds,
+                      .placement_seconds = e.placement_seconds,
+                      .rollout_tail_seconds = c.options.rollout_tail_seconds};
+  const auto input_with = [&](const CostModel& cost) {
+    return SimulationInput{.load = c.workload.load,
+                           .plan = e.plan,
+                           .cost = cost,
+                           .tokens = c.workload.tokens_of_load(),
+                           .fitted = c.workload.fitted.get(),
+                           .rows = c.options.rows,
+                           .squared_lengths = squared_lengths};
+  };
+  const SimulationInput input = input_with(*c.context.cost);
+  const StepProfile profile = profile_step(input, recompute, options.phase.online, c.context.pool);
+  e.step = simulate_step(input, recompute, options, &profile);
+  if (c.framework && c.context.cost->options().other_seconds_per_layer == 0) {
+    CostOptions with_framework = c.context.cost->options();
+    with_framework.other_seconds_per_layer = kFrameworkSeconds;
+    const CostModel cost(c.context.cost->cluster(), c.context.cost->model(), with_framework);
+    options.phase.timeline = nullptr;
+    e.framework_step_seconds = simulate_step(input_with(cost), recompute, options, &profile).step_seconds;
+  }
   if (fills_arena(e)) {
     e.placement_seconds = e.whole_placement_seconds;
     charge_placement(e.placement_seconds, c.options.rollout_tail_seconds, *e.step);
@@ -161,6 +175,7 @@ bool try_plan(Case c, PlanTrial& trial) {
   c.options.check = false;
   c.runs = 1;
   c.compares = true;
+  c.framework = false;
   if (trial.planned) {
     c.options.planner = options_of(trial, c.options.planner);
   } else {
@@ -199,29 +214,13 @@ Evaluation with_best_plan(Case c) {
   return best;
 }
 
-// Simulates the step of `e` again, with kFrameworkSeconds.
-void simulate_framework(Case c, Evaluation& e) {
-  if (!e.step || c.context.cost->options().other_seconds_per_layer > 0) return;
-  CostOptions options = c.context.cost->options();
-  options.other_seconds_per_layer = kFrameworkSeconds;
-  const CostModel cost(c.context.cost->cluster(), c.context.cost->model(), options);
-  c.context.cost = &cost;
-  c.context.progress = {};
-  std::optional<SimulatedStep> without = std::move(e.step);
-  simulate(c, e);
-  e.framework_step_seconds = e.step->step_seconds;
-  e.step = std::move(without);
-}
-
 Case case_of(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
              const EvaluationContext& context) {
   expect_valid(workload.load, workload.load.name);
   if (options.planning_threads < 1 || options.planners < 0) {
     throw InputError({.field = "planning_threads"}, "must be at least 1, and `planners` at least 0");
   }
-  Case c{.policy = &policy, .workload = workload, .options = options, .context = context};
-  if (!options.simulate) c.context.cost = nullptr;
-  return c;
+  return {.policy = &policy, .workload = workload, .options = options, .context = context};
 }
 
 }  // namespace
@@ -334,20 +333,22 @@ PlanChoice choose_plan(const Workload& workload, const EvaluateOptions& options,
   return *std::move(choice);
 }
 
-Evaluation evaluate(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
-                    const EvaluationContext& context) {
-  if (options.choose == ChooseAmong::kAll && context.cost == nullptr) {
+static Evaluation evaluate(Case c) {
+  const CostModel* const cost = c.context.cost;
+  if (c.options.choose == ChooseAmong::kAll && cost == nullptr) {
     throw InputError({.field = "residency"}, "auto needs `cluster` and `model`");
   }
-  Case c = case_of(policy, workload, options, context);
-  c.options.planner = planner_options(options, workload.load, context.cost);
-  if (options.choose == ChooseAmong::kGiven || context.cost == nullptr || !policy.plans_as_asked()) {
-    return plan_and_judge(c);
-  }
-  c.context.cost = context.cost;
-  Evaluation best = with_best_plan(c);
-  if (!options.simulate) best.step.reset();
-  return best;
+  c.options.planner = planner_options(c.options, c.workload.load, cost);
+  const bool chooses = c.options.choose != ChooseAmong::kGiven && cost != nullptr && c.policy->plans_as_asked();
+  if (!c.options.simulate && !chooses) c.context.cost = nullptr;
+  Evaluation e = chooses ? with_best_plan(c) : plan_and_judge(c);
+  if (!c.options.simulate) e.step.reset();
+  return e;
+}
+
+Evaluation evaluate(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
+                    const EvaluationContext& context) {
+  return evaluate(case_of(policy, workload, options, context));
 }
 
 StepPlan with_quotas(StepPlan plan, Array<Tokens, 4> slot_tokens, const LoadTable& load) {
@@ -363,7 +364,8 @@ StepPlan with_quotas(StepPlan plan, Array<Tokens, 4> slot_tokens, const LoadTabl
 
 Evaluation evaluate_plan(const Policy& policy, PlansOfStep plans, const Workload& workload,
                          const EvaluateOptions& options, const EvaluationContext& context) {
-  const Case c = case_of(policy, workload, options, context);
+  Case c = case_of(policy, workload, options, context);
+  if (!options.simulate) c.context.cost = nullptr;
   const int in_flight = plans.policy_update.in_flight;
   if (c.context.cost != nullptr && in_flight != 1 && !plans.recompute) {
     throw InputError({.field = "recompute_plan"},
@@ -387,10 +389,9 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
   quiet.timeline = nullptr;
   const Policy* const baseline = &policy_named("vanilla");
   const auto evaluated = [&](const Policy& policy, const EvaluationContext& one) {
-    Evaluation e = evaluate(policy, workload, options, one);
-    const bool unplanned = e.choice && !e.choice->best().planned;
-    simulate_framework(case_of(unplanned ? *baseline : policy, workload, options, quiet), e);
-    return e;
+    Case c = case_of(policy, workload, options, one);
+    c.framework = true;
+    return evaluate(c);
   };
   const Evaluation vanilla = evaluated(*baseline, quiet);
   if (!vanilla.check.ok() && std::ranges::find(policies, baseline) == policies.end()) {

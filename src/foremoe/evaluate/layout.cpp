@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "foremoe/evaluate/measured_plan.h"
 #include "foremoe/evaluate/memory_remarks.h"
 #include "foremoe/rollout/load_statistics.h"
+#include "foremoe/sim/phase_profile.h"
 
 namespace foremoe {
 namespace {
@@ -86,6 +88,9 @@ struct Measure {
 constexpr Measure kSimulated{&StageStep::running, &StageStep::once};
 constexpr Measure kBalanced{&StageStep::balanced, &StageStep::balanced_once};
 
+// What layouts of one expert-parallel size have in common without a plan: [ep][group], with one stage.
+using UnplannedProfiles = std::map<int, std::vector<StepProfile>>;
+
 // Evaluates a job in one layout.
 class Job {
  public:
@@ -117,27 +122,24 @@ class Job {
 
   int micro_steps() const { return longer_.load.num_micro_steps(); }
 
-  // Evaluates all groups with policy vanilla, or with foremoe and these options.
-  LayoutStep step(const PlannerOptions* planner) {
-    steps_.clear();
-    transfers_.clear();
-    LayoutStep job;
-    for (int g = 0; g < layout_.groups; ++g) {
-      const Workload group = take_group(longer_, layout_.ep, g);
-      std::vector<StageStep>& steps = steps_.emplace_back();
-      for (std::size_t i = 0; i < stages_.size(); ++i) {
-        const StageOfGroup one = stage_of_group(group, i);
-        const SimulatedStep simulated = simulate(one, planner);
-        steps.push_back(stage_step(simulated));
-        if (planner != nullptr) {
-          steps.back().once += planning_of_stage(one, simulated, options_, planner->residency);
-        }
-        job.memory = std::max(job.memory, steps.back().memory);
+  // Evaluates all groups without a plan. Layouts with one stage add to `profiles`, and must come first.
+  LayoutStep step_unplanned(UnplannedProfiles& profiles) {
+    return step(nullptr, [&](const StageOfGroup& one, int group) {
+      std::vector<StepProfile>& of_ep = profiles[layout_.ep];
+      if (layout_.stages == 1) return simulate(one, nullptr, &of_ep.emplace_back(profile(one, nullptr)));
+      if (one.workload.load.num_layers() < longer_.load.num_layers()) return simulate(one, nullptr);
+      std::vector<const PhaseProfile*> parts;
+      for (int part = group; part < std::ssize(of_ep); part += layout_.groups) {
+        parts.push_back(&of_ep[static_cast<std::size_t>(part)].recompute);
       }
-      transfers_.push_back(transfer_seconds(group.load, costs_.front(), one_node_));
-      job.seconds = std::max(job.seconds, seconds_of(steps_.size() - 1, kSimulated));
-    }
-    return job;
+      const StepProfile profile{in_more_micro_steps(parts)};
+      return simulate(one, nullptr, &profile);
+    });
+  }
+
+  // Evaluates all groups with policy foremoe and these options.
+  LayoutStep step(const PlannerOptions& planner) {
+    return step(&planner, [&](const StageOfGroup& one, int) { return simulate(one, &planner); });
   }
 
   // Throws logic_error if a plan of foremoe with these options is wrong.
@@ -183,18 +185,18 @@ class Job {
     const std::size_t stage = static_cast<std::size_t>(
         std::ranges::max_element(steps_[slowest], {}, &StageStep::all_running) - steps_[slowest].begin());
     const StageOfGroup one = stage_of_group(take_group(longer_, layout_.ep, static_cast<int>(slowest)), stage);
+    const double unplanned = steps_[slowest][stage].all_running() + steps_[slowest][stage].once;
     std::vector<std::pair<double, PlannerOptions>> plans;
     for (const int guest_slots : kGuestSlots) {
       EvaluateOptions options = options_;
       options.check = false;  // check_plans() checks those of the recommended layout
-      options.choose = ChooseAmong::kAll;
+      options.choose = ChooseAmong::kPlans;
       options.planner.prefer = options_.planner.prefer.value_or(Prefer::kTime);
       options.planner.guest_slots = guest_slots;
       options.planner.in_flight = one.in_flight;
       const PlanChoice choice = foremoe::choose_plan(one.workload, options, {.pool = context_.pool, .cost = &one.cost});
       for (const PlanTrial& trial : choice.trials) {
-        if (!trial.planned || trial.memory > *options.memory_budget()) continue;
-        if (trial.seconds >= choice.trials.front().seconds) continue;
+        if (trial.memory > *options.memory_budget() || trial.seconds >= unplanned) continue;
         EvaluateOptions priced = options;
         priced.planner = options_of(trial, options.planner);
         PlannerOptions& planner =
@@ -209,6 +211,28 @@ class Job {
   }
 
  private:
+  LayoutStep step(const PlannerOptions* planner, const auto& simulated_of) {
+    steps_.clear();
+    transfers_.clear();
+    LayoutStep job;
+    for (int g = 0; g < layout_.groups; ++g) {
+      const Workload group = take_group(longer_, layout_.ep, g);
+      std::vector<StageStep>& steps = steps_.emplace_back();
+      for (std::size_t i = 0; i < stages_.size(); ++i) {
+        const StageOfGroup one = stage_of_group(group, i);
+        const SimulatedStep simulated = simulated_of(one, g);
+        steps.push_back(stage_step(simulated));
+        if (planner != nullptr) {
+          steps.back().once += planning_of_stage(one, simulated, options_, planner->residency);
+        }
+        job.memory = std::max(job.memory, steps.back().memory);
+      }
+      transfers_.push_back(transfer_seconds(group.load, costs_.front(), one_node_));
+      job.seconds = std::max(job.seconds, seconds_of(steps_.size() - 1, kSimulated));
+    }
+    return job;
+  }
+
   struct SimulatedStage {
     int stage = 0;
     int first_layer = 0;  // of the input
@@ -231,6 +255,8 @@ class Job {
   struct PhasePlans {
     StepPlan update;
     std::optional<StepPlan> recompute;  // if it differs
+
+    const StepPlan* of_recompute() const { return recompute ? &*recompute : nullptr; }
   };
 
   // Returns the options of policy vanilla, or of foremoe with the planner's.
@@ -255,25 +281,37 @@ class Job {
     return plans;
   }
 
-  SimulatedStep simulate(const StageOfGroup& one, const PlannerOptions* planner) const {
+  StepProfile profile(const StageOfGroup& one, const PlannerOptions* planner) const {
     const PhasePlans plans = plan(one, planner);
-    const Workload& workload = one.workload;
+    const Array<double, 2> squared_lengths = one.workload.squared_lengths();
+    return profile_step(input_of(one, plans, squared_lengths), plans.of_recompute(), policy_of(planner).online(),
+                        context_.pool);
+  }
+
+  SimulatedStep simulate(const StageOfGroup& one, const PlannerOptions* planner,
+                         const StepProfile* profile = nullptr) const {
+    const PhasePlans plans = plan(one, planner);
     const Policy& policy = policy_of(planner);
     const EvaluateOptions options = options_for(one, planner);
-    const Array<double, 2> squared_lengths = workload.squared_lengths();
-    return simulate_step({.load = workload.load,
-                          .plan = plans.update,
-                          .cost = one.cost,
-                          .tokens = workload.tokens_of_load(),
-                          .fitted = workload.fitted.get(),
-                          .rows = options.rows,
-                          .squared_lengths = squared_lengths},
-                         plans.recompute ? &*plans.recompute : nullptr,
+    const Array<double, 2> squared_lengths = one.workload.squared_lengths();
+    return simulate_step(input_of(one, plans, squared_lengths), plans.of_recompute(),
                          {.phase = {.path = options.path,
                                     .depth = options.depth,
                                     .online = policy.online(),
-                                    .plans_ahead = policy.plans_ahead(workload.for_policy(options.planner)),
-                                    .pool = &context_.pool}});
+                                    .plans_ahead = policy.plans_ahead(one.workload.for_policy(options.planner)),
+                                    .pool = &context_.pool}},
+                         profile);
+  }
+
+  SimulationInput input_of(const StageOfGroup& one, const PhasePlans& plans,
+                           ArrayView<const double, 2> squared_lengths) const {
+    return {.load = one.workload.load,
+            .plan = plans.update,
+            .cost = one.cost,
+            .tokens = one.workload.tokens_of_load(),
+            .fitted = one.workload.fitted.get(),
+            .rows = options_.rows,
+            .squared_lengths = squared_lengths};
   }
 
   void expect_right(const StepPlan& plan, const Workload& workload) const {
@@ -342,7 +380,7 @@ void plan_layout(Job& job, const LayoutChoice& choice, LayoutResult& result) {
     result.not_planned = "cannot be the fastest";
   } else {
     for (const PlannerOptions& planner : job.plans_by_seconds()) {
-      const PlannedLayout planned{.step = job.step(&planner), .planner = planner};
+      const PlannedLayout planned{.step = job.step(planner), .planner = planner};
       const bool fits = choice.fits(planned.step);  // other stages may need more memory
       if (fits || !result.planned) result.planned = planned;
       if (fits) break;
@@ -400,10 +438,11 @@ LayoutChoice choose_layout(const Workload& whole, const EvaluateOptions& asked, 
     if (context.progress) context.progress(fmt::format("{} {}", what, describe(layout)));
   };
   std::vector<Job> jobs;
+  UnplannedProfiles profiles;
   for (const JobLayout& layout : layouts_of(load.topology(), context.cost->model())) {
     tell("simulating", layout);
     Job& job = jobs.emplace_back(whole, layout, options, quiet);
-    const LayoutStep unplanned = job.step(nullptr);
+    const LayoutStep unplanned = job.step_unplanned(profiles);
     choice.layouts.push_back({.layout = layout,
                               .micro_steps = job.micro_steps(),
                               .unplanned = unplanned,

@@ -21,11 +21,12 @@ std::string PlanChoice::why() const {
 }
 
 std::vector<PlanTrial> trials_among(ChooseAmong among, const PlannerOptions& options) {
-  std::vector<PlanTrial> trials{{.planned = false}};
+  std::vector<PlanTrial> trials;
+  if (among != ChooseAmong::kPlans) trials.push_back({.planned = false});
   const auto add = [&](Residency residency, Prefer prefer) {
     trials.push_back({.residency = residency, .prefer = prefer});
   };
-  if (among != ChooseAmong::kAll) {
+  if (among != ChooseAmong::kAll && among != ChooseAmong::kPlans) {
     add(options.residency, preference(options));
     return trials;
   }

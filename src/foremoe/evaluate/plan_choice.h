@@ -20,7 +20,8 @@ namespace foremoe {
 enum class ChooseAmong : std::uint8_t {
   kGiven,    // nothing: plan as the options say
   kDefault,  // no plan, and the plan that the options say
-  kAll       // no plan, and `static`, `resident` and `shared`, each with balance, links and time
+  kPlans,    // `static`, `resident` and `shared`, each with balance, links and time
+  kAll       // no plan, and those of kPlans
 };
 
 struct PlanTrial {
@@ -43,7 +44,8 @@ struct PlanChoice {
   std::string why() const;  // "no plan: 1.2 s, resident, time: 1.31 s"
 };
 
-// The trials to make for these options, without results. The first one does not plan. `options` has a copy price.
+// The trials to make for these options, without results. The first one does not plan, unless kPlans. `options` has a
+// copy price.
 std::vector<PlanTrial> trials_among(ChooseAmong among, const PlannerOptions& options);
 
 // Returns the options that plan as the trial does, if it plans. `options` has a copy price.

@@ -52,6 +52,8 @@ TEST(TrialsAmong, AreNoPlanAndTheOnesThatTheOptionsPermit) {
                           "resident, links", "resident, time", "shared, balance", "shared, links", "shared, time"));
   EXPECT_THAT(names(ChooseAmong::kAll, {.prefer = Prefer::kLinks}),
               ElementsAre("no plan", "static, links", "resident, links", "shared, links"));
+  EXPECT_THAT(names(ChooseAmong::kPlans, {.prefer = Prefer::kLinks}),
+              ElementsAre("static, links", "resident, links", "shared, links"));
 }
 
 class Choices : public test::EvaluatedStep {

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <type_traits>
+#include <utility>
 
 #include "foremoe/core/error.h"
 #include "foremoe/plan/expected_dispatch.h"
@@ -17,6 +20,36 @@ void refuse(const std::string& field, const std::string& what) { throw InputErro
 
 void expect_same(const char* field, int plan, int other, const char* who) {
   if (plan != other) refuse(field, fmt::format("the plan has {}, {} has {}", plan, who, other));
+}
+
+void expect_fit(const SimulationInput& input) {
+  const StepPlan& plan = input.plan;
+  const LoadTable& load = input.load;
+  const ModelShape& model = input.cost.model();
+  expect_valid(load, load.name);
+  expect_valid(plan);
+  const int micro_steps = plan.num_micro_steps();
+  if (input.rows == Rows::kToken && input.tokens == nullptr) {
+    refuse("rows", fmt::format("token needs the routes of a trace; {} is a load or a part of a trace", load.name));
+  }
+  if (input.rows == Rows::kToken && input.cost.options().dispatch == Dispatch::kRow) {
+    refuse("rows", "token has no effect with `dispatch` row");
+  }
+  if (input.repeat_load ? load.num_micro_steps() < 1 : micro_steps != load.num_micro_steps()) {
+    refuse("micro_steps", fmt::format("the plan has {}, the load has {}", micro_steps, load.num_micro_steps()));
+  }
+  expect_same("layers", plan.num_layers(), load.num_layers(), "the load");
+  expect_same("ranks", plan.num_ranks(), load.num_ranks(), "the load");
+  expect_same("experts", plan.num_experts(), load.num_experts(), "the load");
+  expect_same("experts", plan.num_experts(), model.experts, "the model");
+  if (load.top_k != model.top_k) {
+    refuse("top_k",
+           fmt::format("a token of the load chooses {} experts, a token of the model {}", load.top_k, model.top_k));
+  }
+  if (plan.num_layers() > model.moe_layers) {
+    refuse("layers",
+           fmt::format("the plan has {}, but the model has only {} MoE layers", plan.num_layers(), model.moe_layers));
+  }
 }
 
 void expect_lengths_fit(const SimulationInput& input) {
@@ -33,6 +66,18 @@ std::vector<EventId> event_of_micro_step(const StepPlan& plan) {
   for (int t = plan.num_events() - 1; t >= 0; --t)
     event[plan.event_micro_step[static_cast<std::size_t>(t)].index()] = EventId{t};
   return event;
+}
+
+// Whether plans of one load have the same profile: every micro-step has the same slots and quotas.
+bool same_profile(const StepPlan& a, const StepPlan& b) {
+  const std::vector<EventId> of_a = event_of_micro_step(a);
+  const std::vector<EventId> of_b = event_of_micro_step(b);
+  if (of_a.size() != of_b.size() || a.home != b.home) return false;
+  for (std::size_t m = 0; m < of_a.size(); ++m) {
+    if (!std::ranges::equal(a.slot_expert[of_a[m]].flat(), b.slot_expert[of_b[m]].flat())) return false;
+    if (!std::ranges::equal(a.slot_tokens[of_a[m]].flat(), b.slot_tokens[of_b[m]].flat())) return false;
+  }
+  return true;
 }
 
 RankRows mean_of(const std::vector<RankRows>& rows) {
@@ -295,49 +340,47 @@ class Profiler {
 
 }  // namespace
 
-void expect_fit(const SimulationInput& input) {
-  const StepPlan& plan = input.plan;
-  const LoadTable& load = input.load;
-  const ModelShape& model = input.cost.model();
-  expect_valid(load, load.name);
-  expect_valid(plan);
-  const int micro_steps = plan.num_micro_steps();
-  if (input.rows == Rows::kToken && input.tokens == nullptr) {
-    refuse("rows", fmt::format("token needs the routes of a trace; {} is a load or a part of a trace", load.name));
-  }
-  if (input.rows == Rows::kToken && input.cost.options().dispatch == Dispatch::kRow) {
-    refuse("rows", "token has no effect with `dispatch` row");
-  }
-  if (input.repeat_load ? load.num_micro_steps() < 1 : micro_steps != load.num_micro_steps()) {
-    refuse("micro_steps", fmt::format("the plan has {}, the load has {}", micro_steps, load.num_micro_steps()));
-  }
-  expect_same("layers", plan.num_layers(), load.num_layers(), "the load");
-  expect_same("ranks", plan.num_ranks(), load.num_ranks(), "the load");
-  expect_same("experts", plan.num_experts(), load.num_experts(), "the load");
-  expect_same("experts", plan.num_experts(), model.experts, "the model");
-  if (load.top_k != model.top_k) {
-    refuse("top_k",
-           fmt::format("a token of the load chooses {} experts, a token of the model {}", load.top_k, model.top_k));
-  }
-  if (plan.num_layers() > model.moe_layers) {
-    refuse("layers",
-           fmt::format("the plan has {}, but the model has only {} MoE layers", plan.num_layers(), model.moe_layers));
-  }
-}
-
-bool same_profile(const StepPlan& a, const StepPlan& b) {
-  const std::vector<EventId> of_a = event_of_micro_step(a);
-  const std::vector<EventId> of_b = event_of_micro_step(b);
-  if (of_a.size() != of_b.size() || a.home != b.home) return false;
-  for (std::size_t m = 0; m < of_a.size(); ++m) {
-    if (!std::ranges::equal(a.slot_expert[of_a[m]].flat(), b.slot_expert[of_b[m]].flat())) return false;
-    if (!std::ranges::equal(a.slot_tokens[of_a[m]].flat(), b.slot_tokens[of_b[m]].flat())) return false;
-  }
-  return true;
-}
-
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool) {
+  expect_fit(input);
   return Profiler(input, phase, online, pool).profile();
+}
+
+StepProfile profile_step(const SimulationInput& input, const StepPlan* recompute_plan, const OnlineWork& online,
+                         ThreadPool& pool) {
+  if (recompute_plan == nullptr) return {profile_phase(input, Phase::kPolicyUpdate, online, pool)};
+  const SimulationInput recompute = with_plan(input, *recompute_plan);
+  expect_fit(recompute);
+  expect_fit(input);
+  if (same_profile(*recompute_plan, input.plan)) return {profile_phase(input, Phase::kPolicyUpdate, online, pool)};
+  return {profile_phase(recompute, Phase::kRecompute, online, pool),
+          profile_phase(input, Phase::kPolicyUpdate, online, pool)};
+}
+
+PhaseProfile in_more_micro_steps(std::span<const PhaseProfile* const> groups) {
+  PhaseProfile all{.rows_between = Array<std::int64_t, 2>(groups.front()->rows_between.shape())};
+  const std::size_t factor = groups.size();
+  const std::size_t micro_steps = groups.front()->tokens.extent(0);
+  const std::size_t layers = groups.front()->layers.size() / micro_steps;
+  const auto interleave = [&](auto PhaseProfile::*table) {
+    auto& to = all.*table;
+    to = std::remove_reference_t<decltype(to)>({micro_steps * factor, (groups.front()->*table).extent(1)});
+    for (std::size_t m = 0; m < to.extent(0); ++m) {
+      std::ranges::copy((groups[m % factor]->*table).row(m / factor), to.row(m).begin());
+    }
+  };
+  interleave(&PhaseProfile::tokens);
+  interleave(&PhaseProfile::squared_lengths);
+  interleave(&PhaseProfile::most_rows);
+  interleave(&PhaseProfile::total_rows);
+  for (std::size_t m = 0; m < micro_steps * factor; ++m) {
+    const auto first = groups[m % factor]->layers.begin() + static_cast<std::ptrdiff_t>(m / factor * layers);
+    all.layers.insert(all.layers.end(), first, first + static_cast<std::ptrdiff_t>(layers));
+  }
+  for (const PhaseProfile* group : groups) {
+    std::ranges::transform(all.rows_between.flat(), group->rows_between.flat(), all.rows_between.flat().begin(),
+                           std::plus{});
+  }
+  return all;
 }
 
 }  // namespace foremoe

@@ -4,6 +4,8 @@
 // Micro-steps and layers are independent and are profiled in parallel.
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "foremoe/core/array.h"
@@ -54,14 +56,24 @@ struct PhaseProfile {
   }
 };
 
-// Throws InputError if plan, load and model do not fit each other.
-void expect_fit(const SimulationInput& input);
-
-// Whether two plans that fit one load have the same profile: every micro-step has the same slots and quotas.
-bool same_profile(const StepPlan& a, const StepPlan& b);
-
 // With own_experts_first, a rank's own experts and its guests are two products; otherwise, they are one product. With
-// plans_after_dispatch, rows are exchanged with homes, which forward the guests' rows. The input must fit.
+// plans_after_dispatch, rows are exchanged with homes, which forward the guests' rows. Throws InputError if plan, load
+// and model do not fit each other.
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool);
+
+// The profiles of both phases.
+struct StepProfile {
+  PhaseProfile recompute;
+  std::optional<PhaseProfile> policy_update = {};  // not set: the same, with backward
+};
+
+// Arguments and errors are those of simulate_step(). Plans for one and for several micro-steps in flight may place
+// guests alike; then their rows are counted once.
+StepProfile profile_step(const SimulationInput& input, const StepPlan* recompute_plan, const OnlineWork& online,
+                         ThreadPool& pool);
+
+// Returns the profile of a group that runs the batches of these groups one after the other, one micro-step of each in
+// turn, as in_more_micro_steps() arranges them (load_table.h). All groups need the same plan in every micro-step.
+PhaseProfile in_more_micro_steps(std::span<const PhaseProfile* const> groups);
 
 }  // namespace foremoe

@@ -166,42 +166,40 @@ std::span<const PhasePart> phase_parts() {
   return kParts;
 }
 
+SimulationInput with_plan(const SimulationInput& input, const StepPlan& plan) {
+  return {.load = input.load,
+          .plan = plan,
+          .cost = input.cost,
+          .tokens = input.tokens,
+          .fitted = input.fitted,
+          .rows = input.rows,
+          .squared_lengths = input.squared_lengths,
+          .repeat_load = input.repeat_load};
+}
+
 SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options) {
   Pool pool(options);
-  expect_fit(input);
   return simulate(input, options, profile_phase(input, options.phase, options.online, *pool));
 }
 
-SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recompute_plan, const StepOptions& options) {
-  const bool one_plan = recompute_plan == nullptr;
-  const SimulationInput recompute{.load = input.load,
-                                  .plan = one_plan ? input.plan : *recompute_plan,
-                                  .cost = input.cost,
-                                  .tokens = input.tokens,
-                                  .fitted = input.fitted,
-                                  .rows = input.rows,
-                                  .squared_lengths = input.squared_lengths,
-                                  .repeat_load = input.repeat_load};
+SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recompute_plan, const StepOptions& options,
+                            const StepProfile* profile) {
   SimulationOptions phase = options.phase;
   Pool pool(phase);
+  std::optional<StepProfile> made;
+  if (profile == nullptr) profile = &made.emplace(profile_step(input, recompute_plan, phase.online, *pool));
+  const SimulationInput recompute = recompute_plan != nullptr ? with_plan(input, *recompute_plan) : input;
   SimulatedStep result;
   result.home_move_seconds = seconds_of_home_moves(recompute, options.home_moves);
 
   phase.timeline_begins += result.home_move_seconds;
-  expect_fit(recompute);
-  if (!one_plan) expect_fit(input);
-  // The profile of the policy update includes that of recompute.
-  const bool one_profile = one_plan || same_profile(*recompute_plan, input.plan);
-  PhaseProfile profile =
-      profile_phase(recompute, one_profile ? Phase::kPolicyUpdate : Phase::kRecompute, phase.online, *pool);
   phase.phase = Phase::kRecompute;
-  phase.placement_stays = one_plan;
-  result.recompute = simulate(recompute, phase, profile);
+  phase.placement_stays = recompute_plan == nullptr;
+  result.recompute = simulate(recompute, phase, profile->recompute);
 
   phase.timeline_begins += result.recompute.seconds / layer_scale(recompute);  // in seconds of the plan's layers
-  if (!one_profile) profile = profile_phase(input, Phase::kPolicyUpdate, phase.online, *pool);
   phase.phase = Phase::kPolicyUpdate;
-  result.policy_update = simulate(input, phase, profile);
+  result.policy_update = simulate(input, phase, profile->policy_update ? *profile->policy_update : profile->recompute);
 
   result.step_seconds = result.home_move_seconds + result.recompute.seconds + result.policy_update.seconds;
   result.ideal_step_seconds = result.recompute.ideal_seconds + result.policy_update.ideal_seconds;

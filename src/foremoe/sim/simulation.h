@@ -198,9 +198,16 @@ struct SimulatedStep {
   double rl_step_seconds = 0;  // with the rollout
 };
 
+struct StepProfile;  // phase_profile.h
+
 // Simulates recompute, then the policy update, on the same load. `input` has the plan of the policy update.
-// recompute_plan: null means the same plan.
-SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recompute_plan, const StepOptions& options);
+// recompute_plan: null means the same plan. profile: of these plans, also if other cost models made it whose experts
+// and exchanges take as long; null: made here, which takes most of the time.
+SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recompute_plan, const StepOptions& options,
+                            const StepProfile* profile = nullptr);
+
+// The same input with another plan.
+SimulationInput with_plan(const SimulationInput& input, const StepPlan& plan);
 
 // Adds the placement time that the rollout's tail does not hide. simulate_step() calls this.
 void charge_placement(double placement_seconds, double rollout_tail_seconds, SimulatedStep& step);
