@@ -8,11 +8,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ._core import _check_evaluation
+from ._core import _check_evaluation, policies
 from ._errors import InputError, refuse
 
 VARIABLE = "FOREMOE_ATTACH"
 MODES = ("active", "static", "shadow")
+REFUSE, HOME = "refuse", "home"  # values of on_mismatch
+RESIDENCIES = ("static", "resident", "shared")
+_LEAST = {"guest_slots": 0, "depth": 1, "ranks_per_node": 1, "threads": 1}  # of arguments that are integers
 _OF_ATTACH = ("mode", "policy", "depth", "ranks_per_node", "threads", "on_mismatch")  # evaluate() has the others
 ARGUMENTS = (
     *_OF_ATTACH, "guest_slots", "residency", "cluster", "model", "prefer", "copy_price", "free_copies", "tolerance",
@@ -32,16 +35,32 @@ def given_arguments() -> dict[str, Any]:
     return arguments
 
 
+def expect_values(arguments: Mapping[str, Any]) -> None:
+    """Raises InputError for a value that attach() refuses for any model. Options of the planner are not checked."""
+    for name, least in _LEAST.items():
+        value = arguments.get(name, least)
+        if value is None and name == "ranks_per_node":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            refuse(name, f"{value!r}, expected an integer from {least} on")
+    for name, known in (("mode", MODES), ("on_mismatch", (REFUSE, HOME)), ("residency", (*RESIDENCIES, "auto"))):
+        value = arguments.get(name)
+        if name in arguments and value not in known and (value is not None or name != "residency"):
+            refuse(name, f"{value!r}, expected {', '.join(known[:-1])} or {known[-1]}")
+    policy = arguments.get("policy", "foremoe")
+    if policy not in policies():
+        refuse("policy", f"{policy!r}, expected one of {', '.join(policies())}")
+
+
 def expect_usable(arguments: Mapping[str, Any]) -> None:
-    """Raises InputError for an unknown name, mode, cluster or model, and for an invalid option of the planner."""
+    """Raises InputError for unknown names, and for values that attach() refuses for any model."""
     for name in arguments:
         if name not in ARGUMENTS:
             near = difflib.get_close_matches(name, ARGUMENTS, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(ARGUMENTS)}"
             refuse(VARIABLE, f"{name}: is no argument of attach(){hint}")
-    if arguments.get("mode", "shadow") not in MODES:
-        refuse(VARIABLE, f"mode: {arguments['mode']!r}; expected {' or '.join(MODES)}")
     try:
+        expect_values(arguments)
         _check_evaluation(
             {name: value for name, value in arguments.items() if name not in _OF_ATTACH and value is not None}
         )
@@ -54,15 +73,17 @@ def arguments_from(text: str) -> dict[str, Any]:
 
     Values are numbers, null (None), true and false; anything else is a string.
 
-    Raises InputError for any other syntax.
+    Raises InputError for any other syntax, and for a name that is given twice.
     """
-    found: dict[str, Any] = {"mode": "shadow"}
+    given: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not (name.isidentifier() and equals and value):
             refuse(VARIABLE, f"has {item!r}; expected name=value, and commas between them")
-        found[name] = _value(value)
-    return found
+        if name in given:
+            refuse(VARIABLE, f"{name}: is given twice, with {given[name]!r} and {value!r}")
+        given[name] = value
+    return {"mode": "shadow"} | {name: _value(value) for name, value in given.items()}
 
 
 def _value(text: str) -> int | float | str | None:

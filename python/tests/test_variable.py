@@ -36,9 +36,17 @@ def test_usable_arguments_are_returned(monkeypatch: pytest.MonkeyPatch, tmp_path
     (f"cluster={__file__}", f"cluster: {__file__} line 1: is not TOML"),
     ("clustr=h100", "clustr: is no argument of attach(); did you mean cluster?"),
     ("model_chunks=1", "model_chunks: is no argument of attach(); expected one of mode,"),
-    ("mode=actve", "mode: 'actve'; expected active or static or shadow"),
+    ("mode=actve", "mode: 'actve', expected active, static or shadow"),
+    ("mode=active,guest_slots=1,mode=shadow", "mode: is given twice, with 'active' and 'shadow'"),
+    ("policy=forem", "policy: 'forem', expected one of"),
+    ("residency=free", "residency: 'free', expected static, resident, shared or auto"),
+    ("on_mismatch=drop", "on_mismatch: 'drop', expected refuse or home"),
+    ("depth=0", "depth: 0, expected an integer from 1 on"),
+    ("threads=two", "threads: 'two', expected an integer from 1 on"),
+    ("ranks_per_node=false", "ranks_per_node: False, expected an integer from 1 on"),
+    ("guest_slots=null", "guest_slots: None, expected an integer from 0 on"),
     ("mode=active,prefer=tim", "prefer: 'tim', expected balance, links or time"),
-    ("guest_slots=-1", "guest_slots: -1 is not in 0"),
+    ("guest_slots=-1", "guest_slots: -1, expected an integer from 0 on"),
 ])  # fmt: skip
 def test_others_are_refused_with_their_name(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
     monkeypatch.setenv(VARIABLE, text)

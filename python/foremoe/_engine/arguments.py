@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 
 import foremoe
+from foremoe._variable import RESIDENCIES
 
 from .homes import HomeTable, named_digest
 from .layers import ExpertLayer
 from .sharded import expect_own_experts, is_dtensor
 
 PHASES = ("recompute", "policy_update")
-RESIDENCIES = ("static", "resident", "shared")
 PRICED = "prefer", "copy_price"  # options that fix how to plan
 # Options of foremoe.plan() that do not move homes, except in_flight, which the executor sets.
 OPTIONS = {

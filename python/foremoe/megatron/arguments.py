@@ -10,10 +10,7 @@ import torch
 
 import foremoe
 from foremoe._engine import arguments
-from foremoe._errors import refuse
-
-MODES = ("active", "shadow")
-REFUSE, HOME = "refuse", "home"  # values of on_mismatch
+from foremoe._variable import expect_values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,18 +30,10 @@ class AttachArguments(arguments.PlanningArguments):
                     field="residency",
                 )
             mode, residency = "active", "static"
-        if mode not in MODES:
-            raise foremoe.InputError(f"mode: '{mode}', expected active, static or shadow", field="mode")
-        if self.on_mismatch not in (REFUSE, HOME):
-            refuse("on_mismatch", f"{self.on_mismatch!r}; expected {REFUSE!r} or {HOME!r}")
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        expect_values(given)
         read = dataclasses.replace(self, mode=mode, residency=residency)
         read.expect_known()
-        nodes = 1 if self.ranks_per_node is None else self.ranks_per_node
-        for name, value, least in (
-            ("guest_slots", self.guest_slots, 0), ("depth", self.depth, 1), ("ranks_per_node", nodes, 1)
-        ):  # fmt: skip
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise foremoe.InputError(f"{name}: {value!r}, expected an integer from {least} on", field=name)
         return read
 
 

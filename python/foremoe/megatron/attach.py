@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from foremoe._engine.together import refused_together, versions
+from foremoe._variable import REFUSE
 from foremoe.options import AnyHomes
 
-from .arguments import REFUSE, AttachArguments
+from .arguments import AttachArguments
 from .replicas import Replicas
 from .supported import expect_version
 

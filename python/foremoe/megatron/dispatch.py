@@ -28,7 +28,8 @@ from megatron.core.transformer.moe.token_dispatcher import (
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .arguments import HOME
+from foremoe._variable import HOME
+
 from .experts import MoE
 from .step import MicroBatchRows, Step
 

@@ -7,8 +7,8 @@ import contextlib
 import torch
 
 from foremoe._engine.together import Agreement
+from foremoe._variable import HOME
 
-from .arguments import HOME
 from .step import Step
 
 

@@ -22,9 +22,10 @@ from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
 from foremoe._engine.together import Agreement, Given, others_than, slots_at_begin
 from foremoe._errors import refuse
+from foremoe._variable import HOME, REFUSE
 from foremoe.options import AnyHomes
 
-from .arguments import HOME, REFUSE, AttachArguments, expect_chunks
+from .arguments import AttachArguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
 from .counts import checked_counts, gathered_counts
 from .ending import end, explain

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from foremoe._errors import refuse
-from foremoe._variable import VARIABLE, given_arguments
+from foremoe._variable import HOME, VARIABLE, given_arguments
 
-from .arguments import HOME
 from .attach import attach
 from .counts import Counts
 from .rehearsal import Call, Routes, count, rehearse

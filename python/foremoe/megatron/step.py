@@ -32,8 +32,9 @@ from foremoe._engine.layer_turn import LayerTurn
 from foremoe._engine.lent import KeptWeights
 from foremoe._engine.planned_phase import PlannedPhase
 from foremoe._engine.ranks import Ranks
+from foremoe._variable import HOME
 
-from .arguments import HOME, AttachArguments
+from .arguments import AttachArguments
 from .experts import GuestExperts, MoE, gradient_type
 from .metrics import named_spread
 from .plan import Plan, slot_table

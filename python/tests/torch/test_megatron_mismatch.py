@@ -180,7 +180,7 @@ def test_other_values_and_values_that_differ_between_ranks_are_refused(rank: int
     begin_groups(4)
     net = make_net(make_config(Case()))
     for values, said in (
-        (("drop",) * 2, "on_mismatch: 'drop'; expected 'refuse'"),
+        (("drop",) * 2, "on_mismatch: 'drop', expected refuse or home"),
         (("home", "refuse"), "on_mismatch"),
     ):
         attach = functools.partial(foremoe.megatron.attach, net, on_mismatch=values[rank == ODD])

@@ -85,7 +85,7 @@ def test_unsupported_dispatchers_are_rejected_by_name(rank: int, fields: dict[st
 @pytest.mark.parametrize(("arguments", "words"), [
     ({"mode": "loud"}, "mode: 'loud', expected active, static or shadow"),
     ({"residency": "resident", "mode": "static"}, "residency: 'resident', but mode='static' stands for residency="),
-    ({"residency": "free"}, "residency: 'free', expected one of static, resident, shared"),
+    ({"residency": "free"}, "residency: 'free', expected static, resident, shared or auto"),
     ({"guest_slots": -1}, "guest_slots: -1, expected an integer from 0 on"),
     ({"ranks_per_node": 0}, "ranks_per_node: 0, expected an integer from 1 on"),
     ({"mode": "shadow", "cluster": "z80"}, "cluster: "),
