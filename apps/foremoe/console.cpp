@@ -134,9 +134,8 @@ void expect_output(const std::string& out, const std::vector<std::string>& input
       throw InputError({.field = option}, "is also an input");
     }
   }
-  // Do not open a device or a pipe to test it: its reader would see an end of file.
-  if (std::filesystem::is_other(out, absent)) return;
-  const AtomicFile trial(out);  // removed by the destructor
+  const std::string target = expect_writable(out);
+  if (!target.empty() && target != out) note(fmt::format("{} is a link: writing {}", out, target));
 }
 
 }  // namespace foremoe::cli

@@ -74,7 +74,7 @@ class FactList {
 };
 
 // Throws InputError, field `option`, if `out` cannot be created, is one of the inputs (by any name or link), or is "-"
-// (outputs are whole files). Ignores empty names, which are options that were not given.
+// (outputs are whole files). Ignores empty names, which are options that were not given. Notes if `out` is a link.
 void expect_output(const std::string& out, const std::vector<std::string>& inputs = {}, const char* option = "out");
 
 }  // namespace foremoe::cli

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "foremoe/core/atomic_file.h"
 #include "foremoe/core/mapped_file.h"
 #include "foremoe/evaluate/import_to_file.h"
 #include "foremoe/rollout/collector.h"
@@ -214,6 +215,15 @@ void bind_inputs(nb::module_& m) {
         nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any], decode: typing.Any) -> "
                 "tuple[Trace | Load, dict[str, typing.Any]]"));
   m.def("_import_to_file", &import_paths_to_file, "paths"_a, "options"_a, "out"_a, "decode"_a);
+  m.def(
+      "_write_file",
+      [](const std::string& path, const nb::bytes& data) {
+        write_file(path, {data.c_str(), data.size()});
+      },
+      "path"_a, "data"_a, "Replaces a file, or writes to a device or pipe. Raises InputError if that fails.");
+  m.def(
+      "_expect_writable", [](const std::string& path) { expect_writable(path); }, "path"_a,
+      "Raises InputError if the file cannot be written.");
   m.def("_check_route_files", &check_captured_files, "paths"_a, "options"_a, "decode"_a);
   m.def("_check_trace", &check_trace, "trace"_a, nb::kw_only(), "experts"_a, "layers"_a, "dense_layers"_a, "top_k"_a,
         "lengths"_a, "attention_mask"_a, "weight_versions"_a);

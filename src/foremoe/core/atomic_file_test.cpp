@@ -63,6 +63,34 @@ TEST_F(AtomicFileTest, ReplacesTheTargetOfALink) {
   EXPECT_EQ(contents(path("target")), "new");
 }
 
+TEST_F(AtomicFileTest, KeepsTheModeOfTheFileThatItReplaces) {
+  for (const fs::perms mode : {fs::perms{0600}, fs::perms{0640}, fs::perms{0755}}) {
+    write_file(path("a"), "old");
+    fs::permissions(path("a"), mode);
+    write_file(path("a"), "new");
+    EXPECT_EQ(fs::status(path("a")).permissions(), mode);
+    EXPECT_EQ(contents(path("a")), "new");
+  }
+}
+
+TEST_F(AtomicFileTest, FollowsNoLinkOfAnotherUserInASharedFolder) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make another user's link";
+  constexpr uid_t kOther = 65534;
+  write_file(path("target"), "old");
+  fs::create_symlink(path("target"), path("link"));
+  ASSERT_EQ(::lchown(path("link").c_str(), kOther, kOther), 0);
+  write_file(path("link"), "in a folder of one's own");
+  fs::permissions(folder_, fs::perms{01777});
+  EXPECT_THROW(write_file(path("link"), "new"), InputError);
+  EXPECT_EQ(contents(path("target")), "in a folder of one's own");
+  fs::create_symlink(path("target"), path("own"));
+  write_file(path("own"), "by a link of one's own");
+  EXPECT_EQ(contents(path("target")), "by a link of one's own");
+  ASSERT_EQ(::chown(folder_.c_str(), kOther, kOther), 0);  // the link is the folder's owner's
+  write_file(path("link"), "by its owner's link");
+  EXPECT_EQ(contents(path("target")), "by its owner's link");
+}
+
 TEST_F(AtomicFileTest, CreatesTheTargetOfADanglingLink) {
   fs::create_directory(path("folder"));
   fs::create_symlink("folder/target", path("link"));
