@@ -35,9 +35,10 @@ planner needs nothing else, and the file has a thousandth of the trace's size. E
 without a route (padding, last tokens) do not count as load.
 
 With --follow, the input is a folder. Its *.safetensors files are counted as they appear, until a file named `done`
-appears or --sequences sequences have been counted. Writers must rename complete files into the folder. The load does not
-depend on the order of arrival: sequences are sorted by file name. If every file records micro-steps and ranks, these are
-used.
+appears or --sequences sequences have been counted. Writers should rename complete files into the folder; a file that is
+not yet readable is tried again, for 30 seconds if it does not change. A file may be deleted after it was counted, but not
+changed. The load does not depend on the order of arrival: sequences are sorted by file name. If every file records
+micro-steps and ranks, these are used.
 )";
 
 constexpr std::chrono::milliseconds kBetweenPolls{20};

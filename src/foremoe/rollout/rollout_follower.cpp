@@ -1,6 +1,7 @@
 #include "foremoe/rollout/rollout_follower.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <set>
@@ -36,6 +37,23 @@ Listing list(const std::string& folder) {
   return found;
 }
 
+// Returns nullopt unless there is a regular file, or a link to one. Opens nothing: a pipe would wait for a writer.
+std::optional<RolloutFollower::Identity> identity_of(const std::string& path) {
+  struct stat found {};
+  if (::stat(path.c_str(), &found) != 0 || !S_ISREG(found.st_mode)) return std::nullopt;
+  constexpr std::int64_t kNanoseconds = 1'000'000'000;
+  return RolloutFollower::Identity{.device = found.st_dev,
+                                   .inode = found.st_ino,
+                                   .bytes = found.st_size,
+                                   .modified = found.st_mtim.tv_sec * kNanoseconds + found.st_mtim.tv_nsec};
+}
+
+[[noreturn]] void refuse_changed(const std::string& path) {
+  throw InputError({.file = path},
+                   "was changed or replaced after it was counted; rename complete files into the folder, each under a "
+                   "name of its own");
+}
+
 RoutingTrace without_routes(RoutingTrace trace) {
   trace.routes = nullptr;
   trace.storage = nullptr;
@@ -44,8 +62,8 @@ RoutingTrace without_routes(RoutingTrace trace) {
 
 }  // namespace
 
-RolloutFollower::RolloutFollower(std::string folder, std::int64_t num_sequences)
-    : folder_(std::move(folder)), num_sequences_(num_sequences) {
+RolloutFollower::RolloutFollower(std::string folder, std::int64_t num_sequences, std::chrono::duration<double> patience)
+    : folder_(std::move(folder)), num_sequences_(num_sequences), patience_(patience) {
   list(folder_);
 }
 
@@ -56,7 +74,19 @@ double RolloutFollower::seconds() const {
 bool RolloutFollower::poll(ThreadPool& pool) {
   const Listing found = list(folder_);
   for (const std::string& name : found.traces) {
-    if (!files_.contains(name)) count(name, pool);
+    const std::string path = (std::filesystem::path(folder_) / name).string();
+    const std::optional<Identity> identity = identity_of(path);
+    if (!identity) continue;
+    if (const auto counted = files_.find(name); counted != files_.end()) {
+      if (counted->second.identity != *identity) refuse_changed(path);
+      continue;
+    }
+    const double seen = seconds();
+    const std::optional<RoutingTrace> trace = read(path, *identity, found.ended);
+    if (!trace) continue;
+    count(name, *trace, {.header = without_routes(*trace), .seen = seen, .identity = *identity}, pool);
+    const std::optional<Identity> afterwards = identity_of(path);
+    if (afterwards && *afterwards != *identity) refuse_changed(path);
   }
   if (num_sequences_ == 0) return found.ended;
   if (num_counted() == num_sequences_) return true;
@@ -71,9 +101,20 @@ std::int64_t RolloutFollower::num_counted() const {
   return collector_ ? static_cast<std::int64_t>(collector_->num_sequences()) : 0;
 }
 
-void RolloutFollower::count(const std::string& name, ThreadPool& pool) {
-  const double seen = seconds();
-  const RoutingTrace trace = read_trace((std::filesystem::path(folder_) / name).string());
+std::optional<RoutingTrace> RolloutFollower::read(const std::string& path, const Identity& identity, bool ended) {
+  try {
+    RoutingTrace trace = read_trace(path);
+    if (ended || identity_of(path) == identity) return trace;
+  } catch (const InputError&) {
+    const auto [before, is_new] = unread_.try_emplace(path, Unread{identity, seconds()});
+    const bool changed = is_new || before->second.identity != identity;
+    if (changed) before->second = {identity, seconds()};
+    if (ended || (!changed && seconds() - before->second.since >= patience_.count())) throw;
+  }
+  return std::nullopt;
+}
+
+void RolloutFollower::count(const std::string& name, const RoutingTrace& trace, File file, ThreadPool& pool) {
   if (collector_) {
     expect_same_shape(trace);
   } else {
@@ -85,20 +126,21 @@ void RolloutFollower::count(const std::string& name, ThreadPool& pool) {
                                                .top_k_of_layer = trace.top_k_of_layer},
                        folder_);
   }
-  const auto first = static_cast<int>(num_counted());
+  file.first = static_cast<int>(num_counted());
   const std::size_t token = shape_of(trace).token_bytes();
   try {
     pool.for_each_index(static_cast<std::size_t>(trace.num_sequences()), [&](std::size_t s, std::size_t) {
       const std::span<const std::byte> routes(
           trace.routes + static_cast<std::size_t>(trace.cu_seqlens[s]) * token,
           static_cast<std::size_t>(trace.sequence_length(static_cast<int>(s))) * token);
-      collector_->add(first + static_cast<int>(s), trace.type, routes);
+      collector_->add(file.first + static_cast<int>(s), trace.type, routes);
     });
   } catch (const InputError&) {
     check_routes(trace);  // names the file and its first malformed row
     throw;
   }
-  files_.emplace(name, File{.header = without_routes(trace), .first = first, .seen = seen, .counted = seconds()});
+  file.counted = seconds();
+  files_.emplace(name, std::move(file));
 }
 
 void RolloutFollower::expect_same_shape(const RoutingTrace& trace) const {

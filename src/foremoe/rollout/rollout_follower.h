@@ -1,9 +1,10 @@
 #pragma once
 
 // Follows a running rollout: counts trace files as they appear in a folder, so that planning can begin when the last
-// sequence ends. Writers must create each file atomically, by a rename, as write_trace and `foremoe import` do. Each
-// file name is counted once; the file may be deleted afterwards. The result depends on the names of files, not on their
-// order of appearance.
+// sequence ends. Writers should create each file atomically, by a rename, as write_trace and `foremoe import` do. A
+// file that cannot be read yet, such as one that is being copied, is tried again until the rollout ends. Each file is
+// counted once and may be deleted afterwards, but not changed or replaced. The result depends on the names of files,
+// not on their order of appearance.
 
 #include <chrono>
 #include <cstdint>
@@ -24,18 +25,32 @@ class RolloutFollower {
  public:
   // The rollout ends after `num_sequences` sequences, or if this is 0, with a file named `done`. Throws InputError if
   // the folder cannot be read.
-  explicit RolloutFollower(std::string folder, std::int64_t num_sequences = 0);
+  // patience: how long a file may remain unreadable without changing.
+  explicit RolloutFollower(std::string folder, std::int64_t num_sequences = 0,
+                           std::chrono::duration<double> patience = std::chrono::seconds(30));
 
   // Counts every new file *.safetensors whose name does not begin with a dot. Returns whether the rollout has ended.
-  // Throws InputError if a file is not a trace, differs from the first in layers or experts, or has a malformed row.
-  // Also throws for too many sequences, and if `done` appears too early. After a throw, the follower is unusable.
+  // Throws InputError if a file differs from the first in layers or experts, has a malformed row, was changed after it
+  // was counted, or is not a trace when the rollout ends or patience does. Also throws for too many sequences, and if
+  // `done` appears too early. After a throw, the follower is unusable.
   bool poll(ThreadPool& pool);
+
+  // Tells one content of a name from another.
+  struct Identity {
+    std::uint64_t device = 0;
+    std::uint64_t inode = 0;
+    std::int64_t bytes = 0;
+    std::int64_t modified = 0;  // ns since 1970
+
+    friend bool operator==(const Identity&, const Identity&) = default;
+  };
 
   struct File {
     RoutingTrace header;  // without routes
     int first = 0;        // index of its first sequence in the collector
     double seen = 0;      // seconds since construction
     double counted = 0;   // seconds since construction
+    Identity identity = {};
   };
   const std::map<std::string, File>& files() const { return files_; }  // by name
   double seconds() const;                                              // since construction
@@ -49,14 +64,22 @@ class RolloutFollower {
 
  private:
   std::int64_t num_counted() const;  // sequences
-  void count(const std::string& name, ThreadPool& pool);
+  // Reads a file that has not been counted; nullopt if it must be tried again.
+  std::optional<RoutingTrace> read(const std::string& path, const Identity& identity, bool ended);
+  void count(const std::string& name, const RoutingTrace& trace, File file, ThreadPool& pool);
   void expect_same_shape(const RoutingTrace& trace) const;
 
   std::string folder_;
   std::int64_t num_sequences_;
+  std::chrono::duration<double> patience_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::optional<RolloutCollector> collector_;  // created by the first file, which sets the shape
   std::map<std::string, File> files_;          // by name
+  struct Unread {
+    Identity identity;
+    double since = 0;  // seconds since construction
+  };
+  std::map<std::string, Unread> unread_;  // by path
 };
 
 }  // namespace foremoe

@@ -2,10 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <numeric>
 #include <vector>
 
@@ -131,6 +134,60 @@ TEST_F(RolloutFollowerTest, IgnoresHiddenAndOtherFiles) {
   EXPECT_THROW(follower.sequences(), InputError);
   write(piece({4, 4}, 1, RouteType::kI32), "a.safetensors");
   EXPECT_TRUE(follower.poll(pool_));
+}
+
+TEST_F(RolloutFollowerTest, WaitsForAFileThatIsBeingCopied) {
+  write(piece({30, 5}, 1), "source");
+  std::ifstream in(path("source"), std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  RolloutFollower follower(folder_);
+  std::ofstream copy(path("a.safetensors"), std::ios::binary);
+  for (const std::size_t end : {std::size_t{0}, std::size_t{5}, bytes.size() / 2, bytes.size() - 1}) {
+    std::filesystem::resize_file(path("a.safetensors"), 0);
+    copy.seekp(0);
+    copy.write(bytes.data(), static_cast<std::streamsize>(end)).flush();
+    EXPECT_FALSE(follower.poll(pool_)) << end;
+    EXPECT_TRUE(follower.files().empty());
+  }
+  copy.write(bytes.data() + bytes.size() - 1, 1).flush();
+  touch("done");
+  EXPECT_TRUE(follower.poll(pool_));
+  EXPECT_EQ(follower.sequences().num_sequences(), 2);
+}
+
+TEST_F(RolloutFollowerTest, NamesAFileThatIsNoTraceWhenTheRolloutOrPatienceEnds) {
+  touch("a.safetensors");
+  RolloutFollower patient(folder_);
+  EXPECT_FALSE(patient.poll(pool_));
+  RolloutFollower impatient(folder_, 2, std::chrono::seconds(0));
+  EXPECT_FALSE(impatient.poll(pool_));
+  EXPECT_THAT(complaint_of_poll(impatient), HasSubstr("a.safetensors"));
+  touch("done");
+  EXPECT_THAT(complaint_of_poll(patient), HasSubstr("a.safetensors"));
+}
+
+TEST_F(RolloutFollowerTest, CountsEachFileOnceAndNoticesAnotherOfItsName) {
+  for (const bool rewritten : {false, true}) {
+    write(piece({4, 4}, 1), "a.safetensors");
+    RolloutFollower follower(folder_);
+    for (int i = 0; i < 3; ++i) EXPECT_FALSE(follower.poll(pool_));
+    std::filesystem::remove(path("a.safetensors"));
+    EXPECT_FALSE(follower.poll(pool_));
+    if (rewritten) write(piece({4, 4}, 2), "a.safetensors");
+    EXPECT_THAT(complaint_of_poll(follower), rewritten ? HasSubstr("was changed or replaced") : HasSubstr(""));
+    EXPECT_EQ(follower.sequences().num_sequences(), 2);
+  }
+}
+
+TEST_F(RolloutFollowerTest, IgnoresFoldersPipesAndLinksToNothing) {
+  std::filesystem::create_directory(path("folder.safetensors"));
+  ASSERT_EQ(::mkfifo(path("pipe.safetensors").c_str(), 0600), 0);
+  std::filesystem::create_symlink("loop.safetensors", path("loop.safetensors"));
+  write(piece({4, 4}, 1), "a.safetensors");
+  touch("done");
+  RolloutFollower follower(folder_);
+  EXPECT_TRUE(follower.poll(pool_));
+  EXPECT_EQ(follower.files().size(), 1U);
 }
 
 TEST_F(RolloutFollowerTest, NamesFileAndFieldOfAnotherShape) {
