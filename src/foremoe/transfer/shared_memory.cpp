@@ -19,6 +19,7 @@
 #include <fstream>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <system_error>
 #include <utility>
@@ -175,12 +176,13 @@ void write_own_prefix(const Creator& creator) {
 }  // namespace
 
 SharedMemory SharedMemory::create(const std::string& purpose, Bytes bytes) {
-  static std::atomic<int> counter = 0;
   remove_stale_shared_memory();
   const Creator creator = this_process();
   write_own_prefix(creator);
   SharedMemory memory;
-  const std::string name = fmt::format("/{}{}-{}-{}-{}", prefix(), creator.pid, creator.start_time, counter++, purpose);
+  std::random_device random;  // other users must not be able to take the next name
+  const std::string name =
+      fmt::format("/{}{}-{}-{:08x}{:08x}-{}", prefix(), creator.pid, creator.start_time, random(), random(), purpose);
   const auto refuse = [&](int error) {
     return InputError(
         {.file = name},
@@ -207,6 +209,7 @@ SharedMemory SharedMemory::open(const std::string& name) {
   if (file.get() < 0 || fstat(file.get(), &status) != 0 || status.st_size <= 0) {
     throw InputError({.file = name}, "there is no such shared memory");
   }
+  if (status.st_uid != geteuid()) throw InputError({.file = name}, "belongs to another user");
   std::byte* const data = map(file.get(), static_cast<std::size_t>(status.st_size));
   if (data == nullptr)
     throw InputError({.file = name}, fmt::format("cannot be mapped: {}", std::generic_category().message(errno)));

@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -53,7 +55,7 @@ TEST(SharedMemory, NameIsRemovedWithItsCreator) {
     SharedMemory memory = SharedMemory::create("test", Bytes{64});
     name = memory.name();
     EXPECT_THAT(name,
-                testing::MatchesRegex(fmt::format("/foremoe-{}-[0-9]+-{}-[0-9]+-[0-9]+-test", getuid(), getpid())));
+                testing::MatchesRegex(fmt::format("/foremoe-{}-[0-9]+-{}-[0-9]+-[0-9a-f]+-test", getuid(), getpid())));
     { const SharedMemory opened = SharedMemory::open(name); }
     EXPECT_TRUE(exists(name)) << "one who opened it has gone";
     const SharedMemory moved = std::move(memory);
@@ -61,6 +63,22 @@ TEST(SharedMemory, NameIsRemovedWithItsCreator) {
   }
   EXPECT_FALSE(exists(name));
   EXPECT_THROW(SharedMemory::open(name), InputError);
+}
+
+// Another user could otherwise create the next name, so that create() fails, or offer memory of his own under it.
+TEST(SharedMemory, NamesCannotBePredictedAndMemoryOfOthersIsRefused) {
+  const auto number_of = [](const std::string& name) {
+    const std::size_t end = name.rfind('-');
+    return std::stoull(name.substr(name.rfind('-', end - 1) + 1, end), nullptr, 16);
+  };
+  std::set<std::uint64_t> numbers;
+  for (int i = 0; i < 100; ++i) numbers.insert(number_of(SharedMemory::create("test", Bytes{8}).name()));
+  EXPECT_EQ(numbers.size(), 100U);
+  EXPECT_GT(*numbers.rbegin() - *numbers.begin(), std::uint64_t{1} << 60);
+  if (geteuid() != 0) GTEST_SKIP() << "only root can make memory of another user";
+  const SharedMemory memory = SharedMemory::create("test", Bytes{8});
+  ASSERT_EQ(chown(("/dev/shm" + memory.name()).c_str(), 65534, 65534), 0);
+  EXPECT_THROW(SharedMemory::open(memory.name()), InputError);
 }
 
 TEST(SharedMemory, OutlivesItsName) {
@@ -86,14 +104,8 @@ TEST(SharedMemory, ReportsTheSizeThatItCannotReserve) {
 }
 
 TEST(SharedMemory, AFailedCreationLeavesNoName) {
-  const auto ours = [] {
-    return SharedMemory::create("counter", Bytes{64}).name();  // …-<counter>-counter
-  };
-  const std::string before = ours();
   EXPECT_THROW(SharedMemory::create("petabyte", Bytes{std::int64_t{1} << 50}), InputError);
-  const std::string prefix = before.substr(0, before.rfind('-'));
-  const int counter = std::stoi(prefix.substr(prefix.rfind('-') + 1));
-  EXPECT_FALSE(exists(fmt::format("{}-{}-petabyte", prefix.substr(0, prefix.rfind('-')), counter + 1)));
+  EXPECT_THAT(names_of(getpid()), testing::Not(testing::Contains(testing::EndsWith("petabyte"))));
 }
 
 // A child that creates shared memory, reports the memory's name and waits to be killed.
