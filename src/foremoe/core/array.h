@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "foremoe/core/debug_mode.h"
 #include "foremoe/core/ids.h"
 
 namespace foremoe {

@@ -6,6 +6,12 @@
 
 namespace foremoe {
 
+#ifdef _GLIBCXX_DEBUG  // the symbol that programs of the same kind need
+const char this_library_was_not_compiled_with_GLIBCXX_DEBUG = 0;
+#else
+const char this_library_was_compiled_with_GLIBCXX_DEBUG = 0;
+#endif
+
 static std::string message(const Where& w, const std::string& problem) {
   std::string place = w.file;
   if (!w.field.empty()) place += (place.empty() ? "" : ": ") + w.field;

@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "foremoe/core/debug_mode.h"
+
 namespace foremoe {
 
 struct Where {

@@ -154,6 +154,7 @@ class SourceTokens {
  public:
   // Keeps a reference to the trace. Throws the errors of expect_valid(batching, trace).
   SourceTokens(const RoutingTrace& trace, const Batching& batching);
+  SourceTokens(const RoutingTrace&& trace, const Batching& batching) = delete;
 
   int num_ranks() const { return num_ranks_; }
   int top_k() const { return trace_.top_k; }

@@ -128,6 +128,7 @@ struct Copy {
 class CopyFinder {
  public:
   CopyFinder(const StepPlan& plan, LayerId layer) : plan_(plan), layer_(layer) {}  // keeps a reference to the plan
+  CopyFinder(const StepPlan&& plan, LayerId layer) = delete;
 
   // Returns the copies into the slots of one rank for one event, in ascending slot order; valid until the next call.
   std::span<const Copy> into(EventId event, RankId rank);

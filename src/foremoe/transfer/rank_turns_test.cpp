@@ -183,6 +183,13 @@ INSTANTIATE_TEST_SUITE_P(Of, RankTurnsOfRandomPlans,
                            return std::string(to_string(c.param.residency)) + std::to_string(c.param.in_flight);
                          });
 
+// These classes keep references to their arguments.
+static_assert(!std::is_constructible_v<RankTurns, StepPlan, const LoadTable&, const RankTurnsOptions&>);
+static_assert(!std::is_constructible_v<RankTurns, const StepPlan&, LoadTable, const RankTurnsOptions&>);
+static_assert(std::is_constructible_v<RankTurns, const StepPlan&, const LoadTable&, const RankTurnsOptions&>);
+static_assert(!std::is_constructible_v<CopyFinder, StepPlan, LayerId>);
+static_assert(!std::is_constructible_v<SourceTokens, RoutingTrace, const Batching&>);
+
 TEST(RankTurns, ReturnNoGradientsInRecompute) {
   const LoadTable load = test::random_load(kShape, 1);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 2}, 1);
