@@ -5,7 +5,8 @@ include(CMakePackageConfigHelpers)
 
 # Public headers: the headers named in docs/users/library.md, and the headers that they include. All others are private.
 set(public_headers
-  cluster/cluster.h cluster/cost_model.h cluster/model_shape.h cluster/topology.h core/array.h core/error.h
+  cluster/cluster.h cluster/cost_model.h cluster/model_shape.h cluster/topology.h core/array.h
+  core/debug_mode.h core/error.h
   core/ids.h core/option.h core/parallel.h core/safetensors.h core/timeline.h core/units.h evaluate/evaluate.h
   evaluate/plan_choice.h
   evaluate/running_plan.h evaluate/workload.h foremoe.h homes/choose_homes.h homes/home_search.h homes/token_sets.h

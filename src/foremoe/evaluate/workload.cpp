@@ -11,6 +11,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/plan/homes_file.h"
 #include "foremoe/plan/plan_file.h"
+#include "foremoe/plan/token_choice.h"
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/count_routes.h"
@@ -213,6 +214,7 @@ Workload make_workload(LoadTable load) {
   Workload input;
   input.homes = contiguous_homes(load);
   input.load = std::move(load);
+  input.fitted = std::make_shared<FittedChoices>();
   return input;
 }
 
@@ -280,6 +282,7 @@ Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
     case FileKind::kHomes:
       refuse_kind(file, {kTraceFormat, kLoadFormat});
   }
+  input.fitted = std::make_shared<FittedChoices>();
   const auto to_use = [&](const char* field, int asked, int wanted, int there) {
     return asked == 0 && 0 < wanted && wanted < there ? wanted : number_to_use(field, asked, there, options.path);
   };

@@ -12,7 +12,6 @@
 #include "foremoe/core/option.h"
 #include "foremoe/core/parallel.h"
 #include "foremoe/core/safetensors.h"
-#include "foremoe/plan/token_choice.h"
 #include "foremoe/policy/policy.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
@@ -44,6 +43,8 @@ struct InputOptions {
 std::vector<Option> options_of(InputOptions& options);
 Option ep_option(InputOptions& options);
 
+class FittedChoices;  // plan/token_choice.h
+
 struct Workload {
   LoadTable load;
   std::optional<BatchedTrace> tokens;  // set if the input was a trace
@@ -51,11 +52,10 @@ struct Workload {
   Array<RankId, 2> homes;              // [layer][expert], before planning
   std::optional<StepPlan> previous;
   std::optional<LoadTable> previous_load;
-  std::string origin;                // of the input, from its metadata
-  InputOptions asked;                // the options that it was read with
-  std::vector<std::string> remarks;  // what the reader decided by itself, e.g. "… batched anew …"
-  // Kept from one evaluation to the next, and shared with the groups.
-  std::shared_ptr<FittedChoices> fitted = std::make_shared<FittedChoices>();
+  std::string origin;                     // of the input, from its metadata
+  InputOptions asked;                     // the options that it was read with
+  std::vector<std::string> remarks;       // what the reader decided by itself, e.g. "… batched anew …"
+  std::shared_ptr<FittedChoices> fitted;  // kept from one evaluation to the next, and shared with the groups
 
   // Returns the tokens that this load counts, or null if they are unknown or if the load was cut.
   const BatchedTrace* tokens_of_load() const { return tokens && !cut ? &*tokens : nullptr; }

@@ -42,7 +42,6 @@
 #include "foremoe/core/timeline.h"
 #include "foremoe/plan/route_tokens.h"
 #include "foremoe/plan/step_plan.h"
-#include "foremoe/plan/token_choice.h"
 #include "foremoe/policy/online_work.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
@@ -73,13 +72,15 @@ std::string_view to_string(Attention attention);
 // The lengths that determine the scores, if the input knows its sequences or not.
 Attention attention_of(bool knows_lengths, const CostModel& cost);
 
+class FittedChoices;  // plan/token_choice.h
+
 struct SimulationInput {
   const LoadTable& load;
   const StepPlan& plan;  // accepted by check_plan for this load
   const CostModel& cost;
   // The tokens behind the load. If null, dispatch by token uses expected counts (plan/expected_dispatch.h).
   const BatchedTrace* tokens = nullptr;
-  FittedChoices* fitted = nullptr;  // keeps what expected counts need, for further plans of this load
+  FittedChoices* fitted = nullptr;  // keeps what expected counts need, for further plans of this load; null: nothing
   Rows rows = Rows::kOrder;         // kToken needs known tokens and dispatch by token
   // [micro_step][rank]: Σ length² over the sequences of the batch, tokens², for at least the load's micro-steps. Empty:
   // unknown. CostOptions::sequence_tokens overrides it.
