@@ -12,7 +12,7 @@ host's arena and every wait for a copy or a gradient. Configurations are those o
 because fewer slots need more copies.
 
 Result: If the tail of the rollout hides placement, as the aim assumes, a step waits for almost nothing. If nothing
-hides placement, it takes at most 0.3 % of the step by token and 0.2 % by row, because the 64 ranks share it.
+hides placement, it takes less than half a percent of the step, because the 64 ranks share it.
 """
 
 from kit import FIRST, Aim, System, drawn, measured_here, modelled, ratio

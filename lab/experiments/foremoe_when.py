@@ -10,9 +10,11 @@ per micro-step, with the input's number of tokens, in GRPO groups of 16. Two lay
 three draws. Planning is charged as if no rollout hid it. *RL step* is the remaining gain if the training step takes 40
 % of the RL step and the rollout 60 %.
 
-Result: The gain grows with tokens, up to about 2,048 per rank and micro-step, and in general with nodes. With 256
-tokens on one or two nodes, copies and planning consume the gain by token. With planning included, ReLibra is 0.5 to 5 %
-faster than ours on one node. On more nodes, ours is up to 13 % faster than ReLibra, except with 256 tokens on 16 nodes.
+Result: The gain grows with tokens, up to about 2,048 per rank and micro-step. By row it grows with nodes; by token it
+is larger on two nodes than on four. With 256 tokens on one to four nodes, copies and planning consume the gain by
+token. With planning included, ReLibra is 0.4 to 4 % faster than ours on one node, and with 256 tokens up to 13 % on
+more nodes, where its guests stay within a node. From 2,048 tokens on, ours is 1 to 31 % faster than ReLibra on several
+nodes by token, and 8 to 16 % by row.
 """
 
 from kit import FIRST, System, drawn, measured_here, paired, ratio

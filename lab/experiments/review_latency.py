@@ -12,8 +12,8 @@ per step include our work that is done once per step; times per micro-step exclu
 exposed copies and arenas ÷ the step with them. The review's 8 % corresponds to 92.6.
 
 Result: The review's planner takes about a tenth of the published time for the base placement and less than a third for
-the moves. Compared with both parts together, our planner takes 2 to 3 times as long per micro-step and 11 to 14 times
-as long per step. Most of this time is placement. All copies hide here, whereas the review has up to 8 % of overhead.
+the moves. Compared with both parts together, our planner takes about 1.7 times as long per micro-step and 5 times as
+long per step. Most of this time is placement. All copies hide here, whereas the review has up to 8 % of overhead.
 """
 
 from kit import Published, System, drawn, measured_here, modelled
