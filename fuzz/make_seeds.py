@@ -75,6 +75,12 @@ def plan(in_flight, residency):
         "in_flight": str(in_flight), "options": json.dumps(options), "load_digest": hashlib.sha256(struct.pack("<16q", *LOAD)).hexdigest()})
 
 
+def homes():
+    """Return the homes of 1 layer with 4 experts on 2 ranks."""
+    return safetensors({"home": ("I32", [1, 4], [0, 1, 1, 0])},
+                       {"format": "foremoe.homes/1", "ranks": "2", "ranks_per_node": "2", "origin": "tiny"})
+
+
 def npy(descr, shape, values):
     header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode()
     header += b" " * (-(len(header) + 11) % 64) + b"\n"
@@ -99,8 +105,16 @@ def imports():
     return arrays, megatron
 
 
+CONFIG = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48,
+    "num_experts": 128, "num_experts_per_tok": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "vocab_size": 151936, "intermediate_size": 6144, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}
+
+
 def main():
     root = Path(sys.argv[1])
+    data = Path(__file__).resolve().parent.parent / "data"
     arrays, megatron = imports()
     seeds = {
         "trace_fuzz": {"u8": trace("U8", 255, True), "i16": trace("I16", -1, False)},
@@ -108,6 +122,13 @@ def main():
         "plan_fuzz": {"resident": plan(1, "resident"), "in-flight": plan(2, "resident"), "shared": plan(1, "shared")},
         "import_npy_fuzz": arrays,
         "import_megatron_fuzz": megatron,
+        "homes_fuzz": {"two-ranks": homes()},
+        "config_fuzz": {"qwen3": json.dumps(CONFIG).encode()},
+        "model_fuzz": {name: (data / "models" / f"{name}.toml").read_bytes() for name in ("Mixtral-8x7B", "DeepSeek-V3")},
+        "cluster_fuzz": {
+            "h100": (data / "clusters" / "h100.toml").read_bytes(),
+            "based": b'name = "ours"\nbase = "h100"\nranks_per_node = 4\n',
+        },
     }
     for target, inputs in seeds.items():
         shutil.rmtree(root / target, ignore_errors=True)  # removes seeds with former names

@@ -12,10 +12,9 @@ results return before combine. *FEPLB* is charged for the return in full, in the
 charged. FasterMoE does not send rows of shadowed experts. A row has 12 KiB times the number of its experts here. We
 omit the two-stage pipeline, because the paper does not specify how much more DeepEP sends for it.
 
-Result: By construction, FEPLB's exchange takes as long as without balancing, which matches the paper. If it included
-the return of results, it would take 17 to 22 % longer by token and 5 to 13 % longer by row. So the paper either hides
-the return or does not count it. FasterMoE and `foremoe` shorten the exchange, because the busiest rank receives fewer
-rows.
+Result: By construction, FEPLB's exchange takes as long as without balancing, which matches the paper. The return of
+results is not part of it: a step would wait 46 to 281 ms for it (*exposed*). So the paper either hides the return or
+does not count it. FasterMoE and `foremoe` shorten the exchange, because the busiest rank receives fewer rows.
 """
 
 from feplb_inputs import inputs_of

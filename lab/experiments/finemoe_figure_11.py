@@ -14,9 +14,9 @@ table also shows the time that the simulator charges for FineMoE: a time per slo
 between the two kinds of load. It is 1 µs for LP 1 by CLP, 4 µs for LP 4 and 0.06 µs for our assignment. The all-gather
 of loads is not charged.
 
-Result: Like the paper's HiGHS, CLP solves LP 1 in less than 1 ms, except with 64 GPUs and new orders; LP 4 takes 2 to
-32 times as long. Our assignment reaches the optimum of LP 1 in at most a fourth of CLP's time. Our planner, which also
-chooses replicas, takes 0.3 to 1.5 times as long as CLP, mostly before the first micro-step.
+Result: Like the paper's HiGHS, CLP solves LP 1 in about 1 ms or less; LP 4 takes 2 to 35 times as long. Our assignment
+reaches the optimum of LP 1 in at most a fourth of CLP's time. Our planner, which also chooses replicas, takes 0.3 to 4
+times as long as CLP, mostly before the first micro-step.
 """
 
 from kit import Published, System, drawn

@@ -13,8 +13,8 @@ The paper overlaps scheduling, but its measured times exceed our charge. `foremo
 
 Result: With both levels, traffic between nodes decreases and the exchange is shorter, as in the paper. The longer
 solution time of LP 4 offsets much of this: by token, the layer is 2 % faster than with LP 1 on random tokens, as in the
-paper, but 0.6 % slower if groups differ. Choosing guests for links (`foremoe, links`) reduces traffic between nodes
-much further.
+paper, but 0.6 % slower if groups differ. Choosing guests by nodes, as `foremoe` does by default, reduces traffic
+between nodes much further.
 """
 
 from kit import Column, System, drawn

@@ -12,8 +12,8 @@ mix the loads of two draws. This also makes their micro-steps more even, so ther
 over the eight steps. Copies are per layer and event; *copies, warm* excludes a step's first event. There are three
 draws, and two layers represent all. Planning is measured on one thread, with other programs running.
 
-Result: Warm starts save no time in a step: the speedups of warm and cold starts differ by a thousandth at most, and the
-copies per layer and event by at most 0.1. Planning takes 1.3 to 2.4 times as long, because each layer is planned twice.
+Result: Warm starts save no time in a step: the speedups of warm and cold starts differ by at most 0.3 %, and the copies
+per layer and event by at most 0.3. Planning takes 1.7 to 2.9 times as long, because each layer is planned twice.
 """
 
 from kit import System, drawn
