@@ -36,7 +36,7 @@ without a route (padding, last tokens) do not count as load.
 
 With --follow, the input is a folder. Its *.safetensors files are counted as they appear, until a file named `done`
 appears or --sequences sequences have been counted. Writers should rename complete files into the folder; a file that is
-not yet readable is tried again, for 30 seconds if it does not change. A file may be deleted after it was counted, but not
+not yet readable, because it still grows, is tried again, for 30 seconds if it does not change. A file may be deleted after it was counted, but not
 changed. The load does not depend on the order of arrival: sequences are sorted by file name. If every file records
 micro-steps and ranks, these are used.
 )";

@@ -19,11 +19,11 @@ our planner. They fill every slot according to the previous step's mean and use 
 Both steps have the same popularity of experts but different groups. This favours forecasts: drifting popularity would
 make them worse. Inputs are those of foremoe-seeds, with half the layers on 64 ranks. Figures are means of five draws.
 
-Result: Without foresight, our planner reaches four fifths (by token) and two thirds (by row) of its gain on 64 ranks,
-and half of it on 8 ranks. The planner needs each micro-step's loads: by token on 64 ranks, it gains {mixed, 64 ranks |
-step's mean | speedup (token) | 2} with the step's exact mean and {mixed, 64 ranks | former step's mean | speedup
-(token) | 2} with the previous step's, instead of {mixed, 64 ranks | foremoe | speedup (token) | 2}. EPLB and LPLB,
-which fill all slots according to the previous step's mean, gain more than our planner with any mean.
+Result: Without foresight, our planner reaches about two thirds of its gain on 64 ranks, and half of it on 8 ranks. The
+planner needs each micro-step's loads: by token on 64 ranks, it gains {mixed, 64 ranks | step's mean | speedup (token) |
+2} with the step's exact mean and {mixed, 64 ranks | former step's mean | speedup (token) | 2} with the previous step's,
+instead of {mixed, 64 ranks | foremoe | speedup (token) | 2}. On 8 ranks and by row, EPLB and LPLB, which fill all slots
+according to the previous step's mean, gain more than our planner with any mean; by token on 64 ranks they gain no more.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ UltraEP fetches every guest at every use.
 
 Result: With Zipf popularity, the search reaches the published ρ with about the published number of replicas. With
 lognormal popularity of the same ρ, it uses more. The ρ of `foremoe` is below 1.005. Once warm, `foremoe` needs 0.6 to
-2.6 % of the search's copies with fixed popularity, and 20 to 30 % if popularity is permuted in every micro-step.
+2.8 % of the search's copies with fixed popularity, and 20 to 30 % if popularity is permuted in every micro-step.
 """
 
 from kit import Aim, Published, System, drawn

@@ -218,12 +218,18 @@ void bind_inputs(nb::module_& m) {
   m.def(
       "_write_file",
       [](const std::string& path, const nb::bytes& data) {
-        write_file(path, {data.c_str(), data.size()});
+        const std::string_view text(data.c_str(), data.size());
+        const ReleasedGil release;
+        write_file(path, text);
       },
-      "path"_a, "data"_a, "Replaces a file, or writes to a device or pipe. Raises InputError if that fails.");
+      "path"_a, "data"_a, "Replaces a file. Raises InputError if that fails.");
   m.def(
-      "_expect_writable", [](const std::string& path) { expect_writable(path); }, "path"_a,
-      "Raises InputError if the file cannot be written.");
+      "_expect_writable",
+      [](const std::string& path) {
+        const ReleasedGil release;
+        expect_writable(path);
+      },
+      "path"_a, "Raises InputError if the file cannot be written.");
   m.def("_check_route_files", &check_captured_files, "paths"_a, "options"_a, "decode"_a);
   m.def("_check_trace", &check_trace, "trace"_a, nb::kw_only(), "experts"_a, "layers"_a, "dense_layers"_a, "top_k"_a,
         "lengths"_a, "attention_mask"_a, "weight_versions"_a);

@@ -8,7 +8,17 @@ from collections.abc import Iterable
 from ._core import _expect_writable, _write_file
 from ._errors import InputError
 
-write_file = _write_file
+
+def write_file(path: str, data: bytes) -> None:
+    """Replaces a file, or writes to a device or pipe. Raises InputError if that fails."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        try:
+            with open(path, "wb") as stream:  # can be interrupted while a pipe has no reader
+                stream.write(data)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}", file=path) from error
+    else:
+        _write_file(path, data)
 
 
 def expect_output(path: str, inputs: Iterable[str], option: str = "out") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import numbers
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ VARIABLE = "FOREMOE_ATTACH"
 MODES = ("active", "static", "shadow")
 REFUSE, HOME = "refuse", "home"  # values of on_mismatch
 RESIDENCIES = ("static", "resident", "shared")
-_LEAST = {"guest_slots": 0, "depth": 1, "ranks_per_node": 1, "threads": 1}  # of arguments that are integers
+_LEAST = {"guest_slots": 0, "depth": 1, "ranks_per_node": 1, "threads": 0}  # of arguments that are integers
 _OF_ATTACH = ("mode", "policy", "depth", "ranks_per_node", "threads", "on_mismatch")  # evaluate() has the others
 ARGUMENTS = (
     *_OF_ATTACH, "guest_slots", "residency", "cluster", "model", "prefer", "copy_price", "free_copies", "tolerance",
@@ -41,12 +42,15 @@ def expect_values(arguments: Mapping[str, Any]) -> None:
         value = arguments.get(name, least)
         if value is None and name == "ranks_per_node":
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
             refuse(name, f"{value!r}, expected an integer from {least} on")
     for name, known in (("mode", MODES), ("on_mismatch", (REFUSE, HOME)), ("residency", (*RESIDENCIES, "auto"))):
         value = arguments.get(name)
         if name in arguments and value not in known and (value is not None or name != "residency"):
             refuse(name, f"{value!r}, expected {', '.join(known[:-1])} or {known[-1]}")
+    residency = arguments.get("residency")
+    if arguments.get("mode") == "static" and residency not in (None, "static"):
+        refuse("residency", f"{residency!r}, but mode='static' stands for residency='static'; expected none")
     policy = arguments.get("policy", "foremoe")
     if policy not in policies():
         refuse("policy", f"{policy!r}, expected one of {', '.join(policies())}")

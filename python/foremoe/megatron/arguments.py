@@ -23,15 +23,9 @@ class AttachArguments(arguments.PlanningArguments):
     def executed(self) -> AttachArguments:
         """Resolves mode static. Raises InputError, with the name of an invalid argument."""
         mode, residency = self.mode, self.residency
+        expect_values({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         if mode == "static":
-            if self.residency not in (None, "static"):
-                raise foremoe.InputError(
-                    f"residency: '{residency}', but mode='static' stands for residency='static'; expected none",
-                    field="residency",
-                )
             mode, residency = "active", "static"
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        expect_values(given)
         read = dataclasses.replace(self, mode=mode, residency=residency)
         read.expect_known()
         return read

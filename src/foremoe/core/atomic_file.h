@@ -6,9 +6,9 @@
 //
 // On file systems without O_TMPFILE the file is written as .foremoe.PID.N, which remains if the process is killed.
 //
-// A file that is replaced keeps its mode, and its group if the system permits that. If the path is a symbolic link,
-// writes the link's target, whether or not the target exists. In a folder that all users can write, a link must
-// be the user's or the folder's owner's (like the kernel's fs.protected_symlinks).
+// A file that is replaced keeps its mode, and its group if the system permits that; another group gets no rights. If
+// the path is a symbolic link, writes the link's target, whether or not the target exists. In a folder that all users
+// can write, that link must be the user's or the folder's owner's (as under fs.protected_symlinks).
 //
 // If the path is a device or a pipe (/dev/stdout), writes to it directly, since there is no file to replace.
 

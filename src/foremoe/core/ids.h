@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "foremoe/core/debug_mode.h"
+
 namespace foremoe {
 
 template <class Tag>

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "foremoe/core/debug_mode.h"
+
 namespace foremoe {
 
 struct Option {

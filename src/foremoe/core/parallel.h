@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "foremoe/core/debug_mode.h"
+
 namespace foremoe {
 
 // Thrown if work ended early because ThreadPool::cancel() was called.

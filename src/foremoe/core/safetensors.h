@@ -25,6 +25,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "foremoe/core/debug_mode.h"
+
 namespace foremoe {
 
 using Metadata = std::map<std::string, std::string, std::less<>>;

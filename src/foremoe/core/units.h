@@ -6,6 +6,8 @@
 #include <concepts>
 #include <cstdint>
 
+#include "foremoe/core/debug_mode.h"
+
 namespace foremoe {
 
 template <class Tag>

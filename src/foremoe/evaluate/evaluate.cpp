@@ -390,7 +390,7 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
   const Policy* const baseline = &policy_named("vanilla");
   const auto evaluated = [&](const Policy& policy, const EvaluationContext& one) {
     Case c = case_of(policy, workload, options, one);
-    c.framework = true;
+    c.framework = options.simulate;
     return evaluate(c);
   };
   const Evaluation vanilla = evaluated(*baseline, quiet);

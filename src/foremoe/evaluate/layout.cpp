@@ -125,9 +125,10 @@ class Job {
   // Evaluates all groups without a plan. Layouts with one stage add to `profiles`, and must come first.
   LayoutStep step_unplanned(UnplannedProfiles& profiles) {
     return step(nullptr, [&](const StageOfGroup& one, int group) {
+      const bool has_all_layers = longer_.load.num_layers() == context_.cost->model().moe_layers;
+      if (has_all_layers || one.workload.load.num_layers() < longer_.load.num_layers()) return simulate(one, nullptr);
       std::vector<StepProfile>& of_ep = profiles[layout_.ep];
       if (layout_.stages == 1) return simulate(one, nullptr, &of_ep.emplace_back(profile(one, nullptr)));
-      if (one.workload.load.num_layers() < longer_.load.num_layers()) return simulate(one, nullptr);
       std::vector<const PhaseProfile*> parts;
       for (int part = group; part < std::ssize(of_ep); part += layout_.groups) {
         parts.push_back(&of_ep[static_cast<std::size_t>(part)].recompute);

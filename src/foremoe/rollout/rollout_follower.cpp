@@ -37,15 +37,22 @@ Listing list(const std::string& folder) {
   return found;
 }
 
-// Returns nullopt unless there is a regular file, or a link to one. Opens nothing: a pipe would wait for a writer.
-std::optional<RolloutFollower::Identity> identity_of(const std::string& path) {
+// Returns nullopt for a folder or a pipe, which must not be opened. If the file cannot be found (a link to nothing, or
+// no permission), returns the state of no file, and reading it will say why.
+std::optional<RolloutFollower::State> state_of(const std::string& path) {
   struct stat found {};
-  if (::stat(path.c_str(), &found) != 0 || !S_ISREG(found.st_mode)) return std::nullopt;
+  if (::stat(path.c_str(), &found) != 0) return RolloutFollower::State{};
+  if (!S_ISREG(found.st_mode)) return std::nullopt;
   constexpr std::int64_t kNanoseconds = 1'000'000'000;
-  return RolloutFollower::Identity{.device = found.st_dev,
-                                   .inode = found.st_ino,
-                                   .bytes = found.st_size,
-                                   .modified = found.st_mtim.tv_sec * kNanoseconds + found.st_mtim.tv_nsec};
+  return RolloutFollower::State{.bytes = found.st_size,
+                                .modified = found.st_mtim.tv_sec * kNanoseconds + found.st_mtim.tv_nsec};
+}
+
+// An older time is no change: `cp -p` sets it after the last byte.
+bool is_changed(const RolloutFollower::State& counted, const std::string& path) {
+  const std::optional<RolloutFollower::State> now = state_of(path);
+  if (!now || now->bytes < 0) return false;  // deleted
+  return now->bytes != counted.bytes || now->modified > counted.modified;
 }
 
 [[noreturn]] void refuse_changed(const std::string& path) {
@@ -75,18 +82,17 @@ bool RolloutFollower::poll(ThreadPool& pool) {
   const Listing found = list(folder_);
   for (const std::string& name : found.traces) {
     const std::string path = (std::filesystem::path(folder_) / name).string();
-    const std::optional<Identity> identity = identity_of(path);
-    if (!identity) continue;
     if (const auto counted = files_.find(name); counted != files_.end()) {
-      if (counted->second.identity != *identity) refuse_changed(path);
+      if (is_changed(counted->second.state, path)) refuse_changed(path);
       continue;
     }
+    const std::optional<State> state = state_of(path);
+    if (!state) continue;
     const double seen = seconds();
-    const std::optional<RoutingTrace> trace = read(path, *identity, found.ended);
+    const std::optional<RoutingTrace> trace = read(path, *state, found.ended);
     if (!trace) continue;
-    count(name, *trace, {.header = without_routes(*trace), .seen = seen, .identity = *identity}, pool);
-    const std::optional<Identity> afterwards = identity_of(path);
-    if (afterwards && *afterwards != *identity) refuse_changed(path);
+    count(name, *trace, {.header = without_routes(*trace), .seen = seen, .state = *state}, pool);
+    if (is_changed(*state, path)) refuse_changed(path);
   }
   if (num_sequences_ == 0) return found.ended;
   if (num_counted() == num_sequences_) return true;
@@ -101,14 +107,14 @@ std::int64_t RolloutFollower::num_counted() const {
   return collector_ ? static_cast<std::int64_t>(collector_->num_sequences()) : 0;
 }
 
-std::optional<RoutingTrace> RolloutFollower::read(const std::string& path, const Identity& identity, bool ended) {
+std::optional<RoutingTrace> RolloutFollower::read(const std::string& path, const State& state, bool ended) {
   try {
     RoutingTrace trace = read_trace(path);
-    if (ended || identity_of(path) == identity) return trace;
+    if (ended || !is_changed(state, path)) return trace;
   } catch (const InputError&) {
-    const auto [before, is_new] = unread_.try_emplace(path, Unread{identity, seconds()});
-    const bool changed = is_new || before->second.identity != identity;
-    if (changed) before->second = {identity, seconds()};
+    const auto [before, is_new] = unread_.try_emplace(path, Unread{state, seconds()});
+    const bool changed = is_new || before->second.state != state;
+    if (changed) before->second = {state, seconds()};
     if (ended || (!changed && seconds() - before->second.since >= patience_.count())) throw;
   }
   return std::nullopt;
@@ -136,6 +142,7 @@ void RolloutFollower::count(const std::string& name, const RoutingTrace& trace, 
       collector_->add(file.first + static_cast<int>(s), trace.type, routes);
     });
   } catch (const InputError&) {
+    if (is_changed(file.state, trace.name)) refuse_changed(trace.name);
     check_routes(trace);  // names the file and its first malformed row
     throw;
   }

@@ -2,9 +2,9 @@
 
 // Follows a running rollout: counts trace files as they appear in a folder, so that planning can begin when the last
 // sequence ends. Writers should create each file atomically, by a rename, as write_trace and `foremoe import` do. A
-// file that cannot be read yet, such as one that is being copied, is tried again until the rollout ends. Each file is
-// counted once and may be deleted afterwards, but not changed or replaced. The result depends on the names of files,
-// not on their order of appearance.
+// file that cannot be read yet, because it still grows or a link has no target, is tried again until the rollout ends.
+// (A writer that reserves the whole file first must rename it.) Each file is counted once and may be deleted
+// afterwards, but not changed or replaced. The result depends on the names of files, not on their order of appearance.
 
 #include <chrono>
 #include <cstdint>
@@ -35,14 +35,12 @@ class RolloutFollower {
   // `done` appears too early. After a throw, the follower is unusable.
   bool poll(ThreadPool& pool);
 
-  // Tells one content of a name from another.
-  struct Identity {
-    std::uint64_t device = 0;
-    std::uint64_t inode = 0;
-    std::int64_t bytes = 0;
+  // Shows whether a file changes. Device and inode differ on some network disks although it does not.
+  struct State {
+    std::int64_t bytes = -1;    // −1: there is no file
     std::int64_t modified = 0;  // ns since 1970
 
-    friend bool operator==(const Identity&, const Identity&) = default;
+    friend bool operator==(const State&, const State&) = default;
   };
 
   struct File {
@@ -50,7 +48,7 @@ class RolloutFollower {
     int first = 0;        // index of its first sequence in the collector
     double seen = 0;      // seconds since construction
     double counted = 0;   // seconds since construction
-    Identity identity = {};
+    State state = {};
   };
   const std::map<std::string, File>& files() const { return files_; }  // by name
   double seconds() const;                                              // since construction
@@ -65,7 +63,7 @@ class RolloutFollower {
  private:
   std::int64_t num_counted() const;  // sequences
   // Reads a file that has not been counted; nullopt if it must be tried again.
-  std::optional<RoutingTrace> read(const std::string& path, const Identity& identity, bool ended);
+  std::optional<RoutingTrace> read(const std::string& path, const State& state, bool ended);
   void count(const std::string& name, const RoutingTrace& trace, File file, ThreadPool& pool);
   void expect_same_shape(const RoutingTrace& trace) const;
 
@@ -76,7 +74,7 @@ class RolloutFollower {
   std::optional<RolloutCollector> collector_;  // created by the first file, which sets the shape
   std::map<std::string, File> files_;          // by name
   struct Unread {
-    Identity identity;
+    State state;
     double since = 0;  // seconds since construction
   };
   std::map<std::string, Unread> unread_;  // by path

@@ -179,10 +179,30 @@ TEST_F(RolloutFollowerTest, CountsEachFileOnceAndNoticesAnotherOfItsName) {
   }
 }
 
-TEST_F(RolloutFollowerTest, IgnoresFoldersPipesAndLinksToNothing) {
+TEST_F(RolloutFollowerTest, WaitsForTheTargetOfALinkAndNamesTheLinkIfThereIsNone) {
+  std::filesystem::create_symlink(path("later"), path("a.safetensors"));
+  RolloutFollower follower(folder_);
+  RolloutFollower other(folder_);
+  EXPECT_FALSE(follower.poll(pool_));
+  touch("done");
+  EXPECT_THAT(complaint_of_poll(other), HasSubstr("a.safetensors"));
+  write(piece({4, 4}, 1), "later");
+  EXPECT_TRUE(follower.poll(pool_));
+  EXPECT_EQ(follower.sequences().num_sequences(), 2);
+}
+
+TEST_F(RolloutFollowerTest, AcceptsAnOlderTimeAfterCounting) {  // cp -p sets it after the last byte
+  write(piece({4, 4}, 1), "a.safetensors");
+  RolloutFollower follower(folder_);
+  EXPECT_FALSE(follower.poll(pool_));
+  const auto an_hour_ago = std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
+  std::filesystem::last_write_time(path("a.safetensors"), an_hour_ago);
+  EXPECT_EQ(complaint_of_poll(follower), "");
+}
+
+TEST_F(RolloutFollowerTest, IgnoresFoldersAndPipes) {
   std::filesystem::create_directory(path("folder.safetensors"));
   ASSERT_EQ(::mkfifo(path("pipe.safetensors").c_str(), 0600), 0);
-  std::filesystem::create_symlink("loop.safetensors", path("loop.safetensors"));
   write(piece({4, 4}, 1), "a.safetensors");
   touch("done");
   RolloutFollower follower(folder_);

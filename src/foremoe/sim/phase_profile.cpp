@@ -72,7 +72,7 @@ std::vector<EventId> event_of_micro_step(const StepPlan& plan) {
 bool same_profile(const StepPlan& a, const StepPlan& b) {
   const std::vector<EventId> of_a = event_of_micro_step(a);
   const std::vector<EventId> of_b = event_of_micro_step(b);
-  if (of_a.size() != of_b.size() || a.home != b.home) return false;
+  if (of_a.size() != of_b.size() || a.home != b.home || a.ranks_per_node != b.ranks_per_node) return false;
   for (std::size_t m = 0; m < of_a.size(); ++m) {
     if (!std::ranges::equal(a.slot_expert[of_a[m]].flat(), b.slot_expert[of_b[m]].flat())) return false;
     if (!std::ranges::equal(a.slot_tokens[of_a[m]].flat(), b.slot_tokens[of_b[m]].flat())) return false;

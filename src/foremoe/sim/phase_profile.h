@@ -73,7 +73,8 @@ StepProfile profile_step(const SimulationInput& input, const StepPlan* recompute
                          ThreadPool& pool);
 
 // Returns the profile of a group that runs the batches of these groups one after the other, one micro-step of each in
-// turn, as in_more_micro_steps() arranges them (load_table.h). All groups need the same plan in every micro-step.
+// turn, as in_more_micro_steps() arranges them (load_table.h). All groups need the same plan in every
+// micro-step. If rows are short and tokens unknown, each group rounds the experts of a row for itself.
 PhaseProfile in_more_micro_steps(std::span<const PhaseProfile* const> groups);
 
 }  // namespace foremoe

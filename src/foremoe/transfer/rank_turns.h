@@ -55,10 +55,9 @@ class RankTurns {
   RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank, std::shared_ptr<const TransferSchedule> schedule,
             Rows rows = Rows::kOrder);
   // No temporaries, which would end before this object.
-  template <class... Options>
-  RankTurns(const StepPlan&& plan, const LoadTable& load, Options&&... options) = delete;
-  template <class... Options>
-  RankTurns(const StepPlan& plan, const LoadTable&& load, Options&&... options) = delete;
+  RankTurns(const StepPlan&& plan, const LoadTable& load, const RankTurnsOptions& options) = delete;
+  RankTurns(const StepPlan& plan, const LoadTable&& load, const RankTurnsOptions& options) = delete;
+  RankTurns(const StepPlan&& plan, const LoadTable&& load, const RankTurnsOptions& options) = delete;
   // Not copyable: lend() would add leases to the schedule of one copy only.
   RankTurns(const RankTurns&) = delete;
   RankTurns(RankTurns&&) = default;
