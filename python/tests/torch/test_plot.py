@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -276,16 +277,14 @@ def test_missing_packages_are_named_before_planning() -> None:
 
 
 @pytest.mark.parametrize("name", ["out.png", "out.svg"])
-def test_a_picture_that_cannot_be_written_replaces_none(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_that_cannot_be_written_replaces_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     pathlib.Path(name).write_text("another picture")
-
-    def refuse(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
     _, request = request_of("fit", *ON, "--plot", name)
-    assert _plot.main([json.dumps(request), name]) == 2
-    assert capsys.readouterr().err.startswith(f"foremoe fit: {name}: cannot be written: No space left on device")
-    assert pathlib.Path(name).read_text() == "another picture" and len(list(pathlib.Path().glob(".out*"))) == 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        assert _plot.main([json.dumps(request), name]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert capsys.readouterr().err.startswith(f"foremoe fit: {name}: cannot be written: File too large")
+    assert pathlib.Path(name).read_text() == "another picture" and len(list(pathlib.Path().glob(".*"))) == 0
