@@ -38,20 +38,19 @@ def given_arguments() -> dict[str, Any]:
 
 def expect_values(arguments: Mapping[str, Any]) -> None:
     """Raises InputError for a value that attach() refuses for any model. Options of the planner are not checked."""
+    optional = ("ranks_per_node", "residency")  # may be None
+    given = {name: value for name, value in arguments.items() if value is not None or name not in optional}
     for name, least in _LEAST.items():
-        value = arguments.get(name, least)
-        if value is None and name == "ranks_per_node":
-            continue
+        value = given.get(name, least)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
             refuse(name, f"{value!r}, expected an integer from {least} on")
     for name, known in (("mode", MODES), ("on_mismatch", (REFUSE, HOME)), ("residency", (*RESIDENCIES, "auto"))):
-        value = arguments.get(name)
-        if name in arguments and value not in known and (value is not None or name != "residency"):
-            refuse(name, f"{value!r}, expected {', '.join(known[:-1])} or {known[-1]}")
-    residency = arguments.get("residency")
-    if arguments.get("mode") == "static" and residency not in (None, "static"):
+        if name in given and given[name] not in known:
+            refuse(name, f"{given[name]!r}, expected {', '.join(known[:-1])} or {known[-1]}")
+    residency = given.get("residency", "static")
+    if given.get("mode") == "static" and residency != "static":
         refuse("residency", f"{residency!r}, but mode='static' stands for residency='static'; expected none")
-    policy = arguments.get("policy", "foremoe")
+    policy = given.get("policy", "foremoe")
     if policy not in policies():
         refuse("policy", f"{policy!r}, expected one of {', '.join(policies())}")
 
