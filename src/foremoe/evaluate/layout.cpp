@@ -126,21 +126,31 @@ class Job {
   LayoutStep step_unplanned(UnplannedProfiles& profiles) {
     return step(nullptr, [&](const StageOfGroup& one, int group) {
       const bool has_all_layers = longer_.load.num_layers() == context_.cost->model().moe_layers;
-      if (has_all_layers || one.workload.load.num_layers() < longer_.load.num_layers()) return simulate(one, nullptr);
+      std::optional<StepProfile> profile;
+      if (has_all_layers || one.workload.load.num_layers() < longer_.load.num_layers()) {
+        return simulate(one, nullptr, profile);
+      }
       std::vector<StepProfile>& of_ep = profiles[layout_.ep];
-      if (layout_.stages == 1) return simulate(one, nullptr, &of_ep.emplace_back(profile(one, nullptr)));
+      if (layout_.stages == 1) {
+        SimulatedStep simulated = simulate(one, nullptr, profile);
+        of_ep.push_back(*std::move(profile));
+        return simulated;
+      }
       std::vector<const PhaseProfile*> parts;
       for (int part = group; part < std::ssize(of_ep); part += layout_.groups) {
         parts.push_back(&of_ep[static_cast<std::size_t>(part)].recompute);
       }
-      const StepProfile profile{in_more_micro_steps(parts)};
-      return simulate(one, nullptr, &profile);
+      profile = StepProfile{in_more_micro_steps(parts)};
+      return simulate(one, nullptr, profile);
     });
   }
 
   // Evaluates all groups with policy foremoe and these options.
   LayoutStep step(const PlannerOptions& planner) {
-    return step(&planner, [&](const StageOfGroup& one, int) { return simulate(one, &planner); });
+    return step(&planner, [&](const StageOfGroup& one, int) {
+      std::optional<StepProfile> profile;
+      return simulate(one, &planner, profile);
+    });
   }
 
   // Throws logic_error if a plan of foremoe with these options is wrong.
@@ -256,8 +266,6 @@ class Job {
   struct PhasePlans {
     StepPlan update;
     std::optional<StepPlan> recompute;  // if it differs
-
-    const StepPlan* of_recompute() const { return recompute ? &*recompute : nullptr; }
   };
 
   // Returns the options of policy vanilla, or of foremoe with the planner's.
@@ -282,37 +290,29 @@ class Job {
     return plans;
   }
 
-  StepProfile profile(const StageOfGroup& one, const PlannerOptions* planner) const {
-    const PhasePlans plans = plan(one, planner);
-    const Array<double, 2> squared_lengths = one.workload.squared_lengths();
-    return profile_step(input_of(one, plans, squared_lengths), plans.of_recompute(), policy_of(planner).online(),
-                        context_.pool);
-  }
-
+  // Makes the profile if it is not set.
   SimulatedStep simulate(const StageOfGroup& one, const PlannerOptions* planner,
-                         const StepProfile* profile = nullptr) const {
+                         std::optional<StepProfile>& profile) const {
     const PhasePlans plans = plan(one, planner);
+    const StepPlan* const recompute = plans.recompute ? &*plans.recompute : nullptr;
     const Policy& policy = policy_of(planner);
     const EvaluateOptions options = options_for(one, planner);
     const Array<double, 2> squared_lengths = one.workload.squared_lengths();
-    return simulate_step(input_of(one, plans, squared_lengths), plans.of_recompute(),
+    const SimulationInput input{.load = one.workload.load,
+                                .plan = plans.update,
+                                .cost = one.cost,
+                                .tokens = one.workload.tokens_of_load(),
+                                .fitted = one.workload.fitted.get(),
+                                .rows = options.rows,
+                                .squared_lengths = squared_lengths};
+    if (!profile) profile = profile_step(input, recompute, policy.online(), context_.pool);
+    return simulate_step(input, recompute,
                          {.phase = {.path = options.path,
                                     .depth = options.depth,
                                     .online = policy.online(),
                                     .plans_ahead = policy.plans_ahead(one.workload.for_policy(options.planner)),
                                     .pool = &context_.pool}},
-                         profile);
-  }
-
-  SimulationInput input_of(const StageOfGroup& one, const PhasePlans& plans,
-                           ArrayView<const double, 2> squared_lengths) const {
-    return {.load = one.workload.load,
-            .plan = plans.update,
-            .cost = one.cost,
-            .tokens = one.workload.tokens_of_load(),
-            .fitted = one.workload.fitted.get(),
-            .rows = options_.rows,
-            .squared_lengths = squared_lengths};
+                         &*profile);
   }
 
   void expect_right(const StepPlan& plan, const Workload& workload) const {

@@ -54,7 +54,7 @@ struct Workload {
   std::optional<LoadTable> previous_load;
   std::string origin;                     // of the input, from its metadata
   InputOptions asked;                     // the options that it was read with
-  std::vector<std::string> remarks;       // what the reader decided by itself, e.g. "… batched anew …"
+  std::vector<std::string> remarks;       // decisions of the reader, e.g. "… batched anew …"
   std::shared_ptr<FittedChoices> fitted;  // kept from one evaluation to the next, and shared with the groups
 
   // Returns the tokens that this load counts, or null if they are unknown or if the load was cut.

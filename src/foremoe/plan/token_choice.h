@@ -33,7 +33,7 @@ namespace foremoe {
 // The weights of earlier fits, by their problem. Threads may share it.
 class FittedChoices {
  public:
-  // Returns the weights that were kept under this key; empty if there are none.
+  // Returns the weights of this key; empty if there are none.
   std::vector<double> find(const std::string& key);
   // Keeps the weights, unless kMostBytes are kept already.
   void keep(const std::string& key, std::span<const double> weights);
