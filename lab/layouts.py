@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """What a plan gains over the best layout that needs none, for large models.
 
-    python lab/layouts.py [--draws 3] [--dispatch row] [--threads N]      needs the package foremoe; an hour of CPU time
+    python lab/layouts.py [--draws 3] [--dispatch row] [--residency static] [--rows token] [--models NAME …]
+
+Needs the package foremoe, and an hour of CPU time.
 
 `foremoe layout` models every expert-parallel size and number of stages on H100 nodes of eight, with and without a plan,
 for synthetic routes of two layers (grpo: 16 sequences of a group together). Each rank has 24 sequences of about 4,096
@@ -39,10 +41,12 @@ def layouts_of(model: str, gpus: int, seed: int, options: dict[str, Any]) -> dic
     """Returns the steps that fit, by kind and layout."""
     fits: dict[str, dict[Layout, dict[str, Any]]] = {"unplanned": {}, "planned": {}}
     for sequences in (1, 2):
-        load = foremoe.synthesize_load(
-            shape=model, layers=2, ranks=gpus, micro_steps=24 // sequences, sequences_per_rank=sequences,
-            tokens_per_rank=4096 * sequences, seed=seed,
-        )  # fmt: skip
+        drawn: dict[str, Any] = {
+            "shape": model, "layers": 2, "ranks": gpus, "micro_steps": 24 // sequences,
+            "sequences_per_rank": sequences, "tokens_per_rank": 4096 * sequences, "seed": seed,
+        }  # fmt: skip
+        known = options["rows"] == "token"  # needs the routes
+        load = foremoe.collect(foremoe.synthesize_trace(**drawn)) if known else foremoe.synthesize_load(**drawn)
         for of in foremoe.layout(load, cluster="h100", model=model, **options)["layouts"]:
             for kind, steps in fits.items():
                 if of[kind] and of[kind]["fits"]:
@@ -59,11 +63,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--dispatch", choices=("token", "row"), default="token")
+    parser.add_argument("--residency", choices=("auto", "static", "resident", "shared"), default="auto")
+    parser.add_argument("--rows", choices=("order", "token"), default="order")
+    parser.add_argument("--models", nargs="+", default=[model for model, _ in JOBS])
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
-    options = {"dispatch": given.dispatch, "threads": given.threads}
+    options = {name: getattr(given, name) for name in ("dispatch", "residency", "rows", "threads")}
     print("| model, GPUs | without a plan | with a plan | gain | gain at an expert-parallel size |\n|---|---|---|---|---|")
     for model, gpus in JOBS:
+        if model not in given.models:
+            continue
         gains: list[float] = []
         of_size: dict[int, list[float]] = collections.defaultdict(list)
         rows: dict[str, tuple[list[str], list[float], list[int]]] = {k: ([], [], []) for k in ("unplanned", "planned")}

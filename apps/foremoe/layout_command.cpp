@@ -120,10 +120,14 @@ Command layout_command() {
   option_named(cost, "cluster").required = true;
   option_named(cost, "model").initial = "the known model that fits the input";
   std::vector<Option> simulation =
-      only(simulation_options_of(a->evaluate), {"memory_budget", "path", "prefetch_depth"});
+      only(simulation_options_of(a->evaluate), {"memory_budget", "path", "rows", "prefetch_depth"});
   simulation.front().help = "Memory of one rank in 10⁹ bytes";
   simulation.front().initial = "the memory of the cluster's device";
   simulation.front().main = true;
+  std::vector<Option> planning = only(planning_options_of(a->evaluate), {"residency"});
+  planning.front().help =
+      "How long guests stay in their slots: static, resident or shared. auto: whichever is the fastest";
+  planning.front().initial = "auto";
   return {.name = "layout",
           .summary = "Find the expert-parallel size and the number of pipeline stages with the fastest step",
           .examples = std::string(kLayoutExamples),
@@ -138,6 +142,7 @@ Command layout_command() {
                                a->gpus, {1, kMaxRanks})},
                only(options_of(a->input), {"ranks_per_node", "tokens_per_rank", "layers", "micro_steps"}),
                std::move(cost),
+               std::move(planning),
                std::move(simulation),
                {threads_option(a->threads), plot_option(a->plot, "seconds of all layouts, planned and unplanned,", ""),
                 json_option(a->json, "Print all figures as one JSON object")}}),

@@ -106,8 +106,10 @@ class SimulateOptions(PolicyOptions, SimulationOptions, total=False):
 class LayoutOptions(ModelOptions, total=False):
     """Options of layout()."""
 
+    residency: Annotated[Literal["auto", "static", "resident", "shared"], "auto"]  # auto: whichever is the fastest
     memory_budget: Annotated[float | None, None]  # GB, 10⁹ bytes; None: the memory of the device
     path: Annotated[Literal["auto", "host", "peer"], "auto"]
+    rows: Annotated[Literal["order", "token"], "order"]
     prefetch_depth: Annotated[int, 2]
     threads: Annotated[int, 0]  # 0: one per processor; the result does not depend on it
 

@@ -6,7 +6,9 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <memory>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -25,11 +27,18 @@ const Policy& policy_of(const PlannerOptions* planner) {
   return policy_named(planner != nullptr ? "foremoe" : "vanilla");
 }
 
+// What the plans of a group depend on: [first layer, layers, micro-steps in flight].
+using PhaseKey = std::array<int, 3>;
+
 // One stage of one group.
 struct StageOfGroup {
   Workload workload;
   CostModel cost;
-  int in_flight = 1;  // micro-steps
+  int first_layer = 0;  // of the input
+  int in_flight = 1;    // micro-steps
+  Array<double, 2> squared_lengths = {};
+
+  PhaseKey key(int micro_steps) const { return {first_layer, workload.load.num_layers(), micro_steps}; }
 };
 
 struct StageStep {
@@ -80,6 +89,21 @@ double planning_of_stage(const StageOfGroup& one, const SimulatedStep& step, con
   return (one.in_flight > 1 ? 2 : 1) * planning_seconds(of_layer, one.cost.model().moe_layers, planners);
 }
 
+// Returns whether a stage has each kind of layer at least as often as the other, and the head if that has it.
+bool has_all_of(const ModelShape& stage, const ModelShape& other) {
+  if (other.has_head > stage.has_head || other.moe_layers > stage.moe_layers ||
+      other.parameters_in_experts() > stage.parameters_in_experts() || other.dense_layers > stage.dense_layers ||
+      other.other_attention.size() != stage.other_attention.size()) {
+    return false;
+  }
+  std::vector<int> layers;
+  stage.visit_attention([&](const AttentionShape&, int count) { layers.push_back(count); });
+  bool all = true;
+  std::size_t kind = 0;
+  other.visit_attention([&](const AttentionShape&, int count) { all = all && count <= layers[kind++]; });
+  return all;
+}
+
 // The parts of StageStep that make up a step, as simulated or as its lower bound.
 struct Measure {
   std::array<double, 2> StageStep::*running;
@@ -88,8 +112,15 @@ struct Measure {
 constexpr Measure kSimulated{&StageStep::running, &StageStep::once};
 constexpr Measure kBalanced{&StageStep::balanced, &StageStep::balanced_once};
 
+using ProfilePointer = std::shared_ptr<const PhaseProfile>;
+
+struct PlannedPhase {
+  StepPlan plan;
+  ProfilePointer profile;
+};
+
 // What layouts of one expert-parallel size have in common without a plan: [ep][group], with one stage.
-using UnplannedProfiles = std::map<int, std::vector<StepProfile>>;
+using UnplannedProfiles = std::map<int, std::vector<ProfilePointer>>;
 
 // Evaluates a job in one layout.
 class Job {
@@ -109,14 +140,15 @@ class Job {
     }
     const ModelShape& model = context.cost->model();
     const bool has_all_layers = whole.load.num_layers() == model.moe_layers;
-    int most_layers = 0;
     for (int s = 0; s < layout.stages; ++s) {
-      const int layers = costs_[static_cast<std::size_t>(s)].model().moe_layers;
-      if (!has_all_layers && s < layout.stages - 1 && layers <= most_layers) continue;  // see the header
-      most_layers = std::max(most_layers, layers);
+      const ModelShape& part = costs_[static_cast<std::size_t>(s)].model();
+      const auto covers = [&](const SimulatedStage& before) {
+        return has_all_of(costs_[static_cast<std::size_t>(before.stage)].model(), part);
+      };
+      if (!has_all_layers && std::ranges::any_of(stages_, covers)) continue;  // see the header
       stages_.push_back({.stage = s,
                          .first_layer = has_all_layers ? first_moe_layer_of(model, s, layout.stages) : 0,
-                         .num_layers = std::min(layers, whole.load.num_layers())});
+                         .num_layers = std::min(part.moe_layers, whole.load.num_layers())});
     }
   }
 
@@ -125,31 +157,31 @@ class Job {
   // Evaluates all groups without a plan. Layouts with one stage add to `profiles`, and must come first.
   LayoutStep step_unplanned(UnplannedProfiles& profiles) {
     return step(nullptr, [&](const StageOfGroup& one, int group) {
-      const bool has_all_layers = longer_.load.num_layers() == context_.cost->model().moe_layers;
-      std::optional<StepProfile> profile;
-      if (has_all_layers || one.workload.load.num_layers() < longer_.load.num_layers()) {
-        return simulate(one, nullptr, profile);
-      }
-      std::vector<StepProfile>& of_ep = profiles[layout_.ep];
-      if (layout_.stages == 1) {
-        SimulatedStep simulated = simulate(one, nullptr, profile);
-        of_ep.push_back(*std::move(profile));
-        return simulated;
-      }
-      std::vector<const PhaseProfile*> parts;
-      for (int part = group; part < std::ssize(of_ep); part += layout_.groups) {
-        parts.push_back(&of_ep[static_cast<std::size_t>(part)].recompute);
-      }
-      profile = StepProfile{in_more_micro_steps(parts)};
-      return simulate(one, nullptr, profile);
+      const ProfilePointer profile = unplanned_profile(one, group, profiles);
+      return simulate(one, nullptr, {plan(one, nullptr, one.in_flight), profile}, {plan(one, nullptr, 1), profile});
     });
   }
 
   // Evaluates all groups with policy foremoe and these options.
   LayoutStep step(const PlannerOptions& planner) {
-    return step(&planner, [&](const StageOfGroup& one, int) {
-      std::optional<StepProfile> profile;
-      return simulate(one, &planner, profile);
+    std::map<PhaseKey, PlannedPhase> made;  // of one group
+    int of_group = -1;
+    const auto with = [&](const StageOfGroup& one, int in_flight) -> const PlannedPhase& {
+      const PhaseKey key = one.key(in_flight);
+      const auto [at, added] = made.try_emplace(key);
+      PlannedPhase& phase = at->second;
+      if (!added) return phase;
+      phase.plan = plan(one, &planner, in_flight);
+      for (const auto& [of, other] : made) {
+        const bool same_layers = of[0] == key[0] && of[1] == key[1];
+        if (same_layers && other.profile && same_profile(other.plan, phase.plan)) phase.profile = other.profile;
+      }
+      if (!phase.profile) phase.profile = profile_of(one, phase.plan);
+      return phase;
+    };
+    return step(&planner, [&](const StageOfGroup& one, int group) {
+      if (std::exchange(of_group, group) != group) made.clear();
+      return simulate(one, &planner, with(one, one.in_flight), with(one, 1));
     });
   }
 
@@ -157,11 +189,12 @@ class Job {
   void check_plans(const PlannerOptions& planner) const {
     for (int g = 0; g < layout_.groups; ++g) {
       const Workload group = take_group(longer_, layout_.ep, g);
+      std::set<PhaseKey> checked;
       for (std::size_t i = 0; i < stages_.size(); ++i) {
         const StageOfGroup one = stage_of_group(group, i);
-        const PhasePlans plans = plan(one, &planner);
-        expect_right(plans.update, one.workload);
-        if (plans.recompute) expect_right(*plans.recompute, one.workload);
+        for (const int in_flight : {1, one.in_flight}) {
+          if (checked.insert(one.key(in_flight)).second) expect_right(plan(one, &planner, in_flight), one.workload);
+        }
       }
     }
   }
@@ -201,13 +234,13 @@ class Job {
     for (const int guest_slots : kGuestSlots) {
       EvaluateOptions options = options_;
       options.check = false;  // check_plans() checks those of the recommended layout
-      options.choose = ChooseAmong::kPlans;
+      options.choose = options_.choose == ChooseAmong::kGiven ? ChooseAmong::kGiven : ChooseAmong::kPlans;
       options.planner.prefer = options_.planner.prefer.value_or(Prefer::kTime);
       options.planner.guest_slots = guest_slots;
       options.planner.in_flight = one.in_flight;
       const PlanChoice choice = foremoe::choose_plan(one.workload, options, {.pool = context_.pool, .cost = &one.cost});
       for (const PlanTrial& trial : choice.trials) {
-        if (trial.memory > *options.memory_budget() || trial.seconds >= unplanned) continue;
+        if (!trial.planned || trial.memory > *options.memory_budget() || trial.seconds >= unplanned) continue;
         EvaluateOptions priced = options;
         priced.planner = options_of(trial, options.planner);
         PlannerOptions& planner =
@@ -254,65 +287,68 @@ class Job {
     const auto [stage, first_layer, num_layers] = stages_[i];
     StageOfGroup one{.workload = group,
                      .cost = costs_[static_cast<std::size_t>(stage)],
+                     .first_layer = first_layer,
                      .in_flight = std::min(layout_.stages - stage, micro_steps())};
-    if (num_layers == group.load.num_layers()) return one;
-    one.workload = make_workload(take_layers(group.load, first_layer, num_layers));
-    if (group.tokens) one.workload.tokens = take_layers(*group.tokens, first_layer, num_layers);
-    one.workload.cut = group.cut;
-    one.workload.fitted = group.fitted;
+    if (num_layers < group.load.num_layers()) {
+      one.workload = make_workload(take_layers(group.load, first_layer, num_layers));
+      if (group.tokens) one.workload.tokens = take_layers(*group.tokens, first_layer, num_layers);
+      one.workload.cut = group.cut;
+      one.workload.fitted = group.fitted;
+    }
+    one.squared_lengths = one.workload.squared_lengths();
     return one;
   }
 
-  struct PhasePlans {
-    StepPlan update;
-    std::optional<StepPlan> recompute;  // if it differs
-  };
-
-  // Returns the options of policy vanilla, or of foremoe with the planner's.
-  EvaluateOptions options_for(const StageOfGroup& one, const PlannerOptions* planner) const {
-    EvaluateOptions options = options_;
-    if (planner != nullptr) options.planner = *planner;
-    options.planner = planner_options(options, one.workload.load, &one.cost);
-    return options;
+  // Plans with policy vanilla, or with foremoe and the planner's options.
+  StepPlan plan(const StageOfGroup& one, const PlannerOptions* planner, int in_flight) const {
+    PlannerOptions options = planner != nullptr ? *planner : options_.planner;
+    options.in_flight = in_flight;
+    PolicyResult result = plan_with(policy_of(planner), one.workload, one.workload.for_policy(options), context_.pool);
+    if (const auto* skipped = std::get_if<Skipped>(&result)) throw InputError({}, skipped->reason);
+    return std::get<PlannedStep>(std::move(result)).plan;
   }
 
-  PhasePlans plan(const StageOfGroup& one, const PlannerOptions* planner) const {
-    const Policy& policy = policy_of(planner);
-    EvaluateOptions options = options_for(one, planner);
-    const auto with = [&](int in_flight) {
-      options.planner.in_flight = in_flight;
-      PolicyResult result = plan_with(policy, one.workload, one.workload.for_policy(options.planner), context_.pool);
-      if (const auto* skipped = std::get_if<Skipped>(&result)) throw InputError({}, skipped->reason);
-      return std::get<PlannedStep>(std::move(result)).plan;
-    };
-    PhasePlans plans{.update = with(one.in_flight)};
-    if (one.in_flight > 1) plans.recompute = with(1);
-    return plans;
+  SimulationInput simulation_input(const StageOfGroup& one, const StepPlan& plan) const {
+    return {.load = one.workload.load,
+            .plan = plan,
+            .cost = one.cost,
+            .tokens = one.workload.tokens_of_load(),
+            .fitted = one.workload.fitted.get(),
+            .rows = options_.rows,
+            .squared_lengths = one.squared_lengths};
   }
 
-  // Makes the profile if it is not set.
-  SimulatedStep simulate(const StageOfGroup& one, const PlannerOptions* planner,
-                         std::optional<StepProfile>& profile) const {
-    const PhasePlans plans = plan(one, planner);
-    const StepPlan* const recompute = plans.recompute ? &*plans.recompute : nullptr;
+  ProfilePointer profile_of(const StageOfGroup& one, const StepPlan& plan) const {
+    return std::make_shared<const PhaseProfile>(
+        profile_phase(simulation_input(one, plan), Phase::kPolicyUpdate, OnlineWork{}, context_.pool));
+  }
+
+  ProfilePointer unplanned_profile(const StageOfGroup& one, int group, UnplannedProfiles& profiles) const {
+    const int layers = longer_.load.num_layers();
+    if (layers == context_.cost->model().moe_layers || one.workload.load.num_layers() < layers) {
+      return profile_of(one, plan(one, nullptr, 1));
+    }
+    std::vector<ProfilePointer>& of_ep = profiles[layout_.ep];
+    if (layout_.stages == 1) return of_ep.emplace_back(profile_of(one, plan(one, nullptr, 1)));
+    std::vector<const PhaseProfile*> parts;
+    for (int part = group; part < std::ssize(of_ep); part += layout_.groups) {
+      parts.push_back(of_ep[static_cast<std::size_t>(part)].get());
+    }
+    return std::make_shared<const PhaseProfile>(in_more_micro_steps(parts));
+  }
+
+  SimulatedStep simulate(const StageOfGroup& one, const PlannerOptions* planner, const PlannedPhase& update,
+                         const PlannedPhase& recompute) const {
+    const StepProfile profile{.recompute = recompute.profile, .policy_update = update.profile};
     const Policy& policy = policy_of(planner);
-    const EvaluateOptions options = options_for(one, planner);
-    const Array<double, 2> squared_lengths = one.workload.squared_lengths();
-    const SimulationInput input{.load = one.workload.load,
-                                .plan = plans.update,
-                                .cost = one.cost,
-                                .tokens = one.workload.tokens_of_load(),
-                                .fitted = one.workload.fitted.get(),
-                                .rows = options.rows,
-                                .squared_lengths = squared_lengths};
-    if (!profile) profile = profile_step(input, recompute, policy.online(), context_.pool);
-    return simulate_step(input, recompute,
-                         {.phase = {.path = options.path,
-                                    .depth = options.depth,
+    return simulate_step(simulation_input(one, update.plan), one.in_flight > 1 ? &recompute.plan : nullptr,
+                         {.phase = {.path = options_.path,
+                                    .depth = options_.depth,
                                     .online = policy.online(),
-                                    .plans_ahead = policy.plans_ahead(one.workload.for_policy(options.planner)),
+                                    .plans_ahead = policy.plans_ahead(
+                                        one.workload.for_policy(planner != nullptr ? *planner : options_.planner)),
                                     .pool = &context_.pool}},
-                         &*profile);
+                         &profile);
   }
 
   void expect_right(const StepPlan& plan, const Workload& workload) const {

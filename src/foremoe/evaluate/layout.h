@@ -12,13 +12,13 @@
 //   activations or their gradients between stages. Stage s has min(S − s, m) micro-steps in flight, which its memory
 //   and its plan account for. Planning (estimated), arenas, the optimizer and data parallelism count once per step. The
 //   slowest group determines the step. If the input has fewer layers than the model, all stages see the same input
-//   layers, and only those are simulated that may have the most memory (the first with each number of MoE layers) or
-//   take the longest (the last, which has the most MoE layers and the head).
+//   layers. Then a stage is not simulated if an earlier one has at least as many layers of each kind: that one has more
+//   micro-steps in flight, and takes no less time.
 // Search. Every layout is simulated without a plan. Then layouts are planned in ascending order of a lower bound of any
 //   plan: every rank at the mean load, without copies and exchanges. A layout is not planned if the bound is no less
 //   than the best found, or if its weights and optimizer state alone exceed the memory. Guest slots and
-//   residency, with prefer time, are ranked on the group and stage that is slowest without a plan; the first that fits
-//   on all is used. The plans of the recommended layout are checked.
+//   residency (if not given), with prefer time, are ranked on the group and stage that is slowest without a plan; the
+//   first that fits on all is used. The plans of the recommended layout are checked.
 // Not modelled: tensor and context parallelism, virtual stages, and the reduction of gradients outside the
 //   experts.
 

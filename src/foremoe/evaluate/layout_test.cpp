@@ -137,6 +137,28 @@ TEST(Layout, OneStageTakesAsLongAsItsSlowestGroup) {
   }
 }
 
+// The second of four stages has three dense layers. If the input has one
+// layer for all, it is found to be the slowest as it is if the input has all layers, which are equal.
+TEST(Layout, AStageInTheMiddleMayBeTheSlowest) {
+  const LoadTable all = random_load();
+  const LoadTable one = take_layers(all, 0, 1);
+  LoadTable four = all;
+  four.load = Array<Tokens, 4>({3, 4, 8, 8});
+  for (std::size_t i = 0; i < 3 * 4; ++i) {
+    std::ranges::copy(one.load.flat().subspan(i / 4 * 64, 64), four.load.flat().subspan(i * 64).begin());
+  }
+  ModelShape model = round_model(4, 8);
+  model.dense_layers = 3;
+  model.dense_intermediate = 700;
+  using enum LayerKind;
+  model.layer_kinds = {kMoe, kDense, kDense, kDense, kMoe, kMoe, kMoe};
+  const CostModel cost(random_cost().cluster(), model, round_options());
+  const LayoutResult of_one = result_of(choose(one, cost), 2, 4);
+  const LayoutResult of_four = result_of(choose(four, cost), 2, 4);
+  EXPECT_NEAR(of_one.unplanned.seconds, of_four.unplanned.seconds, 1e-9 * of_four.unplanned.seconds);
+  EXPECT_EQ(of_one.unplanned.memory, of_four.unplanned.memory);
+}
+
 TEST(Layout, LayoutsDivideRanksExpertsAndNodes) {
   const auto names = [](int ranks, int per_node, int layers, int experts) {
     std::vector<std::string> all;

@@ -26,8 +26,11 @@ std::vector<PlanTrial> trials_among(ChooseAmong among, const PlannerOptions& opt
   const auto add = [&](Residency residency, Prefer prefer) {
     trials.push_back({.residency = residency, .prefer = prefer});
   };
-  if (among != ChooseAmong::kAll && among != ChooseAmong::kPlans) {
+  if (among == ChooseAmong::kGiven || among == ChooseAmong::kDefault) {
     add(options.residency, preference(options));
+    if (among == ChooseAmong::kGiven) return trials;
+    if (!options.prefer) add(options.residency, Prefer::kLinks);
+    if (options.residency != Residency::kStatic) add(Residency::kStatic, preference(options));
     return trials;
   }
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {

@@ -19,7 +19,7 @@ namespace foremoe {
 
 enum class ChooseAmong : std::uint8_t {
   kGiven,    // nothing: plan as the options say
-  kDefault,  // no plan, and the plan that the options say
+  kDefault,  // no plan, the plan that the options say, and the same with `static`, or with prefer links
   kPlans,    // `static`, `resident` and `shared`, each with balance, links and time
   kAll       // no plan, and those of kPlans
 };

@@ -46,7 +46,11 @@ std::vector<std::string> names(ChooseAmong among, const PlannerOptions& options)
 }
 
 TEST(TrialsAmong, AreNoPlanAndTheOnesThatTheOptionsPermit) {
-  EXPECT_THAT(names(ChooseAmong::kDefault, {.copy_price = 1}), ElementsAre("no plan", "resident, time"));
+  EXPECT_THAT(names(ChooseAmong::kDefault, {.copy_price = 1}),
+              ElementsAre("no plan", "resident, time", "resident, links", "static, time"));
+  EXPECT_THAT(names(ChooseAmong::kDefault, {.prefer = Prefer::kBalance}),
+              ElementsAre("no plan", "resident, balance", "static, balance"));
+  EXPECT_THAT(names(ChooseAmong::kGiven, {.copy_price = 1}), ElementsAre("no plan", "resident, time"));
   EXPECT_THAT(names(ChooseAmong::kAll, {.copy_price = 1}),
               ElementsAre("no plan", "static, balance", "static, links", "static, time", "resident, balance",
                           "resident, links", "resident, time", "shared, balance", "shared, links", "shared, time"));

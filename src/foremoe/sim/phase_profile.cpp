@@ -68,18 +68,6 @@ std::vector<EventId> event_of_micro_step(const StepPlan& plan) {
   return event;
 }
 
-// Whether plans of one load have the same profile: every micro-step has the same slots and quotas.
-bool same_profile(const StepPlan& a, const StepPlan& b) {
-  const std::vector<EventId> of_a = event_of_micro_step(a);
-  const std::vector<EventId> of_b = event_of_micro_step(b);
-  if (of_a.size() != of_b.size() || a.home != b.home || a.ranks_per_node != b.ranks_per_node) return false;
-  for (std::size_t m = 0; m < of_a.size(); ++m) {
-    if (!std::ranges::equal(a.slot_expert[of_a[m]].flat(), b.slot_expert[of_b[m]].flat())) return false;
-    if (!std::ranges::equal(a.slot_tokens[of_a[m]].flat(), b.slot_tokens[of_b[m]].flat())) return false;
-  }
-  return true;
-}
-
 RankRows mean_of(const std::vector<RankRows>& rows) {
   RankRows sum;
   for (const RankRows& r : rows) {
@@ -345,15 +333,32 @@ PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const Onli
   return Profiler(input, phase, online, pool).profile();
 }
 
+bool same_profile(const StepPlan& a, const StepPlan& b) {
+  const std::vector<EventId> of_a = event_of_micro_step(a);
+  const std::vector<EventId> of_b = event_of_micro_step(b);
+  if (of_a.size() != of_b.size() || a.home != b.home || a.ranks_per_node != b.ranks_per_node) return false;
+  for (std::size_t m = 0; m < of_a.size(); ++m) {
+    if (!std::ranges::equal(a.slot_expert[of_a[m]].flat(), b.slot_expert[of_b[m]].flat())) return false;
+    if (!std::ranges::equal(a.slot_tokens[of_a[m]].flat(), b.slot_tokens[of_b[m]].flat())) return false;
+  }
+  return true;
+}
+
 StepProfile profile_step(const SimulationInput& input, const StepPlan* recompute_plan, const OnlineWork& online,
                          ThreadPool& pool) {
-  if (recompute_plan == nullptr) return {profile_phase(input, Phase::kPolicyUpdate, online, pool)};
-  const SimulationInput recompute = with_plan(input, *recompute_plan);
-  expect_fit(recompute);
-  expect_fit(input);
-  if (same_profile(*recompute_plan, input.plan)) return {profile_phase(input, Phase::kPolicyUpdate, online, pool)};
-  return {profile_phase(recompute, Phase::kRecompute, online, pool),
-          profile_phase(input, Phase::kPolicyUpdate, online, pool)};
+  const auto profile = [&](const SimulationInput& planned, Phase phase) {
+    return std::make_shared<const PhaseProfile>(profile_phase(planned, phase, online, pool));
+  };
+  if (recompute_plan != nullptr) {
+    const SimulationInput recompute = with_plan(input, *recompute_plan);
+    expect_fit(recompute);
+    expect_fit(input);
+    if (!same_profile(*recompute_plan, input.plan)) {
+      return {profile(recompute, Phase::kRecompute), profile(input, Phase::kPolicyUpdate)};
+    }
+  }
+  const std::shared_ptr<const PhaseProfile> both = profile(input, Phase::kPolicyUpdate);
+  return {both, both};
 }
 
 PhaseProfile in_more_micro_steps(std::span<const PhaseProfile* const> groups) {

@@ -4,7 +4,7 @@
 // Micro-steps and layers are independent and are profiled in parallel.
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -61,14 +61,17 @@ struct PhaseProfile {
 // and model do not fit each other.
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool);
 
-// The profiles of both phases.
+// The profiles of both phases. They may be one profile, with backward.
 struct StepProfile {
-  PhaseProfile recompute;
-  std::optional<PhaseProfile> policy_update = {};  // not set: the same, with backward
+  std::shared_ptr<const PhaseProfile> recompute;
+  std::shared_ptr<const PhaseProfile> policy_update;
 };
 
-// Arguments and errors are those of simulate_step(). Plans for one and for several micro-steps in flight may place
-// guests alike; then their rows are counted once.
+// Whether plans of one load have the same profile: every micro-step has the same slots and quotas. Plans for one and
+// for several micro-steps in flight may be such.
+bool same_profile(const StepPlan& a, const StepPlan& b);
+
+// Arguments and errors are those of simulate_step().
 StepProfile profile_step(const SimulationInput& input, const StepPlan* recompute_plan, const OnlineWork& online,
                          ThreadPool& pool);
 

@@ -195,11 +195,11 @@ SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recomp
   phase.timeline_begins += result.home_move_seconds;
   phase.phase = Phase::kRecompute;
   phase.placement_stays = recompute_plan == nullptr;
-  result.recompute = simulate(recompute, phase, profile->recompute);
+  result.recompute = simulate(recompute, phase, *profile->recompute);
 
   phase.timeline_begins += result.recompute.seconds / layer_scale(recompute);  // in seconds of the plan's layers
   phase.phase = Phase::kPolicyUpdate;
-  result.policy_update = simulate(input, phase, profile->policy_update ? *profile->policy_update : profile->recompute);
+  result.policy_update = simulate(input, phase, *profile->policy_update);
 
   result.step_seconds = result.home_move_seconds + result.recompute.seconds + result.policy_update.seconds;
   result.ideal_step_seconds = result.recompute.ideal_seconds + result.policy_update.ideal_seconds;
