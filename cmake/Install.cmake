@@ -11,9 +11,9 @@ set(public_headers
   evaluate/plan_choice.h
   evaluate/running_plan.h evaluate/workload.h foremoe.h homes/choose_homes.h homes/home_search.h homes/token_sets.h
   plan/check_plan.h plan/homes_file.h plan/plan_figures.h plan/plan_file.h
-  plan/rank_dispatch.h plan/route_tokens.h plan/row_choice.h plan/step_plan.h planner/planner.h
+  plan/assign_rows.h plan/rank_dispatch.h plan/route_tokens.h plan/row_choice.h plan/step_plan.h planner/planner.h
   planner/planner_options.h
-  policy/online_work.h policy/policy.h rollout/batching.h rollout/collector.h rollout/count_routes.h
+  cluster/online_work.h policy/policy.h rollout/batching.h rollout/collector.h rollout/count_routes.h
   rollout/file_kind.h rollout/load_file.h rollout/load_table.h rollout/packing.h rollout/rollout_follower.h rollout/routing_trace.h
   rollout/synthesis/synthesis.h rollout/trace_file.h sim/simulation.h transfer/checksum.h transfer/copy_link.h
   transfer/expert_layout.h transfer/host_arena.h transfer/rank_turns.h transfer/shared_memory.h

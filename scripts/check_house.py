@@ -26,11 +26,11 @@ SEES = {
     "runtime": {"core", "cluster", "rollout", "plan", "transfer"},
     "reference": {"core", "cluster", "rollout", "plan", "transfer", "runtime"},
     "calibration": {"core", "cluster", "rollout", "plan", "transfer", "runtime"},
-    "sim": {"core", "cluster", "rollout", "plan", "planner", "policy", "transfer"},
+    "sim": {"core", "cluster", "rollout", "plan", "transfer"},
     "evaluate": {"core", "cluster", "rollout", "plan", "planner", "policy", "transfer", "sim"},
 }
 SEES["testing"] = {*SEES}  # included only by tests and benchmarks
-TESTS_SEE = {"runtime": {"reference"}}  # tests may also include the reference they compare with
+TESTS_SEE = {"runtime": {"reference"}, "sim": {"policy"}}  # tests may also include what they compare or simulate
 CODE = (".h", ".cpp", ".py", ".cmake", ".sh")
 CPP = (".h", ".cpp")
 VAGUE = r"utils?|helpers?|common|misc|mgr|managers?"

@@ -128,7 +128,7 @@ class Simulate(CommandTest):
         self.assertGreater(fixed["placement"]["step_seconds"], vanilla["step_seconds"])
         self.assertIn("foremoe: with planning slower than no plan", self.succeed(*given, "--prefer", "time"))
         hidden = self.json_of(*given, "--rollout-tail-seconds", 10)[1]
-        self.assertEqual(hidden["choice"]["plan"], "resident, time")
+        self.assertEqual(hidden["choice"]["plan"], "static, time")
         self.assertLess(hidden["step_seconds"], vanilla["step_seconds"])
 
     def test_residency_auto_chooses_the_fastest_within_the_budget(self):

@@ -128,6 +128,7 @@ Command layout_command() {
   planning.front().help =
       "How long guests stay in their slots: static, resident or shared. auto: whichever is the fastest";
   planning.front().initial = "auto";
+  std::erase(planning.front().words, "free");  // it serves forward-only phases
   return {.name = "layout",
           .summary = "Find the expert-parallel size and the number of pipeline stages with the fastest step",
           .examples = std::string(kLayoutExamples),

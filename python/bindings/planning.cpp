@@ -59,7 +59,7 @@ LayerRange layers_of(const nb::object& layers, const LoadTable& load, const Poli
   if (range.first < 0 || range.first >= range.last || range.last > whole) {
     fail(fmt::format("{} to {} is not within the {} layers of the load", range.first, range.last - 1, whole));
   }
-  if (!range.is_all() && policy.name() != "foremoe" && policy.name() != "static" && policy.name() != "vanilla") {
+  if (!range.is_all() && !policy.plans_layers_alone()) {
     fail(fmt::format("policy {} plans all layers at once", policy.name()));
   }
   return range;
@@ -320,6 +320,12 @@ const StepPlan& finished(const Plan& plan) {
 int num_planned(const Plan& plan) { return plan.running ? plan.running->num_planned() : plan.step->num_micro_steps(); }
 
 void bind_planning(nb::module_& m) {
+  m.def(
+      "_why_cold",
+      [](const std::string& policy, const nb::dict& options) {
+        return policy_named(policy).why_cold(planner_options_of(options));
+      },
+      "policy"_a, "options"_a, "Why such plans do not start from an earlier one; empty if they do.");
   m.def(
       "_plan",
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::object& homes,

@@ -7,6 +7,7 @@
 #include "foremoe/evaluate/evaluate.h"
 #include "foremoe/evaluate/running_plan.h"
 #include "foremoe/homes/choose_homes.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/homes_file.h"
 #include "foremoe/plan/plan_figures.h"

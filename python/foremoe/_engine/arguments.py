@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import foremoe
+from foremoe import _core
 from foremoe._variable import RESIDENCIES
 
 from .homes import HomeTable, named_digest
@@ -28,9 +29,6 @@ OPTIONS = {
     "prefer", "copy_price", "free_copies", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source",
     "min_tokens_per_guest", "seed",
 }  # fmt: skip
-
-# Policies that can start from a previous plan.
-WARM_POLICIES = {"foremoe", "static", "finemoe", "flexmoe", "foremoe-review", "foremoe-review-bpo"}
 
 # Parameters of spread experts, by id. Spreading them again, by any layers, would mistake one rank's experts for all
 # experts.
@@ -121,28 +119,9 @@ def plan_empty_load(
 
 def expect_warm_start(arguments: PlanningArguments) -> None:
     """Raises InputError if planning with these arguments would ignore the plan of an earlier phase."""
-    options, slots = arguments.options, arguments.guest_slots
-    if arguments.policy not in WARM_POLICIES:
-        why = f"policy {arguments.policy} does not start from one"
-    elif slots == 0:
-        why = "there are no guest slots"
-    elif arguments.policy not in ("foremoe", "static"):
-        return
-    elif "B" not in str(options.get("stages", "B")):
-        why = "stage B, which starts from it, is off"
-    elif "static" in (arguments.policy, arguments.residency):
-        return
-    elif arguments.residency == "shared":
-        why = "under residency shared a step begins with homes alone"
-    elif options.get("max_copies_per_source", "none") != "none" or _limits(options.get("max_copies_per_rank"), slots):
-        why = "with these limits on copies a step begins with homes alone"
-    else:
-        return
-    raise foremoe.InputError(f"previous: the former plan has no effect: {why}", field="previous")
-
-
-def _limits(copies: Any, slots: int) -> bool:
-    return copies not in (None, "none") and int(copies) < slots
+    options = {name: of for name, of in arguments.planning().items() if name not in ("policy", "threads", "homes")}
+    if why := _core._why_cold(arguments.policy, options):
+        raise foremoe.InputError(f"previous: the former plan has no effect: {why}", field="previous")
 
 
 def expect_same_homes(plan: foremoe.Plan, table: HomeTable, name: str = "plan") -> None:

@@ -9,6 +9,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluate.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/fit_plan.h"
 #include "foremoe/plan/plan_figures.h"

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/plan/check_rules.h"
 #include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/valid_plan.h"

@@ -4,8 +4,8 @@
 
 #include <vector>
 
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/plan/route_tokens.h"
 
 namespace foremoe::check {
 

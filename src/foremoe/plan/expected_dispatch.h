@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "foremoe/plan/route_tokens.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/plan/token_choice.h"
 
 namespace foremoe {

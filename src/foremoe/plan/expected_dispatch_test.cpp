@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "foremoe/core/random.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/testing/batched_traces.h"
 
 namespace foremoe {

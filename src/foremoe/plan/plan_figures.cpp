@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/route_tokens.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/rollout/load_statistics.h"
 
 namespace foremoe {

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/assign_rows.h"
 
 namespace foremoe {
 namespace {

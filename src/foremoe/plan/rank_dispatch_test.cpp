@@ -9,6 +9,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/random.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/random_plans.h"
 

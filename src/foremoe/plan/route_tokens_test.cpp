@@ -1,4 +1,4 @@
-#include "foremoe/plan/route_tokens.h"
+#include "foremoe/plan/assign_rows.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,6 +4,8 @@
 #include <bit>
 #include <map>
 
+#include "foremoe/plan/assign_rows.h"
+
 namespace foremoe {
 namespace {
 

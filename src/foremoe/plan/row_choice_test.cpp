@@ -10,6 +10,7 @@
 #include <set>
 
 #include "foremoe/core/random.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/random_plans.h"
 

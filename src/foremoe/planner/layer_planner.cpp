@@ -31,7 +31,7 @@ LayerPlanner::~LayerPlanner() = default;
 constexpr std::int64_t kPlacingParts = 4;  // of choosing a micro-step's guests; its final token assignment is one part
 
 static bool takes_warm_start(const PlanRequest& request) {
-  return request.previous != nullptr && uses_base_guests(request.options);
+  return request.previous != nullptr && without_base_guests(request.options).empty();
 }
 
 std::int64_t LayerPlanner::parts_of_layer(const PlanRequest& request) {
@@ -77,14 +77,6 @@ void LayerPlanner::start_from_previous(ReplicaGraph& graph) const {
   }
 }
 
-bool uses_base_guests(const PlannerOptions& options) {
-  if (!options.stages.base) return false;
-  if (options.residency == Residency::kStatic) return true;
-  const bool budgeted = options.max_copies_per_rank.value_or(options.guest_slots) < options.guest_slots ||
-                        options.max_copies_per_source != kNoLimit;
-  return options.residency == Residency::kResident && !budgeted;
-}
-
 void LayerPlanner::place_homes(StepPlan& plan) {
   if (options_.stages.base && options_.rehome > 0) set_homes(problem_, rehome(problem_, options_.rehome));
   for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
@@ -99,7 +91,7 @@ bool LayerPlanner::saves_copies() const {
 ReplicaGraph LayerPlanner::place_base(bool warm) {
   const double begin = thread_cpu_seconds();
   ReplicaGraph graph = homes_only(problem_);
-  if (uses_base_guests(options_)) {
+  if (without_base_guests(options_).empty()) {
     if (warm) start_from_previous(graph);
     const bool is_final = options_.residency == Residency::kStatic;
     BaseGuests(problem_, is_final ? BaseGoal::kFinal : BaseGoal::kReplaceable, LocalGuests(problem_, options_))
@@ -176,8 +168,9 @@ static std::int64_t busiest(const Assignment& a) { return *std::max_element(a.ra
 // Returns whether `resident` must be compared with static guests, which may reach lower loads than its search. With
 // these options every `static` plan is also a valid `resident` plan, and stage T finds its optimal quotas.
 static bool rivals_static(const PlannerOptions& options) {
-  return options.guest_slots > 0 && options.stages.replication && options.stages.tokens && uses_base_guests(options) &&
-         preference(options) == Prefer::kBalance && options.min_tokens_per_guest == 0;
+  return options.guest_slots > 0 && options.stages.replication && options.stages.tokens &&
+         without_base_guests(options).empty() && preference(options) == Prefer::kBalance &&
+         options.min_tokens_per_guest == 0;
 }
 
 static bool places_guests(const PlannerStages& stages) {

@@ -23,10 +23,6 @@ namespace foremoe::planner {
 
 class Replication;
 
-// Returns whether stage B chooses guests. It does not under `shared` or `free`, or under `resident` if copy budgets
-// forbid filling all guest slots at the start.
-bool uses_base_guests(const PlannerOptions& options);
-
 class LayerPlanner {
  public:
   // parts: receives parts_of_layer() in total, while this object plans. May be null.

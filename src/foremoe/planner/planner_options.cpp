@@ -182,6 +182,17 @@ void expect_in_range(const PlannerOptions& o) {
   expect_at_least(kMinTokens.least, o.min_tokens_per_guest, "min_tokens_per_guest");
 }
 
+std::string without_base_guests(const PlannerOptions& o) {
+  if (!o.stages.base) return "stage B, which chooses the first guests, is off";
+  if (o.residency == Residency::kStatic) return "";
+  if (o.residency != Residency::kResident) {
+    return fmt::format("under residency {} a step begins with homes alone", to_string(o.residency));
+  }
+  const bool limited =
+      o.max_copies_per_rank.value_or(o.guest_slots) < o.guest_slots || o.max_copies_per_source != kNoLimit;
+  return limited ? "with these limits on copies a step begins with homes alone" : "";
+}
+
 std::string_view to_string(Prefer prefer) {
   switch (prefer) {
     case Prefer::kLinks:

@@ -56,6 +56,9 @@ inline Prefer preference(const PlannerOptions& options) {
   return options.prefer.value_or(options.copy_price ? Prefer::kTime : Prefer::kBalance);
 }
 
+// Why stage B chooses no guests at the start of a step; empty if it does.
+std::string without_base_guests(const PlannerOptions& options);
+
 // Throws InputError with the field's name if an option is out of range.
 void expect_in_range(const PlannerOptions& options);
 

@@ -95,6 +95,10 @@ const Policy* find_policy(std::string_view name) {
   return nullptr;
 }
 
+std::string Policy::why_cold(const PlannerOptions& /*options*/) const {
+  return fmt::format("policy {} does not start from one", name());
+}
+
 const Policy& policy_named(const std::string& name) {
   const Policy* const policy = find_policy(name);
   if (policy != nullptr) return *policy;

@@ -10,10 +10,10 @@
 #include <variant>
 #include <vector>
 
+#include "foremoe/cluster/online_work.h"
 #include "foremoe/core/option.h"
 #include "foremoe/core/parallel.h"
 #include "foremoe/planner/planner.h"
-#include "foremoe/policy/online_work.h"
 
 namespace foremoe {
 
@@ -45,6 +45,10 @@ class Policy {
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
   // Returns whether plans have the residency and the preference that the options name, so that these can be chosen.
   virtual bool plans_as_asked() const { return false; }
+  // Returns whether some layers may be planned alone, as they are planned together.
+  virtual bool plans_layers_alone() const { return false; }
+  // Returns why plans with these options do not start from an earlier one (PolicyInput::previous); empty if they do.
+  virtual std::string why_cold(const PlannerOptions& options) const;
 
   // Options that only this system has, bound to variables of this object. A system with such options also implements
   // copy(), because the registered objects below never change (own_options.h).

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/assign_rows.h"
 
 namespace foremoe {
 

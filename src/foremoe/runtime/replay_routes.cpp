@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "foremoe/plan/assign_rows.h"
+
 namespace foremoe {
 namespace {
 

@@ -5,8 +5,8 @@
 
 #include <span>
 
+#include "foremoe/cluster/online_work.h"
 #include "foremoe/cluster/topology.h"
-#include "foremoe/policy/online_work.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {

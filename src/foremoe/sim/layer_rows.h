@@ -16,7 +16,7 @@
 
 #include "foremoe/cluster/cost_model.h"
 #include "foremoe/core/array.h"
-#include "foremoe/plan/route_tokens.h"
+#include "foremoe/plan/assign_rows.h"
 
 namespace foremoe {
 

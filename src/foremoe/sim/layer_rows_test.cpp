@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/policy/policy.h"
 #include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/simulated_plans.h"

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/plan/expected_dispatch.h"
-#include "foremoe/plan/route_tokens.h"
 
 namespace foremoe {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "foremoe/plan/route_tokens.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/sim/simulation.h"
 #include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/simulated_steps.h"

@@ -37,12 +37,12 @@
 #include <vector>
 
 #include "foremoe/cluster/cost_model.h"
+#include "foremoe/cluster/online_work.h"
 #include "foremoe/core/array.h"
 #include "foremoe/core/parallel.h"
 #include "foremoe/core/timeline.h"
 #include "foremoe/plan/route_tokens.h"
 #include "foremoe/plan/step_plan.h"
-#include "foremoe/policy/online_work.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/transfer/transfer_schedule.h"

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/assign_rows.h"
 #include "foremoe/testing/random_plans.h"
 
 namespace foremoe {

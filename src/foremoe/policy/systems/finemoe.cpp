@@ -48,6 +48,10 @@ class FineMoe final : public Policy {
   bool plans_ahead(const PolicyInput& input) const override {
     return placing_ == Placing::kAdaptive && input.previous_load == nullptr;
   }
+  std::string why_cold(const PlannerOptions& options) const override {
+    if (placing_ != Placing::kAdaptive) return Policy::why_cold(options);
+    return options.guest_slots == 0 ? "there are no guest slots" : "";
+  }
   // Scheduling runs after the gate. LP time grows with the number of variables, one per slot. Unscheduled tokens are
   // sent during scheduling (A.2).
   OnlineWork online() const override {

@@ -44,6 +44,9 @@ class FlexMoe final : public Policy {
     return "FlexMoE: moves a few replicas to the hottest experts in every micro-step, by the previous five";
   }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
+  std::string why_cold(const PlannerOptions& options) const override {
+    return options.guest_slots == 0 ? "there are no guest slots" : "";
+  }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* const former = former_load(input);

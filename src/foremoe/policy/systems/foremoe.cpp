@@ -15,11 +15,15 @@ class ForeMoe final : public Policy {
   std::string_view summary() const override { return summary_; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
   bool plans_as_asked() const override { return !residency_; }
+  bool plans_layers_alone() const override { return true; }
+  std::string why_cold(const PlannerOptions& options) const override {
+    return options.guest_slots == 0 ? "there are no guest slots" : without_base_guests(with_residency(options));
+  }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const PlanRequest request{.load = input.load,
                               .home = input.home,
-                              .options = options_of(input),
+                              .options = with_residency(input.options),
                               .previous = input.previous,
                               .on_micro_step = input.on_micro_step};
     PlannedStep step = plan_step(request, pool);
@@ -28,8 +32,7 @@ class ForeMoe final : public Policy {
   }
 
  private:
-  PlannerOptions options_of(const PolicyInput& input) const {
-    PlannerOptions options = input.options;
+  PlannerOptions with_residency(PlannerOptions options) const {
     if (residency_) options.residency = *residency_;
     return options;
   }

@@ -38,6 +38,10 @@ class ForeMoeReview final : public Policy {
                : "ForeMoE as described in its review, from homes, experts moved in every micro-step";
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
+  std::string why_cold(const PlannerOptions& options) const override {
+    if (!options_.base) return Policy::why_cold(options);
+    return options.guest_slots == 0 ? "there are no guest slots" : "";
+  }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     std::vector<Layer> layers(input.load.load.extent(1));

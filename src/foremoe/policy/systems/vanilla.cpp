@@ -8,6 +8,7 @@ class Vanilla final : public Policy {
  public:
   std::string_view name() const override { return "vanilla"; }
   std::string_view summary() const override { return "no balancing: every expert is served at its home"; }
+  bool plans_layers_alone() const override { return true; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
