@@ -7,7 +7,7 @@ include(CMakePackageConfigHelpers)
 set(public_headers
   cluster/cluster.h cluster/cost_model.h cluster/model_shape.h cluster/topology.h core/array.h
   core/debug_mode.h core/error.h
-  core/ids.h core/option.h core/parallel.h core/safetensors.h core/timeline.h core/units.h evaluate/evaluate.h
+  core/ids.h core/memory_limit.h core/option.h core/parallel.h core/safetensors.h core/timeline.h core/units.h evaluate/evaluate.h
   evaluate/plan_choice.h
   evaluate/running_plan.h evaluate/workload.h foremoe.h homes/choose_homes.h homes/home_search.h homes/token_sets.h
   plan/check_plan.h plan/homes_file.h plan/plan_figures.h plan/plan_file.h

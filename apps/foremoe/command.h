@@ -74,6 +74,9 @@ struct CommandEntry {
 std::span<const CommandEntry>
 command_entries();  // in the order of the help; constructing a command dominates the start-up time
 
+// Adds the options that every command has.
+Command with_shared_options(Command command);
+
 // Parses and runs a command. Prints exceptions as one line on stderr and returns the exit code.
 int run_command_line(int argc, char** argv);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <memory>
 #include <new>
 #include <optional>
 #include <span>
@@ -17,6 +18,7 @@
 #include "foremoe/core/did_you_mean.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/launch.h"
+#include "foremoe/core/memory_limit.h"
 #include "foremoe/evaluate/workload.h"
 
 namespace foremoe::cli {
@@ -176,10 +178,25 @@ std::string_view command_name(std::span<char* const> arguments) {
   return name == arguments.end() ? std::string_view() : *name;
 }
 
+// Sets the limit when it is parsed.
+Option max_memory_option() {
+  const auto gigabytes = std::make_shared<double>(0);
+  Option option = number_option({.name = "max_memory",
+                                 .value = "GB",
+                                 .help = "Refuse input that needs more memory than this, for this process's data",
+                                 .initial = "what is available"},
+                                *gigabytes, {.above = true});
+  option.set = [gigabytes, parse = option.set](const std::string& text) {
+    parse(text);
+    limit_memory(Bytes{static_cast<std::int64_t>(*gigabytes * kBytesPerGigabyte)});
+  };
+  return option;
+}
+
 // Constructs only the named command, since constructing all commands would slow every start.
 std::optional<Command> named_command(std::string_view name) {
   const auto entry = std::ranges::find(command_entries(), name, &CommandEntry::name);
-  return entry == command_entries().end() ? std::nullopt : std::optional(entry->make());
+  return entry == command_entries().end() ? std::nullopt : std::optional(with_shared_options(entry->make()));
 }
 
 bool is_option(const std::string& argument) { return argument.size() > 1 && argument.front() == '-'; }
@@ -260,6 +277,11 @@ std::string message_for_user(const Command& command, const InputError& error) {
 }
 
 }  // namespace
+
+Command with_shared_options(Command command) {
+  command.options.push_back(max_memory_option());
+  return command;
+}
 
 void Given::add(const std::string& name, const std::string& text) {
   const bool again = !names_.insert(name).second;

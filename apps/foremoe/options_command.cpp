@@ -28,7 +28,7 @@ int run(bool as_json) {
   Json all = Json::object();
   for (const CommandEntry& entry : command_entries()) {
     if (entry.make == options_command) continue;
-    const Command command = entry.make();
+    const Command command = with_shared_options(entry.make());
     if (!as_json) fmt::print("{}\n", command.name);
     for (const Option& option : command.options) {
       all[command.name].push_back(to_json(option));

@@ -6,6 +6,7 @@
 #include "bindings.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/mapped_file.h"
+#include "foremoe/core/memory_limit.h"
 #include "foremoe/evaluate/import_to_file.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/importers/import_json.h"
@@ -130,6 +131,8 @@ std::vector<DecodedSequence> decoded(const nb::list& list) {
 // Wraps decode(format, file name, bytes), which returns a list of the tuples that decoded() expects.
 Decode decoder(const nb::callable& decode) {
   return [decode = decode.ptr()](ImportFormat format, const ImportSource& source) {
+    expect_memory(2.0 * static_cast<double>(source.bytes.size()),
+                  {.file = source.name});  // a copy, and at least its contents
     const HeldGil gil;
     const nb::bytes bytes(source.bytes.data(), source.bytes.size());
     return decoded(nb::cast<nb::list>(nb::handle(decode)(std::string(name_of(format)), source.name, bytes)));
@@ -230,6 +233,20 @@ void bind_inputs(nb::module_& m) {
         expect_writable(path);
       },
       "path"_a, "Raises InputError if the file cannot be written.");
+  m.def(
+      "_expect_memory", [](double bytes, const std::string& file) { expect_memory(bytes, {.file = file}); }, "bytes"_a,
+      "file"_a);
+  m.def(
+      "limit_memory",
+      [](std::optional<double> max_memory) {
+        if (!max_memory) return limit_memory(std::nullopt);
+        if (!(*max_memory > 0 && *max_memory <= 1e9)) {
+          throw InputError({.field = "max_memory"}, "must be a number above 0, up to 1e9");
+        }
+        limit_memory(Bytes{static_cast<std::int64_t>(*max_memory * kBytesPerGigabyte)});
+      },
+      "max_memory"_a.none(), nb::sig("def limit_memory(max_memory: float | None) -> None"),
+      "Limits what this process allocates from now on (RLIMIT_DATA).\n\nArgs:\n    max_memory: GB; None for no limit.");
   m.def("_check_route_files", &check_captured_files, "paths"_a, "options"_a, "decode"_a);
   m.def("_check_trace", &check_trace, "trace"_a, nb::kw_only(), "experts"_a, "layers"_a, "dense_layers"_a, "top_k"_a,
         "lengths"_a, "attention_mask"_a, "weight_versions"_a);

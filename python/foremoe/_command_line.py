@@ -30,7 +30,7 @@ def reporting(name: str, spelling: Mapping[str, str], run: Callable[[], int]) ->
         sys.stdout.flush()
         return code
     except InputError as error:
-        return fail(name, message_of(error, spelling), BAD_INPUT)
+        return fail(name, message_of(error, {"max_memory": "--max-memory", **spelling}), BAD_INPUT)
     except ImportError as error:
         return fail(name, str(error), BAD_INPUT)
     except MemoryError:

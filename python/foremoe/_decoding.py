@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from . import _core
 from ._errors import InputError, refuse
 
 NPY = b"\x93NUMPY"
@@ -23,6 +24,7 @@ DTYPES = {name: np.dtype(name) for name in ("int8", "int16", "int32", "uint8", "
 NORMAL_FLOAT_BITS = (0x00800000, 0x7F7FFFFF)  # of positive float32; as an id, even the smallest is impossible
 MOST_DEFLATION = 100  # ratio; int64 ids of 128 experts deflate to a ninth
 FREE_BYTES = 64 << 20  # archives up to this size may exceed the ratio
+LIST_BYTES, REFERENCE_BYTES = 56, 8  # least memory of a list or an object in Python, and of a value in it
 READ_BYTES = 1 << 20  # per read; reading stops early if a member is larger than its claimed size
 
 
@@ -127,8 +129,15 @@ def decode_routes(value: Any, place: SourcePlace, options: Mapping[str, Any]) ->
     return place.decoded(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
 
 
+def expect_memory_of_json(text: bytes, file: str) -> None:
+    """Raises InputError if the document needs more memory in Python than is available."""
+    lists, values = text.count(b"[") + text.count(b"{"), text.count(b",")
+    _core._expect_memory(LIST_BYTES * lists + REFERENCE_BYTES * values, file)
+
+
 def parse_json(text: bytes, place: SourcePlace) -> Any:
-    """Parses one JSON document. Raises InputError if it is malformed or nested too deeply."""
+    """Parses one JSON document. Raises InputError if it is malformed, nested too deeply or too large."""
+    expect_memory_of_json(text, place.file)
     try:
         return json.loads(text)
     except RecursionError:
@@ -265,6 +274,7 @@ def read_members(file: str, data: bytes, prefix: str = "") -> Iterator[tuple[Sou
             f"claims {size} bytes deflated to {compressed}, more than {MOST_DEFLATION} to one, which routes never are; "
             "if it is right, unpack it and import its .npy files"
         )
+    _core._expect_memory(size, file)
     for info in members:
         at = SourcePlace(file, info.filename)
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others have no bound on inflation

@@ -41,6 +41,7 @@ from ._decoding import (
     attempt,
     base64_bytes,
     decode_routes,
+    expect_memory_of_json,
     int32,
     is_base64,
     member,
@@ -107,7 +108,8 @@ def _lines(file: str, data: bytes) -> Iterator[tuple[bytes, SourcePlace]]:
 def _responses(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[Decoded]:
     lines = list(_lines(file, data))
     one_per_line = len(lines) > 1 and (
-        _is_json(lines[0][0]) or (not _is_json(data) and any(_is_json(line) for line, _ in lines if line[:1] == b"{"))
+        _is_json(lines[0][0], file)
+        or (not _is_json(data, file) and any(_is_json(line, file) for line, _ in lines if line[:1] == b"{"))
     )  # the first line may be the damaged one
     documents = lines if one_per_line else [(data.strip(), SourcePlace(file, ""))]
     samples: list[Decoded] = []
@@ -121,7 +123,8 @@ def _responses(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[D
     return iter(samples)
 
 
-def _is_json(text: bytes) -> bool:
+def _is_json(text: bytes, file: str) -> bool:
+    expect_memory_of_json(text, file)
     try:
         json.loads(text)
     except (ValueError, RecursionError):

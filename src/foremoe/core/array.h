@@ -16,6 +16,7 @@
 
 #include "foremoe/core/debug_mode.h"
 #include "foremoe/core/ids.h"
+#include "foremoe/core/memory_limit.h"
 
 namespace foremoe {
 
@@ -82,12 +83,21 @@ class ArrayView {
 };
 
 template <class T, std::size_t N>
+double bytes_of(const std::array<std::size_t, N>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), 1.0 * sizeof(T), std::multiplies<double>{});
+}
+
+template <class T, std::size_t N>
 class Array {
  public:
   using Shape = std::array<std::size_t, N>;
 
   Array() = default;
-  explicit Array(Shape shape, T fill = T{}) : shape_(shape), values_(ArrayView<T, N>{nullptr, shape}.size(), fill) {}
+  // Throws InputError if memory is insufficient (memory_limit.h).
+  explicit Array(Shape shape, T fill = T{}) : shape_(shape) {
+    expect_memory(bytes_of<T>(shape));
+    values_.assign(view().size(), fill);
+  }
 
   ArrayView<T, N> view() { return {values_.data(), shape_}; }
   ArrayView<const T, N> view() const { return {values_.data(), shape_}; }

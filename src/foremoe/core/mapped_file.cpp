@@ -11,7 +11,7 @@
 #include <system_error>
 #include <utility>
 
-#include "foremoe/core/error.h"
+#include "foremoe/core/memory_limit.h"
 
 namespace foremoe {
 
@@ -63,6 +63,8 @@ void MappedFile::read(const std::string& path, int fd) {
     if (size < 0 && errno == EINTR) continue;
     if (size < 0) fail(path, errno);
     if (size == 0) break;
+    if (read_.size() + static_cast<std::size_t>(size) > read_.capacity())  // doubles
+      expect_memory(2.0 * static_cast<double>(read_.capacity()), {.file = path});
     read_.append(part.data(), static_cast<std::size_t>(size));
   }
   bytes_ = std::as_bytes(std::span(read_));

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "foremoe/core/debug_mode.h"
+#include "foremoe/core/memory_limit.h"
 
 namespace foremoe {
 
@@ -74,8 +75,9 @@ struct TensorView {
   // can represent every value of the dtype.
   template <class T>
   void copy_to(std::span<T> out) const;
+  // where: of this tensor. Throws InputError if memory is insufficient.
   template <class T>
-  std::vector<T> to_vector() const;
+  std::vector<T> to_vector(const Where& where = {}) const;
 };
 
 class Safetensors {
@@ -198,7 +200,8 @@ void TensorView::copy_to(std::span<T> out) const {
 }
 
 template <class T>
-std::vector<T> TensorView::to_vector() const {
+std::vector<T> TensorView::to_vector(const Where& where) const {
+  expect_memory(static_cast<double>(num_elements() * sizeof(T)), where);
   std::vector<T> out(num_elements());
   copy_to(std::span<T>(out));
   return out;

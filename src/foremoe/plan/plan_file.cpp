@@ -41,6 +41,7 @@ template <class T, std::size_t N>
 Array<T, N> copied(const Safetensors& file, std::string_view name, const TensorView& tensor, Range range) {
   std::array<std::size_t, N> shape;
   std::ranges::copy(tensor.shape, shape.begin());
+  expect_memory(bytes_of<T>(shape), {.file = file.name(), .field = std::string(name)});
   Array<T, N> values(shape);
   tensor.copy_to(values.flat());
   for (std::size_t i = 0; i < values.size(); ++i) {

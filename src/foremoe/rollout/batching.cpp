@@ -255,6 +255,9 @@ BatchedTrace take_ranks(const BatchedTrace& batched, int first, int count) {
   to.group_ids.clear();
   const std::size_t token_bytes =
       static_cast<std::size_t>(trace.num_layers) * static_cast<std::size_t>(trace.top_k) * size_of(trace.type);
+  const double part_of_ranks = 1.0 * count / batching.num_ranks;
+  expect_memory(part_of_ranks * static_cast<double>(trace.num_tokens) * static_cast<double>(token_bytes),
+                {.file = trace.name});
   const auto routes = std::make_shared<std::vector<std::byte>>();
   for (std::size_t s = 0; s < batching.rank.size(); ++s) {
     const int rank = batching.rank[s].value - first;
@@ -281,6 +284,7 @@ BatchedTrace take_layers(const BatchedTrace& batched, int first, int count) {
   RoutingTrace& to = part.trace;
   const std::size_t layer_bytes = static_cast<std::size_t>(from.top_k) * size_of(from.type);
   const std::size_t bytes = layer_bytes * static_cast<std::size_t>(count);  // of a token
+  expect_memory(static_cast<double>(bytes) * static_cast<double>(from.num_tokens), {.file = from.name});
   const auto routes = std::make_shared<std::vector<std::byte>>(bytes * static_cast<std::size_t>(from.num_tokens));
   const std::byte* token = from.routes + layer_bytes * static_cast<std::size_t>(first);
   for (auto at = routes->begin(); at != routes->end(); token += layer_bytes * static_cast<std::size_t>(from.num_layers))

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <limits>
 #include <memory>
@@ -19,18 +20,11 @@ namespace {
 // Shape: RoutingTrace or RolloutCollector::Shape.
 template <class Shape>
 LoadTable empty_table(const Batching& batching, const Shape& shape, const std::string& name) {
-  const int num_layers = shape.num_layers;
-  const int num_experts = shape.num_experts;
-  const std::int64_t cells_per_micro_step = std::int64_t{num_layers} * num_experts * batching.num_ranks;
-  if (num_experts > kMaxExperts || batching.num_ranks > kMaxRanks || cells_per_micro_step > kMaxLoadCells ||
-      cells_per_micro_step * batching.num_micro_steps > kMaxLoadCells) {
-    throw InputError({.file = name},
-                     fmt::format("a load of {} micro-steps, {} layers, {} ranks and {} experts exceeds the limits",
-                                 batching.num_micro_steps, num_layers, batching.num_ranks, num_experts));
-  }
   const auto extent = [](int n) { return static_cast<std::size_t>(n); };
-  return {.load = Array<Tokens, 4>(
-              {extent(batching.num_micro_steps), extent(num_layers), extent(batching.num_ranks), extent(num_experts)}),
+  const std::array counts{extent(batching.num_micro_steps), extent(shape.num_layers), extent(batching.num_ranks),
+                          extent(shape.num_experts)};
+  expect_load_shape(counts, name);
+  return {.load = Array<Tokens, 4>(counts),
           .top_k = shape.top_k,
           .ranks_per_node = batching.ranks_per_node,
           .name = name,
@@ -50,6 +44,8 @@ void count_missing_rows(std::int64_t uncounted, LoadTable& table) {
 RolloutCollector::RolloutCollector(const Shape& shape, std::string name) : shape_(shape), name_(std::move(name)) {
   if (shape.num_layers >= 1 && shape.top_k >= 1 && shape.top_k <= shape.num_experts &&
       shape.num_experts <= kMaxExperts && std::int64_t{shape.num_layers} * shape.num_experts <= kMaxLoadCells) {
+    expect_memory(8.0 * shape.num_layers * shape.num_experts,
+                  {.file = name_, .field = "shape"});  // int64 of a sequence
     return;
   }
   throw InputError({.file = name_, .field = "shape"},

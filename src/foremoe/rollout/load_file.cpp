@@ -17,6 +17,7 @@ namespace {
 
 template <class T>
 void write_as(const LoadTable& table, const std::string& path, const Metadata& metadata) {
+  expect_memory(bytes_of<T>(table.load.shape()), {.file = path});
   std::vector<T> values(table.load.size());
   std::ranges::transform(table.load.flat(), values.begin(), [](Tokens t) { return static_cast<T>(t.value); });
   const auto& shape = table.load.shape();

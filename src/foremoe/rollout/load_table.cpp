@@ -32,6 +32,7 @@ void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::strin
     throw InputError({.file = file, .field = "load"}, fmt::format("shape [{}] is {}", fmt::join(shape, ", "), what));
   };
   if (std::ranges::find(shape, std::size_t{0}) != shape.end()) refuse("empty");
+  expect_memory(bytes_of<Tokens>(shape), {.file = file, .field = "load"});
   std::size_t room = kMaxLoadCells;  // cells left under the limit
   for (const std::size_t extent : shape) room /= extent;
   if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("exceeds the limits");

@@ -111,6 +111,8 @@ std::optional<RoutingTrace> RolloutFollower::read(const std::string& path, const
   try {
     RoutingTrace trace = read_trace(path);
     if (ended || !is_changed(state, path)) return trace;
+  } catch (const InsufficientMemory&) {
+    throw;
   } catch (const InputError&) {
     const auto [before, is_new] = unread_.try_emplace(path, Unread{state, seconds()});
     const bool changed = is_new || before->second.state != state;
@@ -132,6 +134,7 @@ void RolloutFollower::count(const std::string& name, const RoutingTrace& trace, 
                                                .top_k_of_layer = trace.top_k_of_layer},
                        folder_);
   }
+  expect_memory(1.0 * trace.num_sequences() * trace.num_layers * trace.num_experts, {.file = trace.name});
   file.first = static_cast<int>(num_counted());
   const std::size_t token = shape_of(trace).token_bytes();
   try {

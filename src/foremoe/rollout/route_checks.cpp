@@ -47,6 +47,7 @@ class Checks {
       : trace_(trace), expected_(expected), shape_(shape_of(trace)) {
     if (expected.experts > 0) shape_.num_experts = expected.experts;
     if (expected.weightless_experts > 0) shape_.weightless_experts = expected.weightless_experts;
+    expect_memory(sizeof rows_[0] * static_cast<double>(trace.num_tokens) * trace.num_layers, {.file = trace.name});
     rows_.resize(static_cast<std::size_t>(trace.num_tokens) * layers());
     for (int k = 0; k < shape_.top_k && shape_.top_k < shape_.num_experts; ++k)
       bits_ += std::log2(static_cast<double>(shape_.num_experts - k) / (k + 1));

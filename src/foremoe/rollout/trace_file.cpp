@@ -42,7 +42,8 @@ void read_routes(const Safetensors& file, RoutingTrace& trace) {
 std::vector<std::int32_t> read_per_sequence(const Safetensors& file, const RoutingTrace& trace, const char* name) {
   if (!file.has(name)) return {};
   const auto sequences = static_cast<std::size_t>(trace.num_sequences());
-  return file.tensor(name, {DType::kI32}, std::vector{sequences}).to_vector<std::int32_t>();
+  return file.tensor(name, {DType::kI32}, std::vector{sequences})
+      .to_vector<std::int32_t>({.file = file.name(), .field = name});
 }
 
 void read_batching(const Safetensors& file, RoutingTrace& trace) {
@@ -77,7 +78,8 @@ RoutingTrace read_trace(const Safetensors& file) {
   RoutingTrace trace;
   trace.name = file.name();
   read_routes(file, trace);
-  trace.cu_seqlens = file.tensor("cu_seqlens", {DType::kI64}, 1).to_vector<std::int64_t>();
+  trace.cu_seqlens =
+      file.tensor("cu_seqlens", {DType::kI64}, 1).to_vector<std::int64_t>({.file = file.name(), .field = "cu_seqlens"});
   trace.prompt_lengths = read_per_sequence(file, trace, "prompt_lengths");
   trace.group_ids = read_per_sequence(file, trace, "group_ids");
   read_batching(file, trace);

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
 
 #include "foremoe/core/units.h"
 
@@ -29,9 +28,5 @@ class Memory {
 
 // Throws InputError with the number of bytes if memory is insufficient. Touches all pages, so the memory is committed.
 Memory allocate_memory(Bytes bytes);
-
-// Memory that this process can still allocate: the minimum of the machine's available memory and the remaining budget
-// of the control group (version 2). Returns nullopt if the system reports neither.
-std::optional<Bytes> available_memory();
 
 }  // namespace foremoe

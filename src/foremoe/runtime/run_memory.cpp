@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "foremoe/core/error.h"
-#include "foremoe/runtime/memory.h"
+#include "foremoe/core/memory_limit.h"
 
 namespace foremoe {
 namespace {
@@ -89,12 +89,12 @@ Bytes estimate_memory(const MemoryNeed& need) {
 
 void expect_enough_memory(const MemoryNeed& need) {
   const Bytes wanted = estimate_memory(need);
-  const std::optional<Bytes> available = available_memory();
-  if (!available || wanted <= *available) return;
+  const Bytes available = available_memory();
+  if (wanted <= available) return;
   throw InputError({.file = need.load.name, .field = {}, .index = {}},
                    fmt::format("the run needs about {:.1f} GiB of memory, {:.1f} GiB are free; reduce --hidden ({}), "
                                "--intermediate ({}), --layers or --micro-steps, or give --no-reference",
-                               gib(wanted), gib(*available), need.model.shape.hidden, need.model.shape.intermediate));
+                               gib(wanted), gib(available), need.model.shape.hidden, need.model.shape.intermediate));
 }
 
 }  // namespace foremoe

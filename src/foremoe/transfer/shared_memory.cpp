@@ -25,6 +25,7 @@
 #include <utility>
 
 #include "foremoe/core/error.h"
+#include "foremoe/core/memory_limit.h"
 
 namespace foremoe {
 
@@ -81,18 +82,6 @@ std::optional<Creator> creator_of(std::string_view name, const std::string& ours
   return creator;
 }
 
-// Available bytes on this machine, or INT64_MAX if unknown. Reserving more would succeed, but the system would later
-// kill processes.
-std::int64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    std::int64_t kib = 0;
-    std::istringstream fields(line);
-    if (fields >> line >> kib && line == "MemAvailable:") return kib * 1024;
-  }
-  return INT64_MAX;
-}
-
 class FileDescriptor {
  public:
   explicit FileDescriptor(int fd) : fd_(fd) {}
@@ -113,7 +102,8 @@ std::byte* map(int fd, std::size_t bytes) {
 }
 
 int reserve(int fd, std::int64_t bytes) {
-  if (bytes > available_memory()) return ENOMEM;
+  // More could be reserved, but the system would later kill processes.
+  if (Bytes{bytes} > available_memory()) return ENOMEM;
   int error = EINTR;
   while (error == EINTR) error = posix_fallocate(fd, 0, bytes);
   return error;

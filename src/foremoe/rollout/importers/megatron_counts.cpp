@@ -231,7 +231,9 @@ Imported import_megatron_counts(std::span<const ImportSource> sources, const Imp
 
   ImportReport report;
   LoadTable table;
-  table.load = Array<Tokens, 4>({dense.count.extent(0), dense.count.extent(1), num_ranks, num_experts});
+  const std::array shape{dense.count.extent(0), dense.count.extent(1), num_ranks, num_experts};
+  expect_load_shape(shape, file);
+  table.load = Array<Tokens, 4>(shape);
   if (received) {
     spread_received(dense.count, table);
     report.notes.push_back(

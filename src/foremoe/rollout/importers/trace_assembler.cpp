@@ -61,6 +61,8 @@ void TraceAssembler::add_sample(const std::function<void()>& add) {
   const std::size_t sequences = num_sequences();
   try {
     add();
+  } catch (const InsufficientMemory&) {
+    throw;
   } catch (const InputError& error) {
     static_cast<AssembledSoFar&>(*this) = before;
     static_cast<RowCounts&>(report_) = counts;
@@ -91,7 +93,9 @@ void TraceAssembler::begin_sequence(Where where, const SequenceInfo& info) {
   check_shape(info);
   sequence_ = info;
   row_ = 0;
-  entries_.resize(entries_.size() + static_cast<std::size_t>(info.num_tokens * num_layers_ * top_k_) * width_);
+  const std::size_t bytes = entries_.size() + static_cast<std::size_t>(info.num_tokens * num_layers_ * top_k_) * width_;
+  if (bytes > entries_.capacity()) expect_memory(static_cast<double>(std::max(bytes, 2 * entries_.size())), where_);
+  entries_.resize(bytes);
   cu_seqlens_.push_back(cu_seqlens_.back() + info.num_tokens);
   prompt_lengths_.push_back(info.prompt_length);
   micro_step_.push_back(info.micro_step);
@@ -227,6 +231,7 @@ void TraceAssembler::end_row(bool routed) {
 }
 
 void TraceAssembler::widen() {
+  expect_memory(static_cast<double>(entries_.size() / width_ * 2), where_);
   std::vector<std::byte> wide(entries_.size() / width_ * 2);
   for (std::size_t i = 0; i < written_; ++i) {
     const std::int64_t value = read_entry(&entries_[i * width_], width_);

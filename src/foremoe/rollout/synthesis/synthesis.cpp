@@ -16,8 +16,6 @@ namespace foremoe {
 
 namespace {
 
-constexpr std::int64_t kMaxTraceEntries = std::int64_t{1} << 40;
-
 void check(const SynthesisOptions& options) {
   const auto expect = [](const char* field, std::int64_t value, std::int64_t most) {
     if (value < 1 || value > most) {
@@ -90,7 +88,10 @@ void assign_groups(const SynthesisOptions& options, std::vector<SyntheticSequenc
 
 // Draws sequences by micro-step and rank. The lengths of a rank sum to exactly its tokens; a sequence may be empty.
 std::vector<SyntheticSequence> draw_sequences(const SynthesisOptions& options, const TokenRouter& router) {
+  const double num_sequences = 1.0 * options.num_micro_steps * options.num_ranks * options.sequences_per_rank;
+  expect_memory(num_sequences * sizeof(SyntheticSequence), {.field = "sequences_per_rank"});
   std::vector<SyntheticSequence> sequences;
+  sequences.reserve(static_cast<std::size_t>(num_sequences));
   for (int m = 0; m < options.num_micro_steps; ++m) {
     for (int r = 0; r < options.num_ranks; ++r) {
       Random random =
@@ -139,7 +140,10 @@ class SequenceDraw {
   // Returns experts, [token][top_k].
   std::span<const std::int64_t> rows(const SyntheticSequence& sequence, LayerId layer) {
     const auto top_k = static_cast<std::size_t>(options_.top_k);
-    rows_.resize(static_cast<std::size_t>(sequence.tokens) * top_k);
+    const std::size_t entries = static_cast<std::size_t>(sequence.tokens) * top_k;
+    if (entries > rows_.capacity())
+      expect_memory(sizeof rows_[0] * static_cast<double>(entries), {.field = "tokens_per_rank"});
+    rows_.resize(entries);
     if (router_.is_deterministic()) {
       deal(counts(sequence, layer), static_cast<std::size_t>(sequence.tokens));
     } else {
@@ -232,14 +236,13 @@ SynthesisOptions with_shape(SynthesisOptions options, const ModelShape& shape) {
 
 LoadTable synthesize_load(const SynthesisOptions& options, const RoutingModel& model) {
   check(options);
-  const double cells = 1.0 * options.num_micro_steps * options.num_layers * options.num_ranks * options.num_experts;
-  if (cells > static_cast<double>(kMaxLoadCells))
-    throw InputError({}, fmt::format("a load of {} cells is more than {}", cells, kMaxLoadCells));
+  const std::array shape{static_cast<std::size_t>(options.num_micro_steps),
+                         static_cast<std::size_t>(options.num_layers), static_cast<std::size_t>(options.num_ranks),
+                         static_cast<std::size_t>(options.num_experts)};
+  expect_load_shape(shape, "");
   const auto router = router_of(options, model);
   LoadTable table;
-  table.load =
-      Array<Tokens, 4>({static_cast<std::size_t>(options.num_micro_steps), static_cast<std::size_t>(options.num_layers),
-                        static_cast<std::size_t>(options.num_ranks), static_cast<std::size_t>(options.num_experts)});
+  table.load = Array<Tokens, 4>(shape);
   table.top_k = options.top_k;
   table.ranks_per_node = ranks_per_node_of(options);
   table.name = describe(options, model);
@@ -256,10 +259,10 @@ LoadTable synthesize_load(const SynthesisOptions& options, const RoutingModel& m
 
 RoutingTrace synthesize_trace(const SynthesisOptions& options, const RoutingModel& model) {
   check(options);
-  const double entries = 2.0 * options.num_micro_steps * options.num_ranks *
+  const double entries = 1.0 * options.num_micro_steps * options.num_ranks *
                          static_cast<double>(options.tokens_per_rank) * options.num_layers * options.top_k;
-  if (entries > static_cast<double>(kMaxTraceEntries))
-    throw InputError({.field = "tokens_per_rank"}, "makes a trace beyond 2^40 entries");
+  const RouteType type = narrowest_route_type(options.num_experts);
+  expect_memory(entries * static_cast<double>(size_of(type)), {.field = "tokens_per_rank"});
   const auto router = router_of(options, model);
   const auto sequences = draw_sequences(options, *router);
   RoutingTrace trace = outline(options, sequences);

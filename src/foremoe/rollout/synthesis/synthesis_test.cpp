@@ -339,7 +339,6 @@ TEST(Synthesis, InvalidOptionsAreNamed) {
   EXPECT_THAT(error_of({.num_ranks = 0}, ZipfRouting{}), HasSubstr("ranks: must be"));
   EXPECT_THAT(error_of({.tokens_per_rank = 0}, ZipfRouting{}), HasSubstr("tokens_per_rank"));
   EXPECT_THAT(error_of({.length_spread = NAN}, ZipfRouting{}), HasSubstr("length_spread"));
-  EXPECT_THAT(error_of({.num_layers = 1 << 20, .num_ranks = 65536}, ZipfRouting{}), HasSubstr("cells"));
   EXPECT_THAT(error_of({}, ZipfRouting{.skew = -1}), HasSubstr("skew"));
   EXPECT_THAT(error_of({}, ZipfRouting{.permute_probability = 2}), HasSubstr("permute_probability"));
   EXPECT_THAT(error_of({}, DirichletRouting{.concentration = 0}), HasSubstr("concentration"));
