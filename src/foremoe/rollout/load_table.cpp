@@ -35,7 +35,7 @@ void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::strin
   expect_memory(bytes_of<Tokens>(shape), {.file = file, .field = "load"});
   std::size_t room = kMaxLoadCells;  // cells left under the limit
   for (const std::size_t extent : shape) room /= extent;
-  if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("exceeds the limits");
+  if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("beyond the limits");
 }
 
 // (token, layer) pairs.
