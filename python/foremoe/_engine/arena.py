@@ -13,12 +13,11 @@ On CUDA, copies run on a separate stream.
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import torch
@@ -27,48 +26,21 @@ from torch import Tensor
 
 import foremoe
 
+from .background import Background, pause
 from .communication import start_point_to_point
 from .layers import CopiedLayer
 from .node_memory import Expert, NodeMemory
 from .ranks import Ranks
 from .sharded import local_weights
 
-POLL_SECONDS = 0.001
 ATTEMPTS = 2  # to copy an expert
+
+_orphaned: list[Any] = []  # receives into tensors, in a user's group, that no rank waits for
 
 
 def _bytes(tensor: Tensor) -> Any:
     """Returns the memory of a contiguous CPU tensor, uint8 [bytes]."""
     return tensor.detach().view(-1).view(torch.uint8).numpy()
-
-
-class _Receiver:
-    """Runs calls one after the other in a daemon thread, because a peer may never answer."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="foremoe-arena-receiver", daemon=True)
-        self._thread.start()
-
-    def submit(self, call: Callable[[], None]) -> Future[None]:
-        future: Future[None] = Future()
-        self._calls.put((future, call))
-        return future
-
-    def _run(self) -> None:
-        while (item := self._calls.get()) is not None:
-            future, call = item
-            try:
-                call()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-
-    def end(self, wait: bool) -> None:
-        self._calls.put(None)
-        if wait:
-            self._thread.join()
 
 
 class NodeArena:
@@ -96,10 +68,10 @@ class NodeArena:
         self._stream: Any = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # Separate threads, so that waiting for a slow link and writing do not block readers. With two readers, one can
         # copy while the other waits for writers.
-        self._receiver = _Receiver()
-        self._writers = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena-writer")
-        self._readers = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena-reader")
-        self._stopped = threading.Event()
+        self._receiver = Background("arena-receiver")
+        self._writers = Background("arena-writer", 2)
+        self._readers = Background("arena-reader", 2)
+        self._arriving: collections.deque[tuple[list[Any], Any]] = collections.deque()  # (receives, tensors)
         self._sent: list[tuple[Any, Tensor]] = []  # to other nodes; kept until transfers complete
         self._publishing: list[Future[None]] = []
         self._deadline = time.monotonic() + timeout
@@ -116,10 +88,14 @@ class NodeArena:
         for node in range(ranks.num_nodes):
             for layer, expert in turns.arena(node):
                 of_layer.setdefault(layer, []).append((node, expert))
+        # On gloo nothing tells whether a receive is complete. Messages between two ranks arrive in order, so a byte
+        # after an owner's experts announces them.
+        announces = dist.get_backend(ranks.copies.group) == "gloo"
         before: Future[None] | None = None  # receives of the previous layer
         for layer, experts in sorted(of_layer.items()):
             operations: list[Any] = []
             received: list[tuple[Expert, dict[str, Tensor]]] = []
+            of_peer: dict[tuple[Any, int], Tensor] = {}  # announcement, uint8 [1], by operation and rank
             for node, expert in experts:
                 owner = ranks.table.owner(layer, expert)
                 writer = self._writer(node, owner)
@@ -134,12 +110,17 @@ class NodeArena:
                         dist.P2POp(dist.isend, w.contiguous(), group=ranks.copies.group, group_peer=writer)
                         for w in mine.values()
                     ]
+                    of_peer[dist.isend, writer] = torch.ones(1, dtype=torch.uint8)
                 else:
                     came = {name: torch.empty_like(w) for name, w in mine.items()}
                     received.append(((layer, expert), came))
                     operations += [
                         dist.P2POp(dist.irecv, w, group=ranks.copies.group, group_peer=owner) for w in came.values()
                     ]
+                    of_peer[dist.irecv, owner] = torch.zeros(1, dtype=torch.uint8)
+            of_peer = of_peer if announces else {}
+            for (call, peer), byte in of_peer.items():
+                operations.append(dist.P2POp(call, byte, group=ranks.copies.group, group_peer=peer))
             works = start_point_to_point(operations)
             arriving = []
             for work, operation in zip(works, operations, strict=True):
@@ -152,22 +133,25 @@ class NodeArena:
                 # receives, since copies and gradients from these ranks arrive in the order of the plan.
                 with contextlib.suppress(TimeoutError):
                     before.result(max(0.0, self._deadline - time.monotonic()))
-            before = self._receive(arriving, received) if received else None
+            announced = [byte for (call, _), byte in of_peer.items() if call is dist.irecv]
+            before = self._receive(arriving, announced, received) if received else None
 
-    def _receive(self, works: list[Any], received: list[tuple[Expert, dict[str, Tensor]]]) -> Future[None]:
-        """Publishes received experts as they arrive, in the background."""
+    def _receive(
+        self, works: list[Any], announced: list[Tensor], received: list[tuple[Expert, dict[str, Tensor]]]
+    ) -> Future[None]:
+        """Publishes received experts as they arrive, in the background. announced: Bytes that are 1 then."""
 
         def receive() -> None:
-            if self._stopped.is_set():
-                return
+            while not all(announced):
+                pause()
+            self._arriving.popleft()
             with torch.cuda.stream(self._stream):
                 for work in works:
                     work.wait()
-            if self._stopped.is_set():
-                return  # close() may have released the arena
             for future in [self._publish(expert, weights) for expert, weights in received]:
                 future.result()
 
+        self._arriving.append((works, received))
         future = self._receiver.submit(receive)
         self._publishing.append(future)
         return future
@@ -188,6 +172,9 @@ class NodeArena:
 
     def _write(self, expert: Expert, weights: dict[str, Tensor]) -> None:
         with torch.cuda.stream(self._stream):
+            came = None if self._stream is None else self._stream.record_event()
+            while came is not None and not came.query():
+                pause()
             segments = [_bytes(w.to("cpu").contiguous()) for w in weights.values()]
         self._places.publish(expert, segments)
 
@@ -202,8 +189,7 @@ class NodeArena:
         intact: set[Expert] = set()
         for expert in experts:
             while not self._places.is_published(expert) and time.monotonic() < self._deadline:
-                if self._stopped.wait(POLL_SECONDS):
-                    return intact
+                pause()
             if self._places.is_intact(expert):
                 intact.add(expert)
         return intact
@@ -254,25 +240,23 @@ class NodeArena:
         complete: True waits for all copies and transfers, and keeps the memory for the next phase. False ends at once,
         and releases the memory unless a copy on the device is in progress.
         """
-        if not complete:
-            self._stopped.set()
-        # After a failure, do not wait for transfers: they may never complete.
-        self._receiver.end(wait=complete)
+        self._receiver.stop()  # nobody reads experts that arrive later
+        for background in (self._receiver, self._writers, self._readers):
+            background.close(failed=not complete)
+        if not complete and not self._ranks.copies.ends_exchanges:  # transfers may still be in progress
+            _orphaned.append((self._arriving, self._sent))
         if not complete and self._stream is not None and not self._stream.query():
-            for pool in (self._writers, self._readers):
-                pool.shutdown(wait=False, cancel_futures=True)
             self._memory.abandon()
             return
-        for pool in (self._writers, self._readers):
-            pool.shutdown(wait=True, cancel_futures=not complete)
         if complete:
-            for work, _ in self._sent:
+            for work in [*(work for works, _ in self._arriving for work in works), *(work for work, _ in self._sent)]:
                 work.wait()
             for future in self._publishing:
-                future.result()
+                with contextlib.suppress(CancelledError):
+                    future.result()
         if self._stream is not None:
             self._stream.synchronize()  # its copies read the arena
-        self._sent.clear()
+        self._arriving, self._sent = collections.deque(), []
         self._publishing.clear()
         self._places.release()
         if not complete:

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .background import collective
+
 
 def start_point_to_point(operations: list[Any]) -> list[Any]:
     """Starts point-to-point operations together. Returns one handle per operation, to wait for it."""
@@ -31,17 +33,17 @@ def exchanged_bytes(parts: Sequence[bytes], group: Any) -> list[bytes]:
     """Sends bytes to each rank of a gloo group. Returns those of each rank. Collective."""
     send = torch.tensor([len(part) for part in parts])
     recv = torch.empty_like(send)
-    dist.all_to_all_single(recv, send, group=group)
+    collective(dist.all_to_all_single, recv, send, group=group)
     joined = torch.frombuffer(bytearray(b"".join(parts)) or bytearray(1), dtype=torch.uint8)[: int(send.sum())]
     found = torch.empty(int(recv.sum()), dtype=torch.uint8)
-    dist.all_to_all_single(found, joined, recv.tolist(), send.tolist(), group=group)
+    collective(dist.all_to_all_single, found, joined, recv.tolist(), send.tolist(), group=group)
     return [part.numpy().tobytes() for part in found.split(recv.tolist())]  # type: ignore[no-untyped-call]
 
 
 def gathered(own: Tensor, group: Any, dim: int = 0) -> Tensor:
     """Returns the tensors of all ranks, stacked along a new dimension. Collective; shapes must be equal."""
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, own, group=group)
+    collective(dist.all_gather, parts, own, group=group)
     return torch.stack(parts, dim)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch.distributed as dist
 import foremoe
 from foremoe import _core
 
+from .background import Background
 from .choice import Choice
 from .communication import gathered_bytes
 from .failures import Channel
@@ -75,7 +76,7 @@ class Shares:
         self._choice = choice
         self._planning = planning
         self._channel = channel
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-shares")
+        self._pool = Background("shares")
 
     def start_plan(
         self, load: foremoe.Load, phase: str = "policy_update", **more: Any
@@ -111,8 +112,8 @@ class Shares:
             raise
 
     def close(self, failed: bool = False) -> None:
-        """Ends the thread after the plans that have begun. failed: At once, since other ranks may have ended."""
-        self._pool.shutdown(wait=not failed, cancel_futures=failed)
+        """Ends the thread after the plans that have begun. failed: Stops them, since other ranks may have ended."""
+        self._pool.close(failed)
 
 
 def layers_of(rank: int, num_ranks: int, num_layers: int) -> range:

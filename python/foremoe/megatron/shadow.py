@@ -12,13 +12,14 @@ import collections
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.background import Background, pause
 from foremoe._engine.choice import Choice
 from foremoe._engine.failures import Channel
 from foremoe._engine.shares import Shares
@@ -50,7 +51,7 @@ class Shadow:
             for chunk, layers in enumerate(chunks)
             for position, layer in enumerate(layers)
         ]
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-shadow")
+        self._pool = Background("shadow")
         self._pending: collections.deque[Future[None]] = collections.deque()
         self._metrics: dict[str, float] = {}
 
@@ -94,8 +95,8 @@ class Shadow:
 
     def _evaluate(self, counted: list[list[Tensor]], copied: Any) -> None:
         try:
-            if copied is not None:
-                copied.synchronize()
+            while copied is not None and not copied.query():
+                pause()
             self._metrics = self._evaluated(counted)
         except Exception:
             self._metrics = {}
@@ -132,7 +133,7 @@ class Shadow:
         self._expect_closed()
         for hook in self._hooks:
             hook.remove()
-        self._pool.shutdown(wait=True)
+        self._pool.close()
         self._shares.close()
 
 

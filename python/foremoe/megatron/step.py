@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import foremoe
+from foremoe._engine.background import Background
 from foremoe._engine.communication import gathered
 from foremoe._engine.layer_turn import LayerTurn
 from foremoe._engine.lent import KeptWeights
@@ -244,7 +245,7 @@ class Step:
         self._mismatched: dict[str, float] = {}
         self._router_calls = [0] * len(self.moes)  # router calls before each layer's first forward
         self._hooks = [moe.layer.router.register_forward_hook(self._count(i)) for i, moe in enumerate(self.moes)]
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-megatron")
+        self._pool = Background("megatron")
         self._prepared: Future[_Prepared] | None = self._pool.submit(self._prepare, 0)
 
     def _count(self, layer: int) -> Callable[..., None]:
@@ -386,7 +387,7 @@ class Step:
         """Ends the step. complete: True waits for all transfers; False ends at once."""
         for hook in self._hooks:
             hook.remove()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.close(failed=not complete)
         self.engine.close(complete)
         for of in self.guests:
             of.release()

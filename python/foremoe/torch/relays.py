@@ -9,7 +9,7 @@ micro-step, a few micro-steps ahead of the phase.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.background import Background
 from foremoe._engine.communication import exchanged_bytes
 from foremoe._engine.planned_phase import PlanInProgress
 from foremoe._engine.ranks import Ranks
@@ -57,7 +58,7 @@ class Relays:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-relays")
+        self._pool = Background("relays")
 
     def start(self, running: PlanInProgress, load: foremoe.Load, routes: Routes, *, later: bool) -> GatheredTokens:
         """Begins to gather for a phase. Collective, on all ranks in the same order.
@@ -70,15 +71,15 @@ class Relays:
         return gathered
 
     def close(self, failed: bool = False) -> None:
-        """Ends the thread. failed: At once, since other ranks may be gone."""
-        self._pool.shutdown(wait=not failed, cancel_futures=failed)
+        """Ends the thread. failed: Stops its calls, since other ranks may be gone."""
+        self._pool.close(failed)
 
 
 class GatheredTokens:
     """Destinations of the tokens of one phase. Collective: all ranks take the micro-steps in order."""
 
     def __init__(
-        self, ranks: Ranks, pool: ThreadPoolExecutor, running: PlanInProgress, load: foremoe.Load, routes: Routes
+        self, ranks: Ranks, pool: Background, running: PlanInProgress, load: foremoe.Load, routes: Routes
     ) -> None:
         self._ranks, self._pool, self._running, self._load, self._routes = ranks, pool, running, load, routes
         self._turns: foremoe.RankTurns | None = None

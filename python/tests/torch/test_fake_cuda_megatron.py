@@ -28,7 +28,7 @@ class LeaveStep(Exception):
 
 
 class SynchronousExecutor:
-    """A ThreadPoolExecutor that runs functions in submit(), because fake tensors work on one thread only."""
+    """A Background that runs functions in submit(), because fake tensors work on one thread only."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -37,7 +37,7 @@ class SynchronousExecutor:
         future.set_result(function(*args))
         return future
 
-    def shutdown(self, **_: Any) -> None: ...
+    def close(self, **_: Any) -> None: ...
 
 
 def permute_with_probs(tokens: Any, probs: Any, routing_map: Any, num_out_tokens: int) -> Any:
@@ -104,7 +104,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
     with pytest.MonkeyPatch.context() as patch, cuda.stand_ins():
         patch.setattr(of_replicas, "make_groups", fake_groups)
         patch.setattr(shares, "POLICIES", ())  # this process plans everything, since no other rank exists
-        patch.setattr(step, "ThreadPoolExecutor", SynchronousExecutor)
+        patch.setattr(step, "Background", SynchronousExecutor)
         patch.setattr(moe_utils, "te_general_gemm", None, raising=False)
         for name, function in zip(
             FUSED, (None, permute_with_probs, unpermute, sort_chunks, sort_chunks_with_probs), strict=True
