@@ -12,11 +12,9 @@
 #include <utility>
 #include <vector>
 
-namespace foremoe::cli {
+#include "foremoe/core/message_text.h"
 
-// Escapes control characters ("\\x1b", "\\n"). Names from untrusted files must not move the cursor or imitate ForeMoE's
-// output.
-std::string printable(std::string_view text);
+namespace foremoe::cli {
 
 // fmt::print() to stdout with all text values made printable.
 template <class T>

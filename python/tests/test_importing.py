@@ -445,3 +445,13 @@ def test_the_command_imports_files_and_its_errors_name_options_as_typed(tmp_path
         "foremoe import: flat: line 1: is a flat array of int32 without a header: give its --layers and --top-k\n"
     )
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("header", [b"{'descr': (\n", b"{'descr': T\x80 '<i4', 'shape': (1, 2, 3)}\n"])
+def test_a_damaged_header_of_numpy_is_refused(header, tmp_path):
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    routes = base64.b64encode(content).decode()
+    choice = {"token_ids": [1, 2], "prompt_token_ids": [3], "routed_experts": routes}
+    (tmp_path / "response.json").write_text(json.dumps({"choices": [choice]}))
+    with pytest.raises(foremoe.InputError, match="choices.*descr|choices.*header"):
+        foremoe.import_files(tmp_path / "response.json")

@@ -146,6 +146,7 @@ TEST(Cluster, AFileWithABaseHasThePresetsOtherValues) {
 }
 
 TEST(Cluster, ErrorsNameTheLineThatIsNotToml) {
+  EXPECT_THAT(error_of("name = \"x\"\n[<device]\n"), HasSubstr("some.toml line 2: is not TOML: "));
   EXPECT_THAT(error_of("name = \"x\"\nranks_per_node = = 8\n"), HasSubstr("some.toml line 2: is not TOML: "));
   EXPECT_THAT(error_of("name = \"x\"\nname = \"y\"\n"), HasSubstr("some.toml line 2: is not TOML: "));
 }

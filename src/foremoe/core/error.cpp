@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "foremoe/core/long_text.h"
+#include "foremoe/core/message_text.h"
 
 namespace foremoe {
 
@@ -20,6 +20,7 @@ static std::string message(const Where& w, const std::string& problem) {
 }
 
 static Where shortened(Where where) {
+  where.file = printable(where.file);
   where.field = shortened(std::move(where.field));
   where.index = shortened(std::move(where.index));
   return where;

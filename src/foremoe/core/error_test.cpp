@@ -22,6 +22,14 @@ TEST(InputError, StartsWithFileFieldAndIndex) {
   EXPECT_EQ(InputError({.file = "a", .field = "load"}, "is missing").problem(), "is missing");
 }
 
+// Python accepts only UTF-8, and a terminal obeys control characters.
+TEST(InputError, EscapesWhatATerminalWouldObeyAndWhatIsNotUtf8) {
+  const InputError error({.file = "a\x1b[2J", .field = "caf\u00e9", .index = "\x80"},
+                         "is '\xed\xa0\x80 \xc0\xaf\xf0\x9f\x98\x80\xc2\x9b\xe2'");
+  EXPECT_STREQ(error.what(), "a\\x1b[2J: café \\x80: is '\\xed\\xa0\\x80 \\xc0\\xaf\U0001F600\\x9b\\xe2'");
+  EXPECT_EQ(InputError({}, error.what()).what(), std::string(error.what())) << "escaped twice";
+}
+
 TEST(InputError, SpellsArgumentsForTheReader) {
   EXPECT_EQ(message_of(InputError({.field = "guest_slots"}, "must be 1"), as_option), "--guest-slots: must be 1");
   EXPECT_EQ(message_of(InputError({.file = "a", .field = "top_k"}, "must be 1"), as_option), "a: top_k: must be 1");

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "foremoe/core/error.h"
-#include "foremoe/core/long_text.h"
+#include "foremoe/core/message_text.h"
 #include "foremoe/plan/check_rules.h"
 #include "foremoe/plan/homes_file.h"
 
