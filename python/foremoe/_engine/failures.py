@@ -2,33 +2,23 @@
 
 A rank that fails writes its reason to the store of the default group and closes its channels to the others. On gloo,
 exchanges of the other ranks end at once, with an error that names no rank, so these ranks look up the reason. A rank
-that dies writes no reason. Then the survivors report that they are alive, and name the ranks that do not report.
-
-On NCCL a rank may wait for its device, in an exchange that a failed rank never joins. So a thread of each rank looks
-for failures in the store. If some rank has not left its exchanges GRACE_SECONDS later, these threads abort the NCCL
-groups on all ranks.
+that dies writes no reason. Then the survivors report that they are alive, and name the ranks that do not report. On
+NCCL, torch's watchdog ends a rank that waits for its device in an exchange that another rank did not join.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from .background import Background, pause
-
 PATIENCE_SECONDS = 5.0
-GRACE_SECONDS = 2.0
-LOOK_SECONDS = 1.0
-"""Seconds between looks of a rank for a failure: few, since all ranks ask the same store."""
 _POLL_SECONDS = 0.02
-_FAILED, _LOST, _LIVES, _CALLS, _LEFT, _END = "failed", "lost", "lives", "calls", "left", "end"
+_FAILED, _LOST, _LIVES, _CALLS = "failed", "lost", "lives", "calls"
 _KEPT = 64  # calls
 
 
@@ -45,7 +35,6 @@ class Channel:
         self._group = group
         self._is_own = is_own
         self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # closing it ends exchanges of other ranks
-        self.is_nccl = group is not None and "nccl" in dist.get_backend(group)
 
     @property
     def is_closed(self) -> bool:
@@ -61,16 +50,6 @@ class Channel:
         if self._is_own and self._group is not None:
             destroy_group(self._group)
             self._group = None
-
-
-def abort_group(group: Any) -> None:
-    """Ends all exchanges of an NCCL group on this rank, also those for which the device waits.
-
-    The group cannot be used afterwards, but destroyed.
-    """
-    inside = getattr(group, "group", group)
-    if inside is not None:
-        inside.abort()
 
 
 def destroy_group(group: Any) -> None:
@@ -89,51 +68,13 @@ class Failures:
             name: Unique name of this group, the same on all of its ranks.
             ranks: Its ranks in the default group.
             own: This rank in the default group.
-            channels: Channels between these ranks. A failure closes our own gloo groups. It aborts NCCL groups, also
-                those of the trainer, if ranks wait in exchanges.
+            channels: Channels between these ranks, closed by a failure.
         """
         self._store = distributed_c10d.PrefixStore(f"foremoe/failures/{name}", distributed_c10d._get_default_store())
         self._ranks = list(ranks)
         self._own = own
         self._channels = list(channels)
         self._told = False
-        self._stream: Any = None  # on which this rank's last exchanges run
-        self._has_aborted = False
-        self._watch: Background | None = None
-        if any(channel.is_nccl for channel in channels):
-            self._watch = Background("failures")
-            self._decided = self._watch.submit(self._abort_if_ranks_wait)
-
-    def _abort_if_ranks_wait(self) -> None:
-        """Waits for a failure, then until all ranks have left or GRACE_SECONDS have passed. All ranks decide alike."""
-        while not self._store.check([_FAILED]) and not self._store.check([_LOST]):
-            pause(LOOK_SECONDS)
-        deadline, has_left = time.monotonic() + GRACE_SECONDS, False
-        while time.monotonic() < deadline and not self._store.check([_END]):
-            if not has_left and self._told and (self._stream is None or self._stream.query()):
-                has_left = True
-                if self._store.add(_LEFT, 1) == len(self._ranks):
-                    self._store.compare_set(_END, "", "all left")
-            pause(LOOK_SECONDS / 10)
-        if self._store.compare_set(_END, "", "abort") == b"abort":  # the first one counts, on all ranks
-            self._has_aborted = True
-            groups = [channel.group for channel in self._channels if channel.is_nccl]
-            aborting = Background("abort", len(groups))  # at once, since an abort may wait for kernels of other groups
-            for group in groups:
-                aborting.submit(abort_group, group)
-            aborting.close()
-
-    def leave(self) -> None:
-        """Notes that this rank starts no further exchange with these ranks."""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._stream = torch.cuda.current_stream()
-        self._told = True
-
-    def close(self) -> None:
-        """Stops looking for failures. If this rank has left, first waits until groups are aborted or all have left."""
-        if self._watch is not None:
-            concurrent.futures.wait([self._decided], 2 * (LOOK_SECONDS + GRACE_SECONDS) if self._told else 0)
-            self._watch.close(failed=True)
 
     def end(self, error: BaseException) -> str:
         """Reports an error of this rank, which ends the exchanges of all ranks.
@@ -143,8 +84,8 @@ class Failures:
         """
         if self._told:
             return ""
-        self.leave()
-        lost = self._has_aborted or _is_lost_connection(error)
+        self._told = True
+        lost = _is_lost_connection(error)
         try:
             if lost:
                 return self._wait_for_reason()

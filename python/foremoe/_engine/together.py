@@ -247,7 +247,6 @@ class Agreement:
         most: list[int] = found.tolist()
         if most[0] == _LEFT:
             self.is_over = True
-            self._failures.leave()
             reason = self._failures.reason() or "another rank left its step by an error"
             raise RuntimeError(f"{reason}: do not use the step's gradients")
         return most

@@ -156,19 +156,19 @@ class Replicas:
             wanted.append((group, "gloo" if self.mode == "shadow" else dist.get_backend(group)))
         self._made_groups = make_groups(wanted, self._device)
         every = list(range(dist.get_world_size()))
-        active = self.mode == "active" and bool(self._layers)
-        channels = [Channel(self._ranks.group), Channel(self._made_groups[-1])] if active else []
-        self._failures = Failures(f"{groups_made()}/{every}", every, dist.get_rank(), channels)
-        self._agreement = Agreement(self._made_groups[:agree], self._failures)
+        failures = Failures(f"{groups_made()}/{every}", every, dist.get_rank(), [])
+        self._agreement = Agreement(self._made_groups[:agree], failures)
         if not self._layers:
             return
         of_shares, beside = self._made_groups[agree:]
-        planning = self._stage.arguments.planning()
+        planning, active = self._stage.arguments.planning(), self.mode == "active"
         self._shares = Shares(Channel(of_shares), planning, self._choice if active else None)
         if self.mode == "shadow":
             self._shadow = Shadow(self._stage, self._of_chunks, self._choice, beside)
         else:
-            self._stage = dataclasses.replace(self._stage, ranks=dataclasses.replace(self._ranks, copies=channels[1]))
+            self._stage = dataclasses.replace(
+                self._stage, ranks=dataclasses.replace(self._ranks, copies=Channel(beside))
+            )
 
     def _prepare(self, names: list[str]) -> None:
         """Creates the guests and planned dispatchers of all layers."""
@@ -427,7 +427,6 @@ class Replicas:
             raise RuntimeError("a step is running")
         if self._shadow is not None:
             self._shadow.close()
-        self._failures.close()
         if self._layers:
             self._shares.close(self._agreement.is_over)
         while self._made_groups and not self._agreement.is_over:  # after a failure, transfers may be in progress

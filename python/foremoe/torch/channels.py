@@ -56,20 +56,17 @@ def with_channels(
     if copy_group is not None:
         # All ranks must participate in the first operation of a group.
         dist.all_reduce(torch.zeros(1, device=ranks.device), group=copy_group)
+    failures = Failures(f"{groups_made()}/{of_all}", of_all, dist.get_rank(), list(channels.values()))
     copies = channels.get("copies", Channel(copy_group))
     rows = channels.get("rows", Channel(ranks.group))
-    replicas = None if replicate_group is None else channels.get("replicas", Channel(replicate_group))
-    everyone = rows if replicate_group is None else channels.get("everyone", Channel(dist.group.WORLD))
-    ended = dict.fromkeys(of for of in (rows, copies, replicas, everyone, *channels.values()) if of is not None)
-    failures = Failures(f"{groups_made()}/{of_all}", of_all, dist.get_rank(), list(ended))
     calls = (channels["calls"], torch.device("cpu")) if "calls" in channels else (copies, ranks.device)
     joined = dataclasses.replace(
         ranks,
         rows=rows,
         copies=copies,
         calls=Calls(calls[0], failures, calls[1]),
-        replicas=replicas,
-        everyone=everyone,
+        replicas=None if replicate_group is None else channels.get("replicas", Channel(replicate_group)),
+        everyone=rows if replicate_group is None else channels.get("everyone", Channel(dist.group.WORLD)),
         grid=grid,
         agreement=channels.get("agreement"),
         plans=channels.get("plans"),

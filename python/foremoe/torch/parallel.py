@@ -445,8 +445,6 @@ class ExpertParallel:
         self._own_experts.release()
         self._dense.unwrap()
         self._memory.release()
-        if self.ranks.failures is not None:
-            self.ranks.failures.close()
         self._shares.close(self.experts.failed)
         if self._relays is not None:
             self._relays.close(self.experts.failed)
