@@ -18,6 +18,7 @@ import pickle
 import pickletools
 import random
 import resource
+import signal
 import tempfile
 import time
 import zipfile
@@ -118,6 +119,8 @@ def main() -> int:
     random_ = random.Random(given.seed)
     valid = list(seeds())
     files = 0
+    findings = ROOT / "build/fuzz/findings"
+    findings.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for number, (suffix, content, options) in enumerate(valid):
             path = pathlib.Path(folder, f"valid{number}{suffix}")
@@ -134,14 +137,13 @@ def main() -> int:
                 damaged = changed(damaged, random_) if random_.random() < 0.1 else damaged
             else:
                 damaged = changed(content, random_)
-            path = pathlib.Path(folder, f"damaged{suffix}")
+            path = findings / f"import_python-{files}{suffix}"  # stays there if the process ends
             path.write_bytes(damaged)
+            signal.setitimer(signal.ITIMER_PROF, 4 * MOST_SECONDS)  # ends the process
             if problem := broken(path, options):
-                kept = ROOT / "build/fuzz/findings" / f"import_python-{files}{suffix}"
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.write_bytes(damaged)
-                print(f"import_python: FOUND {problem} in {kept}")
+                print(f"import_python: FOUND {problem} in {path}")
                 return 1
+            path.unlink()
             files += 1
     print(f"import_python: {files} files in {given.seconds:g} s, nothing found")
     return 0

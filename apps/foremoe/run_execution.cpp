@@ -3,17 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "console.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/sha256.h"
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/plan/fit_plan.h"
-#include "foremoe/plan/plan_file.h"
-#include "foremoe/plan/step_plan.h"
-#include "foremoe/runtime/rank_run.h"
 #include "foremoe/runtime/run_memory.h"
 #include "foremoe/transfer/copy_link.h"
 #include "planning_arguments.h"
@@ -21,124 +16,6 @@
 #include "run_facts.h"
 
 namespace foremoe::cli {
-namespace {
-
-[[noreturn]] void refuse(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
-
-// Returns the homes before planning, as recorded in the plan.
-std::string recorded_homes(const StepPlan& plan) {
-  const auto options = nlohmann::json::parse(plan.options);
-  const auto at = options.find("homes");
-  return at != options.end() && at->is_string() ? at->get<std::string>() : std::string(kContiguous);
-}
-
-Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
-  Array<RankId, 2> first({static_cast<std::size_t>(layers), homes.extent(1)});
-  std::ranges::copy(homes.flat().first(first.size()), first.flat().begin());
-  return first;
-}
-
-// Reads the plan and its workload, and truncates both to the layers and micro-steps to execute.
-void read_given_plan(const RunArguments& arguments, InputOptions options, ThreadPool& pool, RunInput& input) {
-  const std::string& path = arguments.plan;
-  const int layers = options.layers;
-  const int micro_steps = options.micro_steps;
-  options.layers = options.micro_steps = 0;  // they select the executed part of the plan, not its input
-  StepPlan plan = read_plan(path);
-  const int processes = options.wanted_ranks;
-  options = input_as_planned(plan, options);
-  if (processes != 0 && options.ep == 0) options.wanted_ranks = processes;
-  Workload step = read_load_or_trace(options, pool);
-
-  if (plan.num_ranks() != step.load.num_ranks()) {
-    refuse(path, fmt::format("is a plan for {}, but {} has {}", counted(plan.num_ranks(), "rank"), step.load.name,
-                             step.load.num_ranks()));
-  }
-  if (plan.ranks_per_node != step.load.ranks_per_node) {
-    refuse(path, fmt::format("is a plan for {} per node, but {} has {}", counted(plan.ranks_per_node, "rank"),
-                             step.load.name, step.load.ranks_per_node));
-  }
-  const int in_flight = arguments.evaluate.planner.in_flight;
-  if (arguments.given("in_flight") && in_flight != plan.in_flight) {
-    refuse(path, fmt::format("is a plan for {} in flight, but --in-flight is {}", counted(plan.in_flight, "micro-step"),
-                             in_flight));
-  }
-  if (arguments.fit_plan) {
-    try {
-      FittedPlan fitted = fit_plan(std::move(plan), step.load);
-      plan = std::move(fitted.plan);
-      input.mismatched = fitted.mismatched;
-      if (fitted.mismatched > 0) {
-        note(fmt::format("{} does not cover {} of {}: their homes serve them", path, counted(fitted.mismatched, "row"),
-                         step.load.name));
-      }
-    } catch (const InputError& error) {
-      refuse(path, error.problem());
-    }
-  } else {
-    expect_plan_for(step.load, plan, path);
-  }
-  step.homes = initial_homes(arguments.given("homes") ? arguments.input.homes : recorded_homes(plan), step.load);
-  CheckOptions check = check_options(step);
-  check.max_listed = 1;
-  const CheckReport report = check_plan(plan, step.load, check);
-  if (!report.ok()) {
-    const Violation& v = report.violations.front();
-    const std::string place = place_of(v);
-    refuse(path, fmt::format("is not right for {}: {}{}{} (foremoe verify lists all violations)", step.load.name, place,
-                             place.empty() ? "" : ", ", v.message));
-  }
-
-  const LoadTable part = take_first(step.load, number_to_use("micro_steps", micro_steps, plan.num_micro_steps(), path),
-                                    number_to_use("layers", layers, plan.num_layers(), path));
-  input.plan = take_first(plan, part);
-  step.cut =
-      step.cut || part.num_layers() < step.load.num_layers() || part.num_micro_steps() < step.load.num_micro_steps();
-  step.homes = first_layers(step.homes, part.num_layers());
-  step.load = part;
-  input.step = std::move(step);
-}
-
-std::string counted_processes(int n) { return fmt::format("{} process{}", n, n == 1 ? "" : "es"); }
-
-std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, int processes, ThreadPool& pool) {
-  InputOptions options = arguments.input;
-  if (processes != 0) {
-    if (options.ranks != 0 && options.ranks != processes) {
-      refuse("--ranks",
-             fmt::format("{}, but mpirun has started {}: use mpirun -np {}", options.ranks, processes, options.ranks));
-    }
-    if (processes > 1) options.wanted_ranks = processes;
-  }
-  auto input = std::make_unique<RunInput>();
-  if (arguments.plan.empty()) {
-    input->step = read_workload(options, pool);
-  } else {
-    read_given_plan(arguments, options, pool, *input);
-  }
-  const Workload& step = input->step;
-  note_all(step.remarks);
-  if (processes == 1 && step.load.num_ranks() != 1) {
-    refuse("--comm mpi",
-           fmt::format("{} is a load of {}, and mpirun has started 1 process; start one for each rank, or "
-                       "fold the load with --ranks 1 --fold",
-                       step.load.name, counted(step.load.num_ranks(), "rank")));
-  }
-  if (processes != 0 && step.load.num_ranks() != processes) {
-    refuse(step.load.name, fmt::format("is a load of {}, which {} cannot run", counted(step.load.num_ranks(), "rank"),
-                                       counted_processes(processes)));
-  }
-  input->routes = step.tokens ? recorded_routes(step.tokens->trace, step.tokens->batching) : dealt_routes(step.load);
-  input->without_route = rows_without_route(*input->routes, step.load);
-  return input;
-}
-
-}  // namespace
-
-Optimizer RunArguments::optimizer_options() const {
-  const double initial = optimizer == Optimizer::Kind::kSgd ? 1e-2 : 1e-3;
-  return {.kind = optimizer, .rate = static_cast<float>(rate > 0 ? rate : initial)};
-}
 
 Execution::Execution(const RunArguments& arguments, RankGroup& group)
     : arguments_(arguments),
@@ -162,7 +39,8 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
               .seed = arguments_.evaluate.planner.seed};
     if (input_->plan) {  // check that it can be executed as requested
       if (phases_of_given_plan().empty()) {
-        refuse(arguments_.plan, "has backward events: it serves the policy update only, but --phase is recompute");
+        throw InputError({.file = arguments_.plan},
+                         "has backward events: it serves the policy update only, but --phase is recompute");
       }
       make_transfer_schedule(*input_->plan, swiglu_layout(model_.shape.hidden, model_.shape.intermediate),
                              {.phase = input_->plan->in_flight > 1 ? Phase::kPolicyUpdate : Phase::kRecompute,
@@ -264,61 +142,15 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   row.residency = plan.residency;
   row.in_flight = plan.in_flight;
   row.mismatched = input_->mismatched;
-  if (phase == Phase::kPolicyUpdate && !plan.can_train()) {
-    row.skipped = kPlacesFreely;
+  std::shared_ptr<const TransferSchedule> copies;
+  row.skipped = schedule(plan, phase, copies);
+  if (!row.skipped.empty()) {
     running.finish();
     return;
   }
 
-  const ExpertLayout layout = swiglu_layout(model_.shape.hidden, model_.shape.intermediate);
-  const ScheduleOptions schedule_options{
-      .phase = phase, .path = arguments_.evaluate.path, .depth = arguments_.evaluate.depth};
-  std::shared_ptr<const TransferSchedule> schedule;
-  try {
-    schedule = std::make_shared<const TransferSchedule>(make_transfer_schedule(plan, layout, schedule_options));
-  } catch (const InputError& error) {
-    row.skipped = error.what();
-    running.finish();
-    return;
-  }
-  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * arguments_.timeout_seconds));
-  EngineOptions engine;
-  engine.timeout = timeout / engine.attempts;
-  LinkDecorator decorate;
-  if (arguments_.link_throttle > 0) {
-    decorate = [rate = arguments_.link_throttle](std::unique_ptr<CopyLink> link, RankId, Path) {
-      return std::make_unique<ThrottledLink>(std::move(link), rate);
-    };
-  }
-  const PhaseRun run{.load = load(),
-                     .plan = plan,
-                     .schedule = schedule,
-                     .routes = *input_->routes,
-                     .without_route = input_->without_route,
-                     .model = model_,
-                     .home_memory = group_.one_process() ? HomeMemory::kPrivate : HomeMemory::kShared,
-                     .initial_home = input_->step.homes,
-                     .optimizer = arguments_.optimizer_options(),
-                     .options = {.engine = engine, .decorate = decorate, .timeline = timeline_ ? &*timeline_ : nullptr},
-                     .repeats = arguments_.repeats,
-                     .steps = arguments_.steps,
-                     .bitwise = arguments_.bitwise,
-                     .gather = !arguments_.no_reference};
   const std::int64_t begin = Timeline::now_ns();
-  const int runs = (arguments_.bitwise ? 2 : 1) * arguments_.repeats + (backward() ? arguments_.steps - 1 : 0);
-  turns.begin(std::ssize(schedule->order.turns) * runs);
-  group_.run([&](Communicator& communicator) {
-    PhaseRun mine = run;
-    const RankId rank = communicator.rank();
-    mine.work = [&, rank](const Turn& turn) {
-      if (turn.pass == Pass::kForward && turn.layer == LayerId{0}) running.wait_for(turn.micro_step);
-      work_(rank);
-      if (rank == RankId{0}) turns.add();
-    };
-    PhaseOutcome outcome = run_phase(mine, communicator);
-    if (rank == RankId{0}) row.outcome = std::move(outcome);
-  });
-  running.finish();
+  row.outcome = run_planned(run_of(plan, copies), running, turns);
   // Every process computes the plan from equal inputs, and binding the phase compared slots and homes. Different quotas
   // are therefore an internal error.
   const std::string quotas = sha256_hex(std::as_bytes(plan.slot_tokens.flat())).substr(0, 16);
@@ -331,12 +163,71 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   }
 
   if (group_.has_first()) {
-    row.rho_planned = imbalance(planned_rows(plan, schedule->order));
+    row.rho_planned = imbalance(planned_rows(plan, copies->order));
     row.rho_computed = imbalance(row.outcome.turns.rows);
-    row.predicted = guest_memory(plan, layout, *schedule);
+    row.predicted = guest_memory(plan, swiglu_layout(model_.shape.hidden, model_.shape.intermediate), *copies);
     check(row, plan);
   }
   if (reference_) group_.run_at_first([&] { hold_against_reference(row); });
+}
+
+std::string Execution::schedule(const StepPlan& plan, Phase phase,
+                                std::shared_ptr<const TransferSchedule>& schedule) const {
+  if (phase == Phase::kPolicyUpdate && !plan.can_train()) return std::string(kPlacesFreely);
+  const ExpertLayout layout = swiglu_layout(model_.shape.hidden, model_.shape.intermediate);
+  const ScheduleOptions options{.phase = phase, .path = arguments_.evaluate.path, .depth = arguments_.evaluate.depth};
+  try {
+    schedule = std::make_shared<const TransferSchedule>(make_transfer_schedule(plan, layout, options));
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+PhaseRun Execution::run_of(const StepPlan& plan, std::shared_ptr<const TransferSchedule> schedule) {
+  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * arguments_.timeout_seconds));
+  EngineOptions engine;
+  engine.timeout = timeout / engine.attempts;
+  LinkDecorator decorate;
+  if (arguments_.link_throttle > 0) {
+    decorate = [rate = arguments_.link_throttle](std::unique_ptr<CopyLink> link, RankId, Path) {
+      return std::make_unique<ThrottledLink>(std::move(link), rate);
+    };
+  }
+  return {.load = load(),
+          .plan = plan,
+          .schedule = std::move(schedule),
+          .routes = *input_->routes,
+          .without_route = input_->without_route,
+          .model = model_,
+          .home_memory = group_.one_process() ? HomeMemory::kPrivate : HomeMemory::kShared,
+          .initial_home = input_->step.homes,
+          .optimizer = arguments_.optimizer_options(),
+          .options = {.engine = engine, .decorate = decorate, .timeline = timeline_ ? &*timeline_ : nullptr},
+          .repeats = arguments_.repeats,
+          .steps = arguments_.steps,
+          .bitwise = arguments_.bitwise,
+          .gather = !arguments_.no_reference};
+}
+
+// Returns the outcome on the process of rank 0, and an empty one on others. turns: receives those of rank 0.
+PhaseOutcome Execution::run_planned(const PhaseRun& run, RunningPlan& running, PartCount& turns) {
+  const int runs = (arguments_.bitwise ? 2 : 1) * arguments_.repeats + (backward() ? arguments_.steps - 1 : 0);
+  turns.begin(std::ssize(run.schedule->order.turns) * runs);
+  PhaseOutcome of_first;
+  group_.run([&](Communicator& communicator) {
+    PhaseRun mine = run;
+    const RankId rank = communicator.rank();
+    mine.work = [&, rank](const Turn& turn) {
+      if (turn.pass == Pass::kForward && turn.layer == LayerId{0}) running.wait_for(turn.micro_step);
+      work_(rank);
+      if (rank == RankId{0}) turns.add();
+    };
+    PhaseOutcome outcome = run_phase(mine, communicator);
+    if (rank == RankId{0}) of_first = std::move(outcome);
+  });
+  running.finish();
+  return of_first;
 }
 
 // Checks plans made by this run; given plans were checked when they were read.
@@ -366,20 +257,7 @@ void Execution::write_timeline() {
     const std::string mine = timeline_->to_json();
     texts = gather(communicator, std::as_bytes(std::span(mine)));
   });
-  if (!group_.has_first()) return;
-  nlohmann::ordered_json merged;
-  for (const std::vector<std::byte>& bytes : texts) {
-    const auto* const text = reinterpret_cast<const char*>(bytes.data());
-    nlohmann::ordered_json one = nlohmann::ordered_json::parse(text, text + bytes.size());
-    if (merged.is_null()) {
-      merged = std::move(one);
-      continue;
-    }
-    auto& dropped = merged["otherData"]["dropped_spans"];
-    dropped = dropped.get<std::int64_t>() + one["otherData"]["dropped_spans"].get<std::int64_t>();
-    for (auto& event : one["traceEvents"]) merged["traceEvents"].push_back(std::move(event));
-  }
-  write_file(arguments_.timeline, merged.dump() + "\n");
+  if (group_.has_first()) write_file(arguments_.timeline, merged_timelines(texts));
 }
 
 std::string Execution::describe() const {

@@ -1,61 +1,23 @@
 #pragma once
 
-// Implements `foremoe run`: prepares input and plans, executes every phase under every policy, and compares the results
-// with the reference. All processes of the group run this code; only rank 0's process gets complete result rows.
+// Executes every phase of `foremoe run` under every policy, and compares the results with the reference. All processes
+// of the group run this code; only rank 0's process gets complete result rows.
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "command.h"
 #include "foremoe/evaluate/evaluate.h"
 #include "foremoe/evaluate/running_plan.h"
 #include "foremoe/runtime/layer_work.h"
-#include "foremoe/runtime/moe_model.h"
-#include "foremoe/runtime/replay_routes.h"
+#include "foremoe/runtime/rank_run.h"
+#include "foremoe/transfer/transfer_schedule.h"
 #include "run_group.h"
+#include "run_input.h"
 #include "run_report.h"
 
 namespace foremoe::cli {
-
-struct RunArguments {
-  InputOptions input;
-  EvaluateOptions evaluate;  // only planner, path and depth are used
-  std::vector<std::string> policies{"vanilla", "foremoe"};
-  std::string plan;  // a plan file, executed alone; empty: policies plan
-  Given given;
-  bool fit_plan = false;       // fit a plan made for another load: unplanned rows go to homes
-  std::optional<Phase> phase;  // none: both
-  int threads = 0;             // of the planner; 0: one per processor
-
-  double timeout_seconds = 60;
-  double link_throttle = 0;  // bytes per second; 0: no throttle
-  WorkOptions work;
-
-  double rate = 0;  // 0: the optimizer's default
-  ExpertShape shape{.hidden = 64, .intermediate = 32};
-  int repeats = 5;
-  int steps = 1;
-  Comm comm = Comm::kThreads;
-  Optimizer::Kind optimizer = Optimizer::Kind::kSgd;
-  bool bitwise = false;
-  bool no_reference = false;
-  bool json = false;
-  std::string timeline;
-
-  Optimizer optimizer_options() const;
-  bool runs(Phase p) const { return !phase || *phase == p; }
-};
-
-// The input of a run, read and checked before execution.
-struct RunInput {
-  Workload step;
-  std::optional<StepPlan> plan;            // given by the user, for the same part of the input
-  std::optional<std::int64_t> mismatched;  // rows of the whole input that are not in the plan; set if it was fitted
-  std::unique_ptr<ReplayRoutes> routes;
-  std::vector<std::uint8_t> without_route;  // see rows_without_route()
-};
 
 class Execution {
  public:
@@ -72,6 +34,10 @@ class Execution {
   void run_policy(const Policy& policy);
   void run_given_plan();
   void execute(const std::string& policy, Phase phase, RunningPlan& running);
+  // Returns why the plan cannot be executed in the phase; else sets the schedule of its copies.
+  std::string schedule(const StepPlan& plan, Phase phase, std::shared_ptr<const TransferSchedule>& schedule) const;
+  PhaseRun run_of(const StepPlan& plan, std::shared_ptr<const TransferSchedule> schedule);
+  PhaseOutcome run_planned(const PhaseRun& run, RunningPlan& running, PartCount& turns);
   void hold_against_reference(RunRow& row);
   void check(RunRow& row, const StepPlan& plan) const;
   void write_timeline();

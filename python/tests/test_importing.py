@@ -453,5 +453,5 @@ def test_a_damaged_header_of_numpy_is_refused(header, tmp_path):
     routes = base64.b64encode(content).decode()
     choice = {"token_ids": [1, 2], "prompt_token_ids": [3], "routed_experts": routes}
     (tmp_path / "response.json").write_text(json.dumps({"choices": [choice]}))
-    with pytest.raises(foremoe.InputError, match="choices.*descr|choices.*header"):
+    with pytest.raises(foremoe.InputError, match=r"choices.*descr|choices.*header"):
         foremoe.import_files(tmp_path / "response.json")

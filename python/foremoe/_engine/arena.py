@@ -72,6 +72,7 @@ class NodeArena:
         self._writers = Background("arena-writer", 2)
         self._readers = Background("arena-reader", 2)
         self._arriving: collections.deque[tuple[list[Any], Any]] = collections.deque()  # (receives, tensors)
+        self._now: Any = None  # the entry of _arriving that is being received
         self._sent: list[tuple[Any, Tensor]] = []  # to other nodes; kept until transfers complete
         self._publishing: list[Future[None]] = []
         self._deadline = time.monotonic() + timeout
@@ -144,7 +145,7 @@ class NodeArena:
         def receive() -> None:
             while not all(announced):
                 pause()
-            self._arriving.popleft()
+            self._now = self._arriving.popleft()  # kept until its transfers have ended, see close()
             with torch.cuda.stream(self._stream):
                 for work in works:
                     work.wait()
@@ -240,11 +241,13 @@ class NodeArena:
         complete: True waits for all copies and transfers, and keeps the memory for the next phase. False ends at once,
         and releases the memory unless a copy on the device is in progress.
         """
-        self._receiver.stop()  # nobody reads experts that arrive later
-        for background in (self._receiver, self._writers, self._readers):
+        threads = self._receiver, self._writers, self._readers
+        for background in threads[: 1 if complete else 3]:  # nobody reads experts that arrive later
+            background.stop()
+        for background in threads:
             background.close(failed=not complete)
         if not complete and not self._ranks.copies.ends_exchanges:  # transfers may still be in progress
-            _orphaned.append((self._arriving, self._sent))
+            _orphaned.append((self._now, self._arriving, self._sent))
         if not complete and self._stream is not None and not self._stream.query():
             self._memory.abandon()
             return
@@ -256,7 +259,7 @@ class NodeArena:
                     future.result()
         if self._stream is not None:
             self._stream.synchronize()  # its copies read the arena
-        self._arriving, self._sent = collections.deque(), []
+        self._now, self._arriving, self._sent = None, collections.deque(), []
         self._publishing.clear()
         self._places.release()
         if not complete:

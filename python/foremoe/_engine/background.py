@@ -24,6 +24,7 @@ _POLL_SECONDS = 0.001
 
 _this = threading.local()  # stopped: Event of the Background that runs this thread
 _all: weakref.WeakSet[Background] = weakref.WeakSet()
+_left: list[Any] = []  # collectives that may still use their tensors
 
 
 class Stopped(BaseException):
@@ -65,8 +66,9 @@ class Background:
             self.stop()
         for _ in self._threads:
             self._calls.put(None)
+        deadline = time.monotonic() + END_SECONDS
         for thread in self._threads:
-            thread.join(END_SECONDS if failed else None)
+            thread.join(max(0.0, deadline - time.monotonic()) if failed else None)
 
 
 def _run(calls: queue.SimpleQueue[Any], stopped: threading.Event) -> None:
@@ -98,9 +100,20 @@ def collective(call: Callable[..., Any], *arguments: Any, **more: Any) -> None:
         call(*arguments, **more)
         return
     work = call(*arguments, **more, async_op=True)
-    while not work.is_completed():
-        pause()
+    try:
+        while not work.is_completed():
+            pause()
+    except Stopped:
+        _left.append((work, arguments, more))
+        raise
     work.wait()
+
+
+def at_end(call: Callable[..., Any], *arguments: Any) -> None:
+    """Runs a call at the interpreter's end, after all background threads have ended."""
+    atexit.unregister(_end_all)
+    atexit.register(call, *arguments)
+    atexit.register(_end_all)  # calls run in the reverse order
 
 
 @atexit.register

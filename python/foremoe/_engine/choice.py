@@ -85,8 +85,8 @@ class Choice:
         seconds = {of["plan"]: of["seconds"] for of in trials.figures["choice"]["trials"]}
         # An executor must be prepared for residency shared when it is created.
         best = min((plan for plan in seconds if not plan.startswith("shared")), key=lambda plan: seconds[plan])
-        if best == "no plan" and not self._tries_all:
-            best = "resident, time"  # a later step may gain: each is compared
+        if best == "no plan" and not self._tries_all:  # a later step may gain: each is compared
+            best = min((plan for plan in seconds if plan != "no plan"), key=lambda plan: seconds[plan])
         options: dict[str, Any] = {"residency": "resident"} | UNPLANNED
         if best != "no plan":
             residency, prefer = best.split(", ")

@@ -7,7 +7,6 @@ new group by the number of groups that they have created before.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import time
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from torch.distributed import distributed_c10d
 
 import foremoe
 
+from .background import at_end
 from .together import refused_together, versions
 
 _SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group does not split the default NCCL communicator
@@ -94,7 +94,7 @@ def _end_after_gloo() -> None:
     process that has finished its work (pytorch/pytorch#179291), unless its groups were destroyed before. Groups of a
     model that is spread, or wrapped in DistributedDataParallel, are not destroyed, because the model refers to them.
     """
-    atexit.register(time.sleep, 0.2)  # sleeps without the lock; the threads need it for microseconds
+    at_end(time.sleep, 0.2)  # sleeps without the lock; the threads need it for microseconds
 
 
 def stand_by() -> None:

@@ -7,10 +7,11 @@ while the next blocks are planned.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,9 @@ class Shares:
         if self._choice is None and (group is None or alone):
             return foremoe.start_plan(load, **planning)
         growing = _core._GrowingPlan(load)
-        return SharedPlan(growing, self._pool.submit(self._plan, growing, group, alone, load, phase, planning))
+        planned = self._pool.submit(self._plan, growing, group, alone, load, phase, planning)
+        planned.add_done_callback(functools.partial(_end_readers, growing))
+        return SharedPlan(growing, planned)
 
     def _plan(
         self, growing: Any, group: Any, alone: bool, load: foremoe.Load, phase: str, planning: dict[str, Any]
@@ -114,6 +117,12 @@ class Shares:
     def close(self, failed: bool = False) -> None:
         """Ends the thread after the plans that have begun. failed: Stops them, since other ranks may have ended."""
         self._pool.close(failed)
+
+
+def _end_readers(growing: Any, planned: Future[list[float]]) -> None:
+    """Ends waits for a plan that was stopped, perhaps before _plan() began."""
+    if isinstance(planned.exception(), CancelledError):
+        growing.fail("the plan was stopped")
 
 
 def layers_of(rank: int, num_ranks: int, num_layers: int) -> range:

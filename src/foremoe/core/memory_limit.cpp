@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -19,7 +20,7 @@ constexpr double kLeastChecked = 1 << 24;
 constexpr rlim_t kStackBytes = rlim_t{8} << 20;  // of a thread; counts when it is mapped, although most is never used
 
 // Returns the number after `word`, or the first number if `word` is empty. std::nullopt for "max" and missing files.
-std::optional<std::int64_t> number_in(const std::string& path, const std::string& word = {}) {
+std::optional<std::int64_t> number_in(const std::filesystem::path& path, const std::string& word = {}) {
   std::ifstream file(path);
   for (std::string read; read != word;) {
     if (!(file >> read)) return {};
@@ -28,23 +29,42 @@ std::optional<std::int64_t> number_in(const std::string& path, const std::string
   return file >> number ? std::optional(number) : std::nullopt;
 }
 
-// Memory of files that were read counts as available, since the system can drop it.
-std::int64_t available_in_group(const std::string& limit, const std::string& used, const std::string& statistics) {
-  const auto most = number_in(limit);
+// Memory that the system can drop, such as that of files that were read, counts as available.
+std::int64_t available_in_group(const std::filesystem::path& group, bool is_version_2) {
+  const auto most = number_in(group / (is_version_2 ? "memory.max" : "memory.limit_in_bytes"));
   if (!most) return kUnknown;
-  std::int64_t kept = number_in(used).value_or(0);
-  for (const char* const files : {"inactive_file", "active_file"}) kept -= number_in(statistics, files).value_or(0);
+  std::int64_t kept = number_in(group / (is_version_2 ? "memory.current" : "memory.usage_in_bytes")).value_or(0);
+  const auto droppable = is_version_2 ? std::array{"inactive_file", "active_file", "slab_reclaimable"}
+                                      : std::array{"total_inactive_file", "total_active_file", ""};
+  for (const std::string word : droppable) {
+    if (!word.empty()) kept -= number_in(group / "memory.stat", word).value_or(0);
+  }
   return std::max<std::int64_t>(0, *most - std::max<std::int64_t>(0, kept));
 }
 
+// Of the process's control group and all groups around it, as far as they are visible.
+std::int64_t available_in_groups() {
+  std::int64_t least = kUnknown;
+  std::ifstream file("/proc/self/cgroup");  // lines "number:controllers:path", without controllers in version 2
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool is_version_2 = controllers == ",,";
+    if (!is_version_2 && controllers.find(",memory,") == std::string::npos) continue;
+    const std::filesystem::path root = is_version_2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    for (std::filesystem::path group = line.substr(second + 1);; group = group.parent_path()) {
+      least = std::min(least, available_in_group(root / group.relative_path(), is_version_2));
+      if (!group.has_relative_path()) break;
+    }
+  }
+  return least;
+}
+
 std::int64_t available_in_system() {
-  const std::string group = "/sys/fs/cgroup/";
   const auto kibibytes = number_in("/proc/meminfo", "MemAvailable:");
-  const auto swap = number_in("/proc/meminfo", "SwapFree:");
-  return std::min({kibibytes ? (*kibibytes + swap.value_or(0)) * 1024 : kUnknown,
-                   available_in_group(group + "memory.max", group + "memory.current", group + "memory.stat"),
-                   available_in_group(group + "memory/memory.limit_in_bytes", group + "memory/memory.usage_in_bytes",
-                                      group + "memory/memory.stat")});
+  return std::min(kibibytes ? *kibibytes * 1024 : kUnknown, available_in_groups());
 }
 
 // Bytes that this process has mapped, in all and in private writable memory.

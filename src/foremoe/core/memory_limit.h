@@ -14,8 +14,8 @@
 
 namespace foremoe {
 
-// What this process can still allocate: the least of what the machine has available, with swap, and what its control
-// group (version 1 or 2), RLIMIT_DATA and RLIMIT_AS leave. INT64_MAX if the system reports none of these.
+// What this process can still allocate: the least of what the machine has available without swapping, and what its
+// control groups (version 1 or 2), RLIMIT_DATA and RLIMIT_AS leave. INT64_MAX if the system reports none of these.
 Bytes available_memory();
 
 // Limits what this process allocates from now on, by RLIMIT_DATA, besides the stacks of one thread per processor.

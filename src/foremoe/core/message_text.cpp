@@ -49,6 +49,7 @@ std::string printable(std::string_view text) {
 }
 
 std::string shortened(std::string text) {
+  text = printable(text);
   if (text.size() > kLongestText) {
     constexpr std::size_t kTail = kLongestText / 5;
     std::size_t begin = kLongestText - kTail;  // start of the removed part
@@ -57,7 +58,7 @@ std::string shortened(std::string text) {
     while (end < text.size() && continues_character(text[end])) ++end;
     text = text.substr(0, begin) + "…" + text.substr(end);
   }
-  return printable(text);
+  return text;
 }
 
 }  // namespace foremoe

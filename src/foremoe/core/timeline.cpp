@@ -124,4 +124,20 @@ double thread_cpu_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
+std::string merged_timelines(std::span<const std::vector<std::byte>> texts) {
+  nlohmann::ordered_json merged;
+  for (const std::vector<std::byte>& bytes : texts) {
+    const auto* const text = reinterpret_cast<const char*>(bytes.data());
+    nlohmann::ordered_json one = nlohmann::ordered_json::parse(text, text + bytes.size());
+    if (merged.is_null()) {
+      merged = std::move(one);
+      continue;
+    }
+    auto& dropped = merged["otherData"]["dropped_spans"];
+    dropped = dropped.get<std::int64_t>() + one["otherData"]["dropped_spans"].get<std::int64_t>();
+    for (auto& event : one["traceEvents"]) merged["traceEvents"].push_back(std::move(event));
+  }
+  return merged.dump() + "\n";
+}
+
 }  // namespace foremoe

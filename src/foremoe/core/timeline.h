@@ -35,4 +35,7 @@ class Timeline {
 // CPU time of the calling thread, for measurements that must not depend on other processes.
 double thread_cpu_seconds();
 
+// Joins what to_json() returned in several processes. texts: at least one.
+std::string merged_timelines(std::span<const std::vector<std::byte>> texts);
+
 }  // namespace foremoe

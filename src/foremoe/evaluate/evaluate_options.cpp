@@ -39,7 +39,7 @@ std::vector<Option> planning_options_of(EvaluateOptions& o) {
           ". auto: whichever of no plan, static, resident and shared gives the fastest simulated step within "
           "--memory-budget";
       admit(option, "auto", [&o](bool all) { o.choose = all ? ChooseAmong::kAll : ChooseAmong::kGiven; });
-    } else if (option.name == "prefer") {
+    } else if (option.name == "prefer" || option.name == "copy_price") {
       option.set = [&o, set = option.set](const std::string& text) {
         set(text);
         if (o.choose == ChooseAmong::kDefault) o.choose = ChooseAmong::kGiven;

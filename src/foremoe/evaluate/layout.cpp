@@ -464,6 +464,9 @@ const LayoutStep& LayoutChoice::best_step() const {
 LayoutChoice choose_layout(const Workload& whole, const EvaluateOptions& asked, const EvaluationContext& context) {
   const LoadTable& load = whole.load;
   if (num_assignments(load) == 0) throw InputError({.file = load.name}, "has no tokens");
+  if (asked.planner.residency == Residency::kFree) {
+    throw InputError({.field = "residency"}, "free serves forward-only phases, and a layout is for training");
+  }
   LayoutChoice choice{.limit = asked.memory_budget().value_or(context.cost->cluster().memory),
                       .mean_tokens = mean_tokens_per_rank(load)};
   EvaluateOptions options = asked;

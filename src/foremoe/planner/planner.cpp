@@ -122,7 +122,7 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
 }
 
 PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options) {
-  expect_load_shape(load.load.shape(), load.name);
+  expect_valid(load, load.name);
   const Array<RankId, 2> home = contiguous_homes(load);
   ThreadPool pool;
   return plan_step({.load = load, .home = home, .options = options}, pool);

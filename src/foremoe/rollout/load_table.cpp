@@ -27,15 +27,19 @@ RankId LoadTable::contiguous_home(LayerId l, ExpertId e) const {
   return RankId{(exists ? e.value : e.value - experts) / std::max(of_rank, 1)};
 }
 
-void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::string& file) {
+static void expect_shape(const std::array<std::size_t, 4>& shape, const std::string& file) {
   const auto refuse = [&](const char* what) {
     throw InputError({.file = file, .field = "load"}, fmt::format("shape [{}] is {}", fmt::join(shape, ", "), what));
   };
   if (std::ranges::find(shape, std::size_t{0}) != shape.end()) refuse("empty");
-  expect_memory(bytes_of<Tokens>(shape), {.file = file, .field = "load"});
   std::size_t room = kMaxLoadCells;  // cells left under the limit
   for (const std::size_t extent : shape) room /= extent;
   if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("beyond the limits");
+}
+
+void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::string& file) {
+  expect_memory(bytes_of<Tokens>(shape), {.file = file, .field = "load"});
+  expect_shape(shape, file);
 }
 
 // (token, layer) pairs.
@@ -90,7 +94,7 @@ static void expect_enough_tokens(const LoadTable& table, const std::string& file
 }
 
 void expect_valid(const LoadTable& table, const std::string& file) {
-  expect_load_shape(table.load.shape(), file);
+  expect_shape(table.load.shape(), file);
   const auto expect = [&](const char* field, int value, std::int64_t most) {
     if (value >= 1 && value <= most) return;
     throw InputError({.file = file, .field = field}, fmt::format("{}, expected 1 to {}", value, most));

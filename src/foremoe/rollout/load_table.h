@@ -44,7 +44,7 @@ struct LoadTable {
 };
 
 // Both functions throw InputError with file, field and index if an axis is empty or exceeds the limits of file_kind.h,
-// expect_load_shape() also if memory is insufficient.
+// expect_load_shape(), which is called before the table is allocated, also if memory is insufficient.
 // expect_valid() also rejects negative or overflowing tokens, tokens of experts that a layer does not have, and other
 // fields out of range.
 void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::string& file);

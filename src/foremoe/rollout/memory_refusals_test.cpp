@@ -44,6 +44,14 @@ TEST(MemoryRefusals, OfALoadFileWhoseNumbersAreNarrow) {
   std::filesystem::remove(path);
 }
 
+TEST(MemoryRefusals, AreNotForATableThatExists) {
+  EXPECT_EQ(refusal_of([] {
+              LoadTable table{.load = Array<Tokens, 4>({2, 10, 256, 4096}), .top_k = 1, .ranks_per_node = 8};  // 168 MB
+              expect_valid(table, "load");
+            }),
+            "");
+}
+
 TEST(MemoryRefusals, OfATraceThatIsBatchedForManyRanks) {
   auto [trace, storage] = make_random_trace({.lengths = {2, 2}, .num_layers = 64, .num_experts = 255});
   const Batching batching{.num_micro_steps = 2,

@@ -190,6 +190,8 @@ void add_npy(TraceAssembler& assembler, const DecodedSequence& sequence) {
   const Where& where = sequence.where;
   try {
     add_array(assembler, sequence, npy_array(bytes, where));
+  } catch (const InsufficientMemory&) {
+    throw;
   } catch (const InputError& error) {
     const NpyParts file = split_npy(bytes, where);
     const std::string_view value = value_of(file.header, "shape", where);
