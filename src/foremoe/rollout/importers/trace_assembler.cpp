@@ -231,8 +231,9 @@ void TraceAssembler::end_row(bool routed) {
 }
 
 void TraceAssembler::widen() {
-  expect_memory(static_cast<double>(entries_.size() / width_ * 2), where_);
-  std::vector<std::byte> wide(entries_.size() / width_ * 2);
+  const std::size_t bytes = entries_.size() / width_ * 2;
+  expect_memory(static_cast<double>(bytes), where_);
+  std::vector<std::byte> wide(bytes);
   for (std::size_t i = 0; i < written_; ++i) {
     const std::int64_t value = read_entry(&entries_[i * width_], width_);
     write_entry(&wide[i * 2], 2, value == sentinel_of_width(width_) ? sentinel_of_width(2) : value);
