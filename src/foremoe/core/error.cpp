@@ -13,14 +13,13 @@ const char this_library_was_compiled_with_GLIBCXX_DEBUG = 0;
 #endif
 
 static std::string message(const Where& w, const std::string& problem) {
-  std::string place = w.file;
+  std::string place = printable(w.file);
   if (!w.field.empty()) place += (place.empty() ? "" : ": ") + w.field;
   if (!w.index.empty()) place += (w.index.starts_with('[') || place.empty() ? "" : " ") + w.index;
   return place.empty() ? problem : place + ": " + problem;
 }
 
 static Where shortened(Where where) {
-  where.file = printable(where.file);
   where.field = shortened(std::move(where.field));
   where.index = shortened(std::move(where.index));
   return where;
