@@ -242,8 +242,10 @@ class NodeArena:
         and releases the memory unless a copy on the device is in progress.
         """
         threads = self._receiver, self._writers, self._readers
-        for background in threads[: 1 if complete else 3]:  # nobody reads experts that arrive later
-            background.stop()
+        self._receiver.stop()  # nobody reads experts that arrive later
+        if not complete:  # before any is joined, since they wait for each other
+            for background in threads:
+                background.stop()
         for background in threads:
             background.close(failed=not complete)
         if not complete and not self._ranks.copies.ends_exchanges:  # transfers may still be in progress
