@@ -149,8 +149,22 @@ void set_options(std::vector<Option> options, const nb::dict& keywords) {
   }
 }
 
-// Python handles signals only on the main thread.
 static std::atomic<std::thread::id> ending_thread;  // set when the interpreter begins to end
+
+[[noreturn]] static void wait_for_end_of_process() {
+  while (true) ::pause();
+}
+
+nb::object call_python(nb::handle function, const nb::tuple& arguments) {
+  PyObject* result = nullptr;
+  try {  // no destructor may run between here and the call
+    result = PyObject_CallObject(function.ptr(), arguments.ptr());
+  } catch (const abi::__forced_unwind&) {
+    wait_for_end_of_process();
+  }
+  if (result == nullptr) throw nb::python_error();
+  return nb::steal(result);
+}
 
 void note_end_of_interpreter() {
   const nb::module_ atexit = nb::module_::import_("atexit");
@@ -161,9 +175,6 @@ void note_end_of_interpreter() {
 // has begun to end.
 template <class Take>
 static void take_gil(Take take) {
-  const auto wait_for_end_of_process = [] {
-    while (true) pause();
-  };
   if (Py_IsInitialized() == 0 && ending_thread.load() != std::this_thread::get_id()) wait_for_end_of_process();
   try {
     take();
@@ -180,10 +191,9 @@ HeldGil::HeldGil() {
   take_gil([&] { state_ = PyGILState_Ensure(); });
 }
 
-static bool on_main_thread() {
-  const nb::module_ threading = nb::module_::import_("threading");
-  return threading.attr("current_thread")().is(threading.attr("main_thread")());
-}
+// Only the main thread handles signals. Asks the system, since Python code (threading.main_thread()) that runs when the
+// interpreter ends unwinds the stack of its thread, and with it the C++ that called it.
+static bool on_main_thread() { return ::gettid() == ::getpid(); }
 
 void run_interruptibly(ThreadPool& pool, const std::function<void()>& work) {
   if (!on_main_thread()) {

@@ -48,6 +48,10 @@ class ReleasedGil {
   PyThreadState* state_ = PyEval_SaveThread();
 };
 
+// Calls a Python function from C++ on any thread that holds the GIL. See ReleasedGil: the function may wait for the
+// GIL.
+nb::object call_python(nb::handle function, const nb::tuple& arguments);
+
 // Makes known which thread ends the interpreter: it alone may still take the GIL then. Call when the module is loaded.
 void note_end_of_interpreter();
 

@@ -135,7 +135,8 @@ Decode decoder(const nb::callable& decode) {
                   {.file = source.name});  // a copy, and at least its contents
     const HeldGil gil;
     const nb::bytes bytes(source.bytes.data(), source.bytes.size());
-    return decoded(nb::cast<nb::list>(nb::handle(decode)(std::string(name_of(format)), source.name, bytes)));
+    return decoded(
+        nb::cast<nb::list>(call_python(decode, nb::make_tuple(std::string(name_of(format)), source.name, bytes))));
   };
 }
 

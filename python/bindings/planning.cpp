@@ -105,7 +105,7 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
     input.on_micro_step = [&](const StepPlan&, MicroStepId m) {
       const HeldGil gil;
       announced = m.value + 1;
-      (*on_micro_step)(m.value);
+      call_python(*on_micro_step, nb::make_tuple(m.value));
     };
   }
   ThreadPool pool(threads_of(with.threads));
@@ -114,7 +114,9 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   if (const auto* skipped = std::get_if<Skipped>(&*result)) raise_skipped(policy, skipped->reason);
   PlannedStep planned = std::get<PlannedStep>(std::move(*result));
   // Policies that plan all micro-steps at once do not call on_micro_step themselves.
-  for (; on_micro_step && announced < planned.plan.num_micro_steps(); ++announced) (*on_micro_step)(announced);
+  for (; on_micro_step && announced < planned.plan.num_micro_steps(); ++announced) {
+    call_python(*on_micro_step, nb::make_tuple(announced));
+  }
   if (part) {  // the digests are those of the whole load
     planned.plan.load_digest = load_digest(load.table());
     planned.plan.homes_digest = recorded_digest(homes, load.table());

@@ -364,7 +364,7 @@ struct Families {
 };
 
 const Families& families() {
-  static const Families kFamilies = [] {
+  static const auto& families = *new Families([] {  // never destroyed; see all_systems()
     Families all;
     for (const EmbeddedFile& file : embedded_families()) {
       const toml::table table = parse_toml(file.text, fmt::format("{}.toml", file.name));
@@ -374,8 +374,8 @@ const Families& families() {
         all.by_type.emplace(type.get<std::string>(), table);
     }
     return all;
-  }();
-  return kFamilies;
+  }());
+  return families;
 }
 
 // The error for an unknown family, with a model file that contains what the config says.

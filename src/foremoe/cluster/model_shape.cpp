@@ -140,14 +140,14 @@ ModelShape stage_of(const ModelShape& model, int stage, int stages) {
 }
 
 std::span<const ModelShape> model_shapes() {
-  static const std::vector<ModelShape> kShapes = [] {
-    std::vector<ModelShape> shapes;
+  static const auto& shapes = *new std::vector<ModelShape>([] {  // never destroyed; see all_systems()
+    std::vector<ModelShape> all;
     for (const EmbeddedFile& file : embedded_models()) {
-      shapes.push_back(parse_model(file.text, fmt::format("{}.toml", file.name)));
+      all.push_back(parse_model(file.text, fmt::format("{}.toml", file.name)));
     }
-    return shapes;
-  }();
-  return kShapes;
+    return all;
+  }());
+  return shapes;
 }
 
 std::vector<std::string> model_names() {

@@ -70,13 +70,14 @@ Policies make_variants() {
 
 }  // namespace
 
+// Never destroyed: at the end of a process, daemon threads of Python may still plan.
 const Policies& all_systems() {
-  static const Policies systems = make_systems();
+  static const auto& systems = *new Policies(make_systems());
   return systems;
 }
 
 const Policies& all_variants() {
-  static const Policies variants = make_variants();
+  static const auto& variants = *new Policies(make_variants());
   return variants;
 }
 
