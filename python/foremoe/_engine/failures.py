@@ -3,7 +3,7 @@
 A rank that fails writes its reason to the store of the default group and closes its channels to the others. On gloo,
 exchanges of the other ranks end at once, with an error that names no rank, so these ranks look up the reason. A rank
 that dies writes no reason. Then the survivors report that they are alive, and name the ranks that do not report. On
-NCCL, torch's watchdog ends a rank that waits for its device in an exchange that another rank did not join.
+NCCL a rank may wait for its device; see abort.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from .abort import Abort
 
 PATIENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
@@ -35,6 +38,7 @@ class Channel:
         self._group = group
         self._is_own = is_own
         self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # closing it ends exchanges of other ranks
+        self.waits_on_device = group is not None and "nccl" in dist.get_backend(group)
 
     @property
     def is_closed(self) -> bool:
@@ -62,19 +66,28 @@ def destroy_group(group: Any) -> None:
 class Failures:
     """Failures that the ranks of one group report. Each rank reports at most one."""
 
-    def __init__(self, name: str, ranks: Sequence[int], own: int, channels: Sequence[Channel]) -> None:
+    def __init__(
+        self, name: str, ranks: Sequence[int], own: int, channels: Sequence[Channel], device: torch.device
+    ) -> None:
         """
         Args:
             name: Unique name of this group, the same on all of its ranks.
             ranks: Its ranks in the default group.
             own: This rank in the default group.
-            channels: Channels between these ranks, closed by a failure.
+            channels: Channels between these ranks. A failure closes our gloo groups, and aborts NCCL groups, also those
+                of the trainer, in which this rank waits.
+            device: Device of the rows.
         """
-        self._store = distributed_c10d.PrefixStore(f"foremoe/failures/{name}", distributed_c10d._get_default_store())
+        store, prefix = distributed_c10d._get_default_store(), f"foremoe/failures/{name}"
+        self._store = distributed_c10d.PrefixStore(prefix, store)
         self._ranks = list(ranks)
         self._own = own
         self._channels = list(channels)
         self._told = False
+        on_device = [channel.group for channel in channels if channel.waits_on_device]
+        # A store's client serves one call at a time, and the training thread may wait in one.
+        apart = distributed_c10d.PrefixStore(prefix, store.clone()) if on_device else self._store
+        self.abort = Abort(on_device, device, apart, [_FAILED, _LOST])
 
     def end(self, error: BaseException) -> str:
         """Reports an error of this rank, which ends the exchanges of all ranks.
@@ -85,7 +98,7 @@ class Failures:
         if self._told:
             return ""
         self._told = True
-        lost = _is_lost_connection(error)
+        lost = self.abort.has_aborted or _is_lost_connection(error)
         try:
             if lost:
                 return self._wait_for_reason()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -29,10 +30,11 @@ _Wanted = tuple[tuple[int, ...], str, int]
 """Ranks, backend, and a number that distinguishes groups of the same ranks and backend."""
 
 
-def make_groups(wanted: Sequence[tuple[Any, ...]], device: torch.device | str = "cpu") -> list[Any]:
+def make_groups(wanted: Sequence[tuple[Any, ...]], device: torch.device | str = "cpu") -> tuple[list[Any], str]:
     """Creates a group of the same ranks for each (group, backend). Collective over the default group.
 
-    A new group has the timeout of the given group; the longest if ranks differ.
+    Also returns a name, the same on all ranks, that no other call returns, even after the default group was initialized
+    again with the same store. A new group has the timeout of the given group; the longest if ranks differ.
 
     Args:
         wanted: Equal on all ranks of a group, in the same order; other ranks may want other groups or none. A list of
@@ -51,16 +53,16 @@ def make_groups(wanted: Sequence[tuple[Any, ...]], device: torch.device | str = 
         waits_like = like[0] if like else dist.group.WORLD if isinstance(group, list) else group
         own[ranks, backend, number] = _timeout_of(waits_like, torch.device(device))
     of_all: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_all, (groups_made(), own))
-    made: dict[Any, Any] = {of: None for _, of_rank in of_all for of in of_rank}  # in the same order on all ranks
-    _expect_alike([num_made for num_made, _ in of_all])
-    _expect_makeable(made, [set(of_rank) for _, of_rank in of_all])
+    dist.all_gather_object(of_all, (own, distributed_c10d.get_pg_count(), uuid.uuid4().hex))
+    made: dict[Any, Any] = {of: None for of_rank, *_ in of_all for of in of_rank}  # in the same order on all ranks
+    _expect_alike([num_made for _, num_made, _ in of_all])
+    _expect_makeable(made, [set(of_rank) for of_rank, *_ in of_all])
     for of in made:
-        timeouts = [of_rank[of] for _, of_rank in of_all if of_rank.get(of) is not None]
+        timeouts = [of_rank[of] for of_rank, *_ in of_all if of_rank.get(of) is not None]
         made[of] = dist.new_group(list(of[0]), timeout=max(timeouts, default=None), backend=of[1])
     for of in own:  # the first operation of a group must be one that all of its ranks take part in
         dist.all_reduce(torch.zeros(1, device="cpu" if of[1] == "gloo" else device), group=made[of])
-    return [made[of] for of in own]
+    return [made[of] for of in own], of_all[0][2]
 
 
 def _timeout_of(group: Any, device: torch.device) -> timedelta | None:
@@ -79,11 +81,6 @@ def expect_backend(group: Any, device: torch.device, field: str) -> None:
             "move the model to another device before",
             field=field,
         ) from error
-
-
-def groups_made() -> int:
-    """Returns the number of process groups that this process has created, which must be equal on all ranks."""
-    return distributed_c10d.get_pg_count()
 
 
 @functools.cache

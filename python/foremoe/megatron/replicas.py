@@ -16,7 +16,7 @@ import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
 from foremoe._engine.choice import cluster_of, known_choice
 from foremoe._engine.failures import Channel, Failures, destroy_group
-from foremoe._engine.groups import expect_backend, groups_made, make_groups
+from foremoe._engine.groups import expect_backend, make_groups
 from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
@@ -154,21 +154,22 @@ class Replicas:
             wanted.append((group, "gloo"))
             # A separate group lets copies overlap with the exchange of rows.
             wanted.append((group, "gloo" if self.mode == "shadow" else dist.get_backend(group)))
-        self._made_groups = make_groups(wanted, self._device)
+        self._made_groups, name = make_groups(wanted, self._device)
+        active = self.mode == "active" and bool(self._layers)
+        channels = [Channel(self._ranks.group), Channel(self._made_groups[-1])] if active else []
         every = list(range(dist.get_world_size()))
-        failures = Failures(f"{groups_made()}/{every}", every, dist.get_rank(), [])
+        failures = Failures(name, every, dist.get_rank(), channels, self._device)
+        self._abort = failures.abort
         self._agreement = Agreement(self._made_groups[:agree], failures)
         if not self._layers:
             return
         of_shares, beside = self._made_groups[agree:]
-        planning, active = self._stage.arguments.planning(), self.mode == "active"
+        planning = self._stage.arguments.planning()
         self._shares = Shares(Channel(of_shares), planning, self._choice if active else None)
         if self.mode == "shadow":
             self._shadow = Shadow(self._stage, self._of_chunks, self._choice, beside)
         else:
-            self._stage = dataclasses.replace(
-                self._stage, ranks=dataclasses.replace(self._ranks, copies=Channel(beside))
-            )
+            self._stage = dataclasses.replace(self._stage, ranks=dataclasses.replace(self._ranks, copies=channels[1]))
 
     def _prepare(self, names: list[str]) -> None:
         """Creates the guests and planned dispatchers of all layers."""
@@ -291,6 +292,7 @@ class Replicas:
         arguments = dataclasses.replace(self._arguments, on_mismatch=on_mismatch or self._arguments.on_mismatch)
         self._expect_same(plan, arguments.on_mismatch)
         self._running = True
+        self._abort.enter()
         step: Step | None = None
         try:
             if plan is not None and self._layers:
@@ -299,7 +301,9 @@ class Replicas:
             with self._dispatching(step):
                 yield
             wrong = end(step, self._agreement)
+            self._abort.leave(failed=False)
         except BaseException as error:
+            self._abort.leave(failed=True)
             ended_by = self._agreement.leave(error)
             if step is not None:
                 explain(step, error)
@@ -427,6 +431,7 @@ class Replicas:
             raise RuntimeError("a step is running")
         if self._shadow is not None:
             self._shadow.close()
+        self._abort.close()
         if self._layers:
             self._shares.close(self._agreement.is_over)
         while self._made_groups and not self._agreement.is_over:  # after a failure, transfers may be in progress

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import foremoe
 from foremoe._engine.calls import Calls
 from foremoe._engine.failures import Channel, Failures
-from foremoe._engine.groups import can_make_gloo, groups_made, make_groups
+from foremoe._engine.groups import can_make_gloo, make_groups
 from foremoe._engine.ranks import Ranks
 
 
@@ -51,22 +51,25 @@ def with_channels(
         wanted["replicas"] = replicate_group, backend
     if replicate_group is not None and (backend == "gloo" or len(of_all) < dist.get_world_size()):
         wanted["everyone"] = of_all, backend
-    made = make_groups(list(wanted.values()), ranks.device)
+    made, name = make_groups(list(wanted.values()), ranks.device)
     channels = {name: Channel(group, is_own=True) for name, group in zip(wanted, made, strict=True)}
     if copy_group is not None:
         # All ranks must participate in the first operation of a group.
         dist.all_reduce(torch.zeros(1, device=ranks.device), group=copy_group)
-    failures = Failures(f"{groups_made()}/{of_all}", of_all, dist.get_rank(), list(channels.values()))
     copies = channels.get("copies", Channel(copy_group))
     rows = channels.get("rows", Channel(ranks.group))
+    replicas = None if replicate_group is None else channels.get("replicas", Channel(replicate_group))
+    everyone = rows if replicate_group is None else channels.get("everyone", Channel(dist.group.WORLD))
+    every = dict.fromkeys(of for of in (rows, copies, replicas, everyone, *channels.values()) if of is not None)
+    failures = Failures(f"{name}/{of_all}", of_all, dist.get_rank(), list(every), ranks.device)
     calls = (channels["calls"], torch.device("cpu")) if "calls" in channels else (copies, ranks.device)
     joined = dataclasses.replace(
         ranks,
         rows=rows,
         copies=copies,
         calls=Calls(calls[0], failures, calls[1]),
-        replicas=None if replicate_group is None else channels.get("replicas", Channel(replicate_group)),
-        everyone=rows if replicate_group is None else channels.get("everyone", Channel(dist.group.WORLD)),
+        replicas=replicas,
+        everyone=everyone,
         grid=grid,
         agreement=channels.get("agreement"),
         plans=channels.get("plans"),

@@ -438,7 +438,8 @@ class ExpertParallel:
     def detach(self) -> None:
         """Restores every layer's own forward, and all of its experts unless they came as DTensors. Collective.
 
-        No phase can run afterwards: the groups for copies are destroyed.
+        No phase can run afterwards: the groups for copies are destroyed. Raises RuntimeError if NCCL groups were
+        aborted: the experts of other ranks can no longer be gathered.
         """
         self.ranks.expect_call("detach()")
         self._shards.remove()
@@ -453,6 +454,8 @@ class ExpertParallel:
                 channel.close()
         if not self.experts.is_sharded:
             refuse_optimizers_of(self.expert_parameters())
+        if self.ranks.failures is not None and self.ranks.failures.abort.close():
+            raise RuntimeError("NCCL groups were aborted after a failure, so experts of other ranks cannot be gathered")
         self.experts.gather()
 
     @contextlib.contextmanager

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.abort import Abort
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.planned_phase import PlannedPhase
@@ -73,6 +74,8 @@ class Phase:
         self._tokens = tokens
         self._inside = contextlib.ExitStack()
         self._planned: PlannedPhase | None = None
+        failures = experts.ranks.failures
+        self._abort = failures.abort if failures is not None else Abort.of_no_group()
         self._left: MicroStep | None = None  # the last one, while its backward may still run
         self._next = 0  # micro-step
         self._gradients: PhaseGradients | None = None  # of a policy update
@@ -107,6 +110,7 @@ class Phase:
             raise RuntimeError("a phase can be entered once")
         with contextlib.ExitStack() as inside:
             inside.enter_context(self._entered())
+            self._abort.enter()
             try:
                 self._begin()
             except BaseException as error:
@@ -114,6 +118,7 @@ class Phase:
                     self._experts.failed = True
                     self._give_up()
                     self._end_all(error)
+                self._abort.leave(failed=True)
                 raise
             inside.callback(self._unchanged.release)
             self._inside = inside.pop_all()
@@ -207,8 +212,10 @@ class Phase:
                 if complete:
                     with self.ending_all():
                         self.planned.close(complete=True)
+                        self._abort.leave(failed=False)
                 else:
                     self._give_up()
+                    self._abort.leave(failed=True)
                 self._experts.failed = failed or not complete
         if not complete:
             left = "the phase was left before its last micro-step, or without drain(): its gradients are given up"

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import foremoe
 from foremoe.torch.doctor import __main__ as command
 from foremoe.torch.doctor import equality
-from foremoe.torch.doctor.checks import delayed_copies, judge_failure
+from foremoe.torch.doctor.checks import WAITED_FOR, delayed_copies, judge_failure
 from foremoe.torch.doctor.hardware import Hardware, find_hardware
 from foremoe.torch.doctor.ranks import (
     CANNOT_RUN,
@@ -107,12 +107,12 @@ def test_every_check_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
         by_status[row["outcome"]].append(row["check"])
     of_clocks = {"copies overlap with computing"}  # can fail when other programs use the processors
     assert set(by_status[FAILED]) <= of_clocks, document
-    assert len(by_status[CANNOT_RUN]) == 2
-    assert all(name.startswith("no layer waits for the device") for name in by_status[CANNOT_RUN])
+    assert len(by_status[CANNOT_RUN]) == 3
+    assert all(name.startswith("no layer waits for the device") or WAITED_FOR in name for name in by_status[CANNOT_RUN])
     assert [row["check"] for row in document["checks"]] == [c.name for c in command.all_checks(CPU, command.SPEED)]
     num_failed = len(by_status[FAILED])
     assert done.returncode == num_failed, done.stderr
-    assert f"{len(by_status[PASSED])} passed, {num_failed} failed, 2 cannot run here" in done.stdout
+    assert f"{len(by_status[PASSED])} passed, {num_failed} failed, 3 cannot run here" in done.stdout
 
 
 def test_the_json_document_has_versions_and_results_but_no_host_or_path(whole_run: Any) -> None:
@@ -276,6 +276,9 @@ def test_a_failure_check_fails_if_a_rank_returns_or_hangs(how: str, ended: str, 
     assert judge(RankReport(0, "returned", 2.0), last) == FAILED
     assert judge(RankReport(0, "hung", 35.0, text="had not ended"), last) == FAILED
     assert judge(RankReport(0, "raised", 2.0, text="an error"), RankReport(1, "returned", 1.0)) == FAILED
+    late = [RankReport(0, "died", 30.0, text="killed"), RankReport(1, "raised", 1.0, text="PlantedError")]
+    assert judge_failure("raises", late).status == PASSED
+    assert judge_failure(WAITED_FOR, late).status == FAILED
 
 
 def test_the_exit_code_is_1_if_a_check_fails(

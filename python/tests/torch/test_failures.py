@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from processes import RANKS, begin_rank, rank_starter
 from refusals import refusal
 from training import begin, draw_batches, draw_routes
 
-from foremoe._engine import failures, planned_phase, shares
+from foremoe._engine import abort, failures, planned_phase, shares
 from foremoe.torch import relays
 
 FAILING = 2
@@ -83,6 +86,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], None]]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_all_ranks_stop_name_the_failed_rank_and_can_train_again_after_detach(rank: int, case: str) -> None:
     options, breaks = CASES[case]
+    threads = set(threading.enumerate())
     ep, model, _ = begin(**options)
     since = time.monotonic()
     said = refusal(lambda: train(rank, ep, model, breaks))
@@ -93,9 +97,83 @@ def test_all_ranks_stop_name_the_failed_rank_and_can_train_again_after_detach(ra
     with pytest.raises(RuntimeError):
         ep.plan(draw_routes(rank, 2, 1))
     ep.detach()
+    assert set(threading.enumerate()) <= threads
     again, model, _ = begin(**options)
     train(rank, again, model, {})
     again.detach()
+    assert set(threading.enumerate()) <= threads
+
+
+class StandIn:
+    """Lets exchanges of rows over gloo behave as on NCCL: they end by abort_group(), not by another rank's failure."""
+
+    def __init__(self) -> None:
+        self.groups: list[Any] = []
+        self.aborted: list[Any] = []
+        self.is_waiting = False
+        self.was_waiting = False  # when its group was aborted
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        make, exchange = failures.Channel.__init__, dist.all_to_all_single
+
+        def make_like_nccl(channel: Any, group: Any, *, is_own: bool = False) -> None:
+            make(channel, group, is_own=is_own)
+            if is_own and not self.groups:  # the group of rows is the first one
+                self.groups.append(group)
+                channel.waits_on_device, channel.ends_exchanges = True, False
+
+        def wait(*arguments: Any, group: Any = None, **options: Any) -> None:
+            since, work = time.monotonic(), exchange(*arguments, group=group, async_op=True, **options)
+            self.is_waiting = True
+            while not work.is_completed():
+                if group in self.aborted:
+                    self.was_waiting = True
+                    raise RuntimeError("NCCL communicator was aborted")
+                assert time.monotonic() - since < SECONDS, "no thread aborted the group"
+                time.sleep(0.001)
+            self.is_waiting = False
+
+        with (
+            mock.patch.object(failures.Channel, "__init__", make_like_nccl),
+            mock.patch.object(abort, "abort_group", self.aborted.append),
+            mock.patch.object(abort, "finished_check", lambda device: lambda: not self.is_waiting),
+            mock.patch.object(dist, "all_to_all_single", wait),
+        ):
+            yield
+
+
+def leave_early(rank: int, ep: Any) -> None:
+    with ep.plan(draw_routes(rank, 2, 1)):
+        pass
+
+
+def test_ranks_that_wait_for_a_failed_rank_on_nccl_end_when_their_groups_are_aborted(rank: int) -> None:
+    stand_in, threads = StandIn(), set(threading.enumerate())
+    with stand_in.installed():
+        ep, model, _ = begin()
+        since = time.monotonic()
+        said = refusal(lambda: train(rank, ep, model, {"inside": break_here}))
+        assert time.monotonic() - since < SECONDS
+        own = "Broken: the loss\nis no number"
+        if rank == FAILING:
+            assert said.startswith(own)
+        else:
+            assert said.startswith(f"RuntimeError: rank {FAILING} failed: {own}; "), said
+            assert stand_in.was_waiting and stand_in.aborted == stand_in.groups == [ep.ranks.rows.group]
+        with pytest.raises(RuntimeError, match="groups were aborted"):  # on all ranks, so that no other one waits
+            ep.detach()
+        assert rank != FAILING or not stand_in.aborted  # it waits for nobody
+    assert set(threading.enumerate()) <= threads
+
+
+def test_no_group_is_aborted_if_all_ranks_have_left_their_exchanges(rank: int) -> None:
+    stand_in = StandIn()
+    with stand_in.installed():
+        ep, _, _ = begin()
+        assert "was left before its last micro-step" in refusal(lambda: leave_early(rank, ep))
+        ep.detach()
+        assert stand_in.groups and not stand_in.aborted
 
 
 def die(*_: Any, **__: Any) -> None:

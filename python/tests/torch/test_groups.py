@@ -114,7 +114,7 @@ def test_different_numbers_of_process_groups_are_reported(rank: int) -> None:
     _, _, group = place(rank)
 
     def make_one() -> None:
-        for made in make_groups([(group, "gloo")]):
+        for made in make_groups([(group, "gloo")])[0]:
             dist.destroy_process_group(made)
 
     for makes_one in (rank == 0, rank != 0):
@@ -139,7 +139,7 @@ def test_all_ranks_create_all_groups_in_one_order_and_get_their_own(rank: int) -
     wanted = [(group, "gloo"), (group, "gloo"), (dist.group.WORLD, "gloo")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "new_group", watched)
-        made = make_groups(wanted if rank % 2 else wanted[:1] + wanted[2:])
+        made, _ = make_groups(wanted if rank % 2 else wanted[:1] + wanted[2:])
     once = [([0, 2], TIMEOUTS[0]), ([0, 1, 2, 3], OF_WORLD), ([1, 3], TIMEOUTS[1]), ([1, 3], TIMEOUTS[1])]
     assert asked == [((ranks,), {"timeout": timeout, "backend": "gloo"}) for ranks, timeout in once]
 

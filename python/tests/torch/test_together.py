@@ -170,9 +170,8 @@ def make(**options: Any) -> Any:
 
 def test_replicas_may_be_at_different_calls(rank: int) -> None:
     """The second replica has one micro-step more. In the first one, rank 0 looks for other calls while it waits."""
-    calls = Calls(
-        Channel(groups()[1][rank // 2]), Failures("different calls", range(RANKS), rank, []), torch.device("cpu")
-    )
+    cpu = torch.device("cpu")
+    calls = Calls(Channel(groups()[1][rank // 2]), Failures("different calls", range(RANKS), rank, [], cpu), cpu)
     if rank >= 2:
         calls.passing("micro_step(0)")
     dist.barrier()

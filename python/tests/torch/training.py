@@ -17,6 +17,8 @@ from processes import DEVICE, RANKS, begin_rank, prepare_rank, results_of
 from foremoe.hf import expert_layers
 from foremoe.torch import ExpertParallel
 
+torch.set_num_threads(1)  # as in the ranks: with more, some processors round softmax in float32 in another way
+
 EXPERTS = 16
 LAYERS = 3
 TOP_K = 2

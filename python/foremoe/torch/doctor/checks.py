@@ -41,18 +41,22 @@ TRANSFERS = {"cpu": 1, "cuda": 8}
 one's bytes in its caches."""
 FAILURE_LIMIT = GROUP_TIMEOUT + 25.0
 """Seconds within which the other ranks must end: the group's timeout, and the time that torch's watchdog takes."""
+ABORT_LIMIT = 10.0
+"""The same if our own thread aborts their groups."""
+WAITED_FOR = "raises while their devices wait"
 
 
 def checks(hardware: Hardware, sizes: Sizes) -> list[Check]:
     """Returns the checks in the order of the table. sizes: Sizes of the layers for speed checks."""
     shared = SHARED if hardware.shares_gpu else ""
     no_cuda = "" if hardware.device == "cuda" else "only CUDA reports where the host waits for the device"
+    no_nccl = "" if hardware.backend == "nccl" else "gloo ends exchanges itself; only NCCL groups must be aborted"
     failures = [
         Check(
-            f"others end when a rank {how}", functools.partial(_fail, how), judge=functools.partial(judge_failure, how),
-            limit=FAILURE_LIMIT, grace=FAILURE_LIMIT, ends_ranks=True,
+            f"others end when a rank {how}", functools.partial(_fail, how), refusal,
+            judge=functools.partial(judge_failure, how), limit=FAILURE_LIMIT, grace=FAILURE_LIMIT, ends_ranks=True,
         )
-        for how in ("raises", "is killed")
+        for how, refusal in (("raises", ""), (WAITED_FOR, no_nccl), ("is killed", ""))
     ]  # fmt: skip
     return [
         Check("no layer waits for the device", functools.partial(_waits, {}), no_cuda),
@@ -345,12 +349,14 @@ def _fail(how: str, hardware: Hardware) -> Outcome:
                         os.kill(os.getpid(), signal.SIGKILL)
                     raise PlantedError("planted by the doctor")
                 out.square().mean().backward()
+                if how == WAITED_FOR:
+                    torch.cuda.synchronize(hardware.device_of(rank))
         phase.drain()
     return Outcome(PASSED, "")
 
 
 def judge_failure(how: str, reports: Sequence[RankReport]) -> Outcome:
-    """Passed if the last rank failed as planned, and every other rank ended with an error."""
+    """Passed if the last rank failed as planned, and every other rank ended with an error, in time."""
     *others, last = reports
     expected = last.ended == "died" if how == "is killed" else last.ended == "raised" and "Planted" in last.text
     if not expected:
@@ -360,4 +366,5 @@ def judge_failure(how: str, reports: Sequence[RankReport]) -> Outcome:
         return Outcome(FAILED, "; ".join(wrong))
     seconds = max(0.0, max(report.seconds for report in others) - last.seconds)
     first = f"rank {others[0].rank}: {others[0].text.split('. ')[0]}"
-    return Outcome(PASSED, f"after {seconds:.1f} s; {first}", {"seconds": seconds})
+    in_time = how != WAITED_FOR or seconds <= ABORT_LIMIT
+    return Outcome(PASSED if in_time else FAILED, f"after {seconds:.1f} s; {first}", {"seconds": seconds})
