@@ -61,6 +61,11 @@ class Place:
         self.size = len(LAYOUTS[layout][0][0])
 
 
+LATER = 1e-6
+"""Tolerance after the first step: routers compute softmax in float32, which may round weights that differ in the last
+bit of float64 to different values."""
+
+
 def make_optimizer(groups: list[Any]) -> Any:
     return torch.optim.AdamW([{"params": group} for group in groups if group], lr=1e-2, eps=1e-3, foreach=True)
 
@@ -232,8 +237,8 @@ def test_five_steps_of_replicas_match_one_process(
             if of["places"][layout][0] == which:
                 own = of[f"{layout}, {wrapper}"]
                 assert worst_difference(own["gradients"], gradients)[0] <= 1e-12
-                assert own["norms"] == pytest.approx(norms, rel=1e-12)
-                assert worst_difference(own["weights"], weights)[0] <= 1e-12
+                assert own["norms"] == pytest.approx(norms, rel=LATER)
+                assert worst_difference(own["weights"], weights)[0] <= LATER
 
 
 @pytest.mark.parametrize(("layout", "wrapper"), CASES)
