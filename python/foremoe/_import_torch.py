@@ -97,16 +97,23 @@ class _Tensor:
         self.storage, self.offset, self.shape, self.strides = storage, offset, shape, strides
 
 
+class _Opcodes(dict[int, Any]):
+    """Methods of an unpickler by opcode."""
+
+    def __missing__(self, code: int) -> Any:
+        raise pickle.UnpicklingError(f"has opcode {code}, which torch.save() does not write for routes")
+
+
 class _Unpickler(pickle._Unpickler):
     """Python's own unpickler: the one in C allocates as much memory as an opcode names, before reading it."""
 
-    dispatch: ClassVar[dict[int, Any]] = {
-        code: load
+    dispatch: ClassVar[dict[int, Any]] = _Opcodes(
+        (code, load)
         for code, load in pickle._Unpickler.dispatch.items()
         if bytes([code]) not in (pickle.INT, pickle.LONG, pickle.LONG4, pickle.INST, pickle.OBJ, pickle.PERSID)
         and bytes([code]) not in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER)
         and bytes([code]) not in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET)
-    }
+    )
 
     stack: list[Any]
     append: Any  # to the stack

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pathlib
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -60,3 +62,17 @@ def test_json_whose_lists_need_too_much_memory_is_refused(tmp_path: pathlib.Path
 def test_invalid_limits_are_refused(invalid: float) -> None:
     with pytest.raises(foremoe.InputError, match="max_memory: must be a number above 0"):
         foremoe.limit_memory(invalid)
+
+
+def test_no_limit_raises_that_of_the_system() -> None:
+    program = """
+import resource, foremoe
+given = 3_000_000_000
+resource.setrlimit(resource.RLIMIT_DATA, (given, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+for gigabytes in (1000, None, 1, None):
+    foremoe.limit_memory(gigabytes)
+    print(resource.getrlimit(resource.RLIMIT_DATA)[0] - given)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    once, again, lower, last = map(int, ended.stdout.split())
+    assert once == again == last == 0 > lower

@@ -179,7 +179,7 @@ LONG = b"\x80\x02" + opcodes("a" * 2**20) + b"q\x01"
         (b"\x80\x02}K\1" + b"\x85" * 300_000 + b"K\1s.", "has a tuple as a key"),
         (b"\x80\x02N(K\1K\1" + b"2\x86" * 45 + b"tQ.", "has a tuple instead of a name"),
         (b"\x80\x02" + GLOBAL["dtype"] + b"K\1\x85R(K\1K\1" + b"2\x86" * 45 + b"tb.", "instead of a name"),
-        (b"\x80\x02\x8b\xa0\x0f\0\0" + b"\x7f" * 4000 + b".", "is damaged"),
+        (b"\x80\x02\x8b\xa0\x0f\0\0" + b"\x7f" * 4000 + b".", "is damaged: has opcode 139"),
     ],
     ids=["memo", "encode", "dtype", "laughs", "itself", "twice", "deep", "key", "deep key", "id", "name", "long"],
 )  # fmt: skip
