@@ -1,6 +1,7 @@
 #include "foremoe/core/memory_limit.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -17,7 +18,6 @@ namespace {
 
 constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
 constexpr double kLeastChecked = 1 << 24;
-constexpr rlim_t kStackBytes = rlim_t{8} << 20;  // of a thread; counts when it is mapped, although most is never used
 
 // Returns the number after `word`, or the first number if `word` is empty. std::nullopt for "max" and missing files.
 std::optional<std::int64_t> number_in(const std::filesystem::path& path, const std::string& word = {}) {
@@ -85,6 +85,16 @@ std::int64_t left_of(rlim_t limit, std::int64_t used) {
   return std::max<std::int64_t>(0, static_cast<std::int64_t>(limit) - used);
 }
 
+// Of a thread. They count when they are mapped, although most are never used.
+rlim_t stack_bytes() {
+  pthread_attr_t attributes;
+  std::size_t bytes = 0;
+  ::pthread_getattr_default_np(&attributes);
+  ::pthread_attr_getstacksize(&attributes, &bytes);
+  ::pthread_attr_destroy(&attributes);
+  return bytes;
+}
+
 }  // namespace
 
 Bytes available_memory() {
@@ -99,9 +109,9 @@ Bytes available_memory() {
 void limit_memory(std::optional<Bytes> most) {
   rlimit limit{};
   ::getrlimit(RLIMIT_DATA, &limit);
-  const rlim_t stacks = std::thread::hardware_concurrency() * kStackBytes;
-  const rlim_t wanted = most ? static_cast<rlim_t>(mapped().data + most->value) + stacks : RLIM_INFINITY;
-  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  static const rlim_t given = limit.rlim_cur;  // by the system or its user; never raised
+  const rlim_t stacks = std::thread::hardware_concurrency() * stack_bytes();
+  limit.rlim_cur = most ? std::min(given, static_cast<rlim_t>(mapped().data + most->value) + stacks) : given;
   ::setrlimit(RLIMIT_DATA, &limit);
 }
 

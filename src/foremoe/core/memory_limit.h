@@ -19,7 +19,7 @@ namespace foremoe {
 Bytes available_memory();
 
 // Limits what this process allocates from now on, by RLIMIT_DATA, besides the stacks of one thread per processor.
-// std::nullopt removes the limit.
+// std::nullopt restores the limit that the process had before the first call, which no call exceeds.
 void limit_memory(std::optional<Bytes> most);
 
 class InsufficientMemory : public InputError {
