@@ -3,16 +3,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
-#include <tuple>
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
-#include "foremoe/core/sha256.h"
+#include "foremoe/evaluate/growing_plan.h"
 #include "foremoe/evaluate/running_plan.h"
 #include "foremoe/policy/own_options.h"
 
@@ -181,124 +178,45 @@ class BackgroundPlan final : public UnfinishedPlan {
   std::optional<RunningPlan> running_;  // declared last: its thread uses the members above
 };
 
-// A plan that the caller appends block by block. A block must cover all micro-steps, except under `shared`.
-class GrowingPlan final : public UnfinishedPlan {
+// A plan that the caller appends block by block.
+class AppendedPlan final : public UnfinishedPlan {
  public:
-  explicit GrowingPlan(const Load& load) : load_(load) {}
+  explicit AppendedPlan(const Load& load) : load_(load), growing_(*load_.input) {}
 
-  // Appends a plan of the load's next micro-steps.
   void append(const Plan& block) {
-    const StepPlan& from = *block.step;
     if (block.running || !block.layers.is_all()) {
       throw InputError({.field = "block"}, "is unfinished, or a part of a plan: finish it, and join the parts first");
     }
-    if (from.residency != Residency::kShared && from.num_micro_steps() != num_micro_steps()) {
-      throw InputError({.field = "block"}, "covers only some micro-steps, whose guests depend on the others");
-    }
     const std::lock_guard lock(mutex_);
-    const int first = appended_;
-    const LoadTable& load = load_.table();
-    if (first + from.num_micro_steps() > num_micro_steps()) {
-      throw InputError({.field = "block"}, fmt::format("ends after micro-step {}", num_micro_steps() - 1));
-    }
-    const std::size_t cells = load.load.size() / load.load.extent(0);  // of a micro-step
-    const auto counts = load.load.flat().subspan(static_cast<std::size_t>(first) * cells,
-                                                 static_cast<std::size_t>(from.num_micro_steps()) * cells);
-    const std::array pairs{static_cast<std::size_t>(from.num_micro_steps()), load.load.extent(1)};
-    const auto header = [](const StepPlan& p) {
-      return std::tuple(p.policy, p.residency, p.guest_slots, p.in_flight, p.homes_digest, p.num_slots());
-    };
-    if (from.load_digest != sha256_hex(std::as_bytes(counts)) || from.ranks_per_node != load.ranks_per_node ||
-        std::array{from.slot_expert.extent(1), from.slot_expert.extent(2), from.home.extent(1)} !=
-            std::array{load.load.extent(1), load.load.extent(2), load.load.extent(3)}) {
-      throw InputError({.field = "block"}, fmt::format("is not a plan of the load from micro-step {} on", first));
-    }
-    if (from.max_load.shape() != pairs || from.lower_bound.shape() != pairs ||
-        (first > 0 && (header(from) != header(plan_) || from.options != options_ || from.home != plan_.home))) {
-      throw InputError({.field = "block"},
-                       "does not continue the blocks before it: it has other homes, slots or "
-                       "options, or does not record max_load and lower_bound");
-    }
-    if (first == 0) {
-      options_ = from.options;
-      plan_ = empty_plan({.policy = from.policy,
-                          .residency = from.residency,
-                          .guest_slots = from.guest_slots,
-                          .in_flight = from.in_flight,
-                          .options = from.options,
-                          .homes_digest = from.homes_digest},
-                         load_.table());
-      plan_.home = from.home;
-      record_input_options(*load_.input, plan_);
-    }
-    for (int e = 0; e < plan_.num_events(); ++e) {
-      const auto at = static_cast<std::size_t>(e);
-      const int m = plan_.event_micro_step[at].value - first;
-      if (m < 0 || m >= from.num_micro_steps()) continue;
-      const int of_block = event_of(from, MicroStepId{m}, plan_.event_pass[at]);
-      std::ranges::copy(from.slot_expert[of_block].flat(), plan_.slot_expert[e].flat().begin());
-      std::ranges::copy(from.slot_tokens[of_block].flat(), plan_.slot_tokens[e].flat().begin());
-    }
-    for (int m = 0; m < from.num_micro_steps(); ++m) {
-      std::ranges::copy(from.max_load.row(m), plan_.max_load.row(first + m).begin());
-      std::ranges::copy(from.lower_bound.row(m), plan_.lower_bound.row(first + m).begin());
-    }
+    growing_.append(*block.step);
     times_.wall_seconds += block.times.wall_seconds;
     times_.base_cpu_seconds += block.times.base_cpu_seconds;
     times_.planning_cpu_seconds += block.times.planning_cpu_seconds;
-    appended_ = first + from.num_micro_steps();
-    changed_.notify_all();
   }
+  void fail(const std::string& why) { growing_.fail(why); }
   PlanTimes times() {  // sum over the blocks appended so far
     const std::lock_guard lock(mutex_);
     return times_;
   }
-  // Ends planning: waits for missing blocks throw std::runtime_error with this text.
-  void fail(const std::string& why) {
-    const std::lock_guard lock(mutex_);
-    failure_ = why;
-    changed_.notify_all();
-  }
 
-  const StepPlan& step() const override { return plan_; }
-  int num_micro_steps() const override { return load_.table().num_micro_steps(); }
-  int num_planned() const override { return appended_; }
+  const StepPlan& step() const override { return growing_.plan(); }
+  int num_micro_steps() const override { return growing_.num_micro_steps(); }
+  int num_planned() const override { return growing_.num_planned(); }
   void wait_for(int micro_step) override {
     expect_micro_step(micro_step, num_micro_steps());
     using namespace std::chrono_literals;
     const ReleasedGil release;
-    std::unique_lock lock(mutex_);
-    while (appended_ <= micro_step) {
-      if (!failure_.empty()) throw std::runtime_error(failure_);
-      changed_.wait_for(lock, 100ms);
-      lock.unlock();
-      {
-        const HeldGil gil;
-        if (PyErr_CheckSignals() != 0) throw nb::python_error();
-      }
-      lock.lock();
+    while (!growing_.wait_for(MicroStepId{micro_step}, 100ms)) {
+      const HeldGil gil;
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
   }
 
  private:
-  static int event_of(const StepPlan& plan, MicroStepId m, Pass pass) {
-    int found = 0;
-    for (int e = 0; e < plan.num_events(); ++e) {
-      const auto at = static_cast<std::size_t>(e);
-      if (plan.event_micro_step[at] == m) found = e;
-      if (plan.event_micro_step[at] == m && plan.event_pass[at] == pass) break;
-    }
-    return found;
-  }
-
   const Load load_;
-  StepPlan plan_;        // parts from appended blocks never change
-  std::string options_;  // of the blocks, without those of the input
+  GrowingPlan growing_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::string failure_;  // guarded by mutex_, as are the members below
-  PlanTimes times_;
-  std::atomic<int> appended_ = 0;  // micro-steps
+  PlanTimes times_;  // guarded by mutex_
 };
 
 Plan plan_in(const std::shared_ptr<UnfinishedPlan>& unfinished) {
@@ -359,19 +277,19 @@ Raises:
             return begun(self);
           },
           "Waits until the whole plan is final, and returns it.");
-  nb::class_<GrowingPlan>(m, "_GrowingPlan")
+  nb::class_<AppendedPlan>(m, "_GrowingPlan")
       .def(
-          "__init__", [](GrowingPlan* self, const Load& load) { new (self) GrowingPlan(load); }, "load"_a)
-      .def("append", &GrowingPlan::append, "block"_a)
-      .def("fail", &GrowingPlan::fail, "why"_a)
+          "__init__", [](AppendedPlan* self, const Load& load) { new (self) AppendedPlan(load); }, "load"_a)
+      .def("append", &AppendedPlan::append, "block"_a)
+      .def("fail", &AppendedPlan::fail, "why"_a)
       .def("begin",
-           [](const std::shared_ptr<GrowingPlan>& self) {
+           [](const std::shared_ptr<AppendedPlan>& self) {
              if (self->num_micro_steps() > 0) self->wait_for(0);
              Plan plan = plan_in(self);
              plan.times = self->times();
              return plan;
            })
-      .def("wait_for", &GrowingPlan::wait_for, "micro_step"_a);
+      .def("wait_for", &AppendedPlan::wait_for, "micro_step"_a);
   m.def(
       "_start_plan",
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::dict& own,

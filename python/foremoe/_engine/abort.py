@@ -1,8 +1,8 @@
 """The end of exchanges on NCCL in which this rank waits for a rank that has failed.
 
 Such a rank waits for its device, which no exception reaches; torch's watchdog ends it only minutes later. So a thread
-of each rank looks for failures while a phase runs. It aborts the rank's NCCL groups if, GRACE_SECONDS after a failure,
-the device has not finished. Each rank decides for itself: a rank that waits for nobody aborts nothing.
+of each rank looks for failures while a phase runs. After one, it aborts the rank's NCCL groups if the device does not
+finish within GRACE_SECONDS what it has begun. Each rank decides for itself; one that waits for nobody aborts nothing.
 
 After an abort the device goes on with wrong values. So groups are aborted only while the phase can still raise an
 error, or after it has raised one, never after its result was accepted.
@@ -11,7 +11,6 @@ error, or after it has raised one, never after its result was accepted.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import logging
 import threading
 import time
@@ -28,7 +27,7 @@ GRACE_SECONDS = 2.5
 """Longest time in which a device finishes what it has begun, unless it waits for another rank."""
 LOOK_SECONDS = 1.0
 """Seconds between looks for a failure: few, since all ranks ask the same store."""
-_ABORTED = "aborted"
+_POLL_SECONDS = 0.001
 
 
 def abort_group(group: Any) -> None:
@@ -41,12 +40,15 @@ def abort_group(group: Any) -> None:
         inside.abort()
 
 
-def finished_check(device: torch.device) -> Callable[[], bool]:
-    """Returns a function that says whether the device has finished what the current stream has begun by now."""
-    if device.type != "cuda":
+def finished_check(device: torch.device, stream: Any) -> Callable[[], bool]:
+    """Returns a function that says whether the device has finished what the stream has begun by now."""
+    if stream is None:
         return lambda: True
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
+    try:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+    except RuntimeError:  # the device has failed, and waits for nobody
+        return lambda: True
     return event.query
 
 
@@ -60,13 +62,14 @@ class Abort:
         self._store = store
         self._failures = list(failures)
         self._thread = Background("abort") if self._groups else None
-        self._lock = threading.Lock()  # of the members below
-        self._is_inside = False
-        self._is_over = True
-        self._has_finished: Callable[[], bool] = lambda: True
-        self.has_aborted = False
         self._watching: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._watching.set_result(None)
+        self._stream: Any = None  # of the training thread
+        self._lock = threading.Lock()  # of the members below
+        self._is_watched = False
+        self._is_over = True
+        self._left: Callable[[], bool] | None = None  # whether the device has finished what a failed phase began
+        self.has_aborted = False
 
     @classmethod
     def of_no_group(cls) -> Abort:
@@ -77,57 +80,59 @@ class Abort:
         """Begins to look for failures."""
         if self._thread is None:
             return
-        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         with self._lock:
-            self._is_inside, self._is_over = True, False
-            self._has_finished = finished_check(self._device) if stream is None else stream.query
-        self._watching = self._thread.submit(self._watch)
+            self._is_over, self._left = False, None
+            if not self._is_watched:
+                self._is_watched = True
+                self._watching = self._thread.submit(self._watch)
 
     def leave(self, failed: bool) -> None:
         """Ends the phase. failed: it raises an error; looks on until the device has finished what the phase began.
 
-        Raises RuntimeError if groups were aborted although the phase has not failed.
+        Otherwise waits for the device, and raises RuntimeError if groups were aborted.
         """
         if self._thread is None:
             return
+        finished = finished_check(self._device, self._stream)
+        while not failed and not finished() and not self.has_aborted:
+            time.sleep(_POLL_SECONDS)
         with self._lock:
-            self._is_inside, self._is_over = False, not failed
-            self._has_finished = finished_check(self._device)
+            self._is_over, self._left = not failed, finished
         if not failed and self.has_aborted:
             raise RuntimeError("a rank failed while this one waited for it, so that NCCL groups were aborted")
 
     def close(self) -> bool:
-        """Ends the thread, after a failed phase not before all ranks have decided. Returns whether any has aborted."""
+        """Ends the thread, after it has decided about a failed phase. Returns whether a rank has failed."""
         if self._thread is None:
             return False
         concurrent.futures.wait([self._watching], 2 * (GRACE_SECONDS + LOOK_SECONDS))
         self._thread.close(failed=True)
-        return self.has_aborted or self._has(_ABORTED)
+        return self._has_failed()
 
     def _watch(self) -> None:
-        failed_at = None
+        begun: Callable[[], bool] | None = None  # whether the device has finished what it had begun by `since`
+        since = 0.0
         while True:
-            if failed_at is None and any(map(self._has, self._failures)):
-                failed_at = time.monotonic()
-            since = 0.0 if failed_at is None else time.monotonic() - failed_at
+            if begun() if begun is not None else self._has_failed():
+                begun, since = finished_check(self._device, self._stream), time.monotonic()
             with self._lock:
-                finished = self._has_finished()
-                if self._is_over or (finished and not self._is_inside and since > GRACE_SECONDS + LOOK_SECONDS):
+                left = self._left is not None and self._left()
+                if self._is_over or left:
+                    self._is_watched = False
                     return
-                if since > GRACE_SECONDS and not finished:
+                if begun is not None and not begun() and time.monotonic() - since > GRACE_SECONDS:
                     self.has_aborted = True
                     break
-            pause(LOOK_SECONDS if failed_at is None else LOOK_SECONDS / 10)
-        with contextlib.suppress(RuntimeError):
-            self._store.set(_ABORTED, "")
+            pause(LOOK_SECONDS if begun is None else LOOK_SECONDS / 10)
         aborting = Background("abort-groups", len(self._groups))  # an abort may wait for kernels of another group
         aborted = [aborting.submit(abort_group, group) for group in self._groups]
         aborting.close()
         for error in filter(None, (of.exception() for of in aborted)):
             _log.warning("could not abort an NCCL group: %s", error)
 
-    def _has(self, key: str) -> bool:
+    def _has_failed(self) -> bool:
         try:
-            return bool(self._store.check([key]))
+            return any(self._store.check([key]) for key in self._failures)
         except RuntimeError:  # the rank that serves the store has ended
             return True

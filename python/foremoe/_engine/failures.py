@@ -38,7 +38,9 @@ class Channel:
         self._group = group
         self._is_own = is_own
         self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # closing it ends exchanges of other ranks
-        self.waits_on_device = group is not None and "nccl" in dist.get_backend(group)
+        backend = "" if group is None else dist.get_backend(group)
+        # If no backend is named, torch makes gloo and, where there are GPUs, NCCL.
+        self.waits_on_device = "nccl" in backend or (backend == "undefined" and torch.cuda.is_available())
 
     @property
     def is_closed(self) -> bool:

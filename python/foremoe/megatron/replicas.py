@@ -153,7 +153,7 @@ class Replicas:
             group = self._ranks.group
             wanted.append((group, "gloo"))
             # A separate group lets copies overlap with the exchange of rows.
-            wanted.append((group, "gloo" if self.mode == "shadow" else dist.get_backend(group)))
+            wanted.append((group, "gloo" if self.mode == "shadow" else group._get_backend(self._device).name()))
         self._made_groups, name = make_groups(wanted, self._device)
         active = self.mode == "active" and bool(self._layers)
         channels = [Channel(self._ranks.group), Channel(self._made_groups[-1])] if active else []
@@ -303,8 +303,8 @@ class Replicas:
             wrong = end(step, self._agreement)
             self._abort.leave(failed=False)
         except BaseException as error:
-            self._abort.leave(failed=True)
             ended_by = self._agreement.leave(error)
+            self._abort.leave(failed=True)
             if step is not None:
                 explain(step, error)
                 step.close(False)

@@ -29,7 +29,7 @@ def with_channels(
         agree: Whether ranks agree about copies by the host path.
         by_token: Whether tokens are dispatched between and within nodes.
     """
-    backend = dist.get_backend(ranks.group)
+    backend = ranks.group._get_backend(ranks.device).name()  # get_backend() is "undefined" if the trainer named none
     # On gloo, rows use a separate group, which closes when a rank fails. On NCCL, this group would take memory and
     # could not be closed.
     of_all = sorted(rank for group in grid for rank in group)

@@ -438,8 +438,8 @@ class ExpertParallel:
     def detach(self) -> None:
         """Restores every layer's own forward, and all of its experts unless they came as DTensors. Collective.
 
-        No phase can run afterwards: the groups for copies are destroyed. Raises RuntimeError if NCCL groups were
-        aborted: the experts of other ranks can no longer be gathered.
+        No phase can run afterwards: the groups for copies are destroyed. Raises RuntimeError on NCCL after a
+        failed phase: ranks may have aborted their groups, so that experts cannot be gathered.
         """
         self.ranks.expect_call("detach()")
         self._shards.remove()
@@ -455,7 +455,7 @@ class ExpertParallel:
         if not self.experts.is_sharded:
             refuse_optimizers_of(self.expert_parameters())
         if self.ranks.failures is not None and self.ranks.failures.abort.close():
-            raise RuntimeError("NCCL groups were aborted after a failure, so experts of other ranks cannot be gathered")
+            raise RuntimeError("after a failure on NCCL, experts of other ranks cannot be gathered: end the process")
         self.experts.gather()
 
     @contextlib.contextmanager
@@ -463,7 +463,8 @@ class ExpertParallel:
         """Inside, ranks may run different numbers of forwards without a plan and without gradients, as generate() does.
 
         Collective: all ranks enter. A rank that exits early serves the rows of the others until all are done. Each
-        layer has one more collective, of an integer per rank. An error on one rank ends all. Outside of evaluate(), all
+        layer has one more collective, of an integer per rank. An error on one rank ends all; on NCCL, torch's
+        watchdog ends ranks whose device waits for it. Outside of evaluate(), all
         ranks must run the same number of forwards without a plan.
 
         Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.

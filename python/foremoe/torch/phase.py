@@ -113,12 +113,14 @@ class Phase:
             self._abort.enter()
             try:
                 self._begin()
+            except foremoe.InputError:  # all ranks raise it, before any copy
+                self._abort.leave(failed=False)
+                raise
             except BaseException as error:
-                if not isinstance(error, foremoe.InputError):  # all ranks raise an InputError, before any copy
-                    self._experts.failed = True
-                    self._give_up()
-                    self._end_all(error)
+                self._experts.failed = True
                 self._abort.leave(failed=True)
+                self._give_up()
+                self._end_all(error)
                 raise
             inside.callback(self._unchanged.release)
             self._inside = inside.pop_all()
@@ -188,6 +190,7 @@ class Phase:
 
     def _end_all(self, error: BaseException) -> None:
         """Raises RuntimeError if the error is a lost connection to a rank that failed."""
+        self._abort.leave(failed=True)
         failures = self._experts.ranks.failures
         ended_by = failures.end(error) if failures is not None else ""
         if ended_by:
@@ -214,8 +217,8 @@ class Phase:
                         self.planned.close(complete=True)
                         self._abort.leave(failed=False)
                 else:
-                    self._give_up()
                     self._abort.leave(failed=True)
+                    self._give_up()
                 self._experts.failed = failed or not complete
         if not complete:
             left = "the phase was left before its last micro-step, or without drain(): its gradients are given up"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ class Rank:
 @pytest.fixture
 def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     rank = Rank()
-    monkeypatch.setattr(abort, "finished_check", lambda device: lambda: not rank.is_waiting)
+    monkeypatch.setattr(abort, "finished_check", lambda *_: lambda: not rank.is_waiting)
     monkeypatch.setattr(abort, "LOOK_SECONDS", SOON)
     monkeypatch.setattr(abort, "GRACE_SECONDS", SOON)
     yield rank
@@ -86,11 +87,10 @@ def test_what_the_device_began_before_an_error_is_aborted(one: Rank) -> None:
 
 def test_no_group_is_aborted_after_a_phase_that_ended_well(one: Rank) -> None:
     one.abort.enter()
-    one.is_waiting = True
     one.abort.leave(failed=False)
+    one.is_waiting = True
     one.fail()
     assert one.aborts() == [0, 0]
-    assert not one.abort.close()
 
 
 def test_no_group_is_aborted_for_exchanges_that_begin_after_a_failed_phase(one: Rank) -> None:
@@ -102,15 +102,34 @@ def test_no_group_is_aborted_for_exchanges_that_begin_after_a_failed_phase(one: 
     assert one.aborts() == [0, 0]
 
 
-def test_a_rank_that_waits_for_nobody_learns_that_another_one_has_aborted(one: Rank) -> None:
-    other = Rank()
-    other.store.set("failed", "")
-    one.abort = Abort(one.groups, CPU, other.store, ["failed"])
+def test_a_device_that_makes_progress_is_not_aborted_however_busy(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finishes_later(*_: object) -> Callable[[], bool]:
+        since = time.monotonic()
+        return lambda: time.monotonic() - since > SOON / 2
+
+    monkeypatch.setattr(abort, "finished_check", finishes_later)
     one.abort.enter()
-    one.abort.leave(failed=True)
-    other.store.set("aborted", "")
-    assert one.abort.close()
-    assert [group.aborts for group in one.groups] == [0, 0]
+    one.fail()
+    assert one.aborts() == [0, 0]
+
+
+def test_a_phase_that_ends_well_first_waits_for_its_device(one: Rank) -> None:
+    one.abort.enter()
+    one.is_waiting = True
+    done = threading.Timer(5 * SOON, lambda: setattr(one, "is_waiting", False))
+    done.start()
+    one.abort.leave(failed=False)
+    assert not one.is_waiting
+
+
+def test_one_thread_watches_phases_that_follow_each_other(one: Rank) -> None:
+    for _ in range(5):
+        one.abort.enter()
+        one.abort.leave(failed=False)
+    one.abort.enter()
+    one.is_waiting = True
+    one.fail()
+    assert one.aborts() == [1, 1]
 
 
 def test_a_store_that_ends_with_its_rank_is_a_failure(one: Rank, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "foremoe/core/error.h"
+#include "foremoe/core/memory_limit.h"
 #include "foremoe/rollout/count_routes.h"
 #include "foremoe/rollout/importers/layer_choice.h"
 #include "foremoe/rollout/route_entry.h"
