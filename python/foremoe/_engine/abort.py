@@ -2,7 +2,7 @@
 
 Such a rank waits for its device, which no exception reaches; torch's watchdog ends it only minutes later. So a thread
 of each rank looks for failures while a phase runs. After one, it aborts the rank's NCCL groups if the device does not
-finish within GRACE_SECONDS what it has begun. Each rank decides for itself; one that waits for nobody aborts nothing.
+finish its queued work within GRACE_SECONDS. Each rank decides for itself; a rank that is not waiting aborts no group.
 
 After an abort the device goes on with wrong values. So groups are aborted only while the phase can still raise an
 error, or after it has raised one, never after its result was accepted.
@@ -24,10 +24,15 @@ from .background import Background, pause
 _log = logging.getLogger("foremoe")
 
 GRACE_SECONDS = 2.5
-"""Longest time in which a device finishes what it has begun, unless it waits for another rank."""
+"""Time for a device to finish its queued work. A device that takes longer is waiting for another rank."""
 LOOK_SECONDS = 1.0
 """Seconds between looks for a failure: few, since all ranks ask the same store."""
 _POLL_SECONDS = 0.001
+
+
+def unwrapped(group: Any) -> Any:
+    """Returns the process group inside a wrapper of slime or miles, which is None while they sleep."""
+    return getattr(group, "group", group)
 
 
 def abort_group(group: Any) -> None:
@@ -35,19 +40,19 @@ def abort_group(group: Any) -> None:
 
     The group can only be destroyed afterwards.
     """
-    inside = getattr(group, "group", group)  # slime and miles wrap groups, and keep none while they sleep
+    inside = unwrapped(group)
     if inside is not None:
         inside.abort()
 
 
-def finished_check(device: torch.device, stream: Any) -> Callable[[], bool]:
-    """Returns a function that says whether the device has finished what the stream has begun by now."""
+def finished_check(stream: Any) -> Callable[[], bool]:
+    """Returns a function that tells whether the work now queued on the stream has finished."""
     if stream is None:
         return lambda: True
     try:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
-    except RuntimeError:  # the device has failed, and waits for nobody
+    except RuntimeError:  # the device has failed, so it waits for no rank
         return lambda: True
     return event.query
 
@@ -67,8 +72,7 @@ class Abort:
         self._stream: Any = None  # of the training thread
         self._lock = threading.Lock()  # of the members below
         self._is_watched = False
-        self._is_over = True
-        self._left: Callable[[], bool] | None = None  # whether the device has finished what a failed phase began
+        self._left: Callable[[], bool] | None = None  # set by leave(): whether the phase's queued work has finished
         self.has_aborted = False
 
     @classmethod
@@ -82,23 +86,23 @@ class Abort:
             return
         self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         with self._lock:
-            self._is_over, self._left = False, None
+            self._left = None
             if not self._is_watched:
                 self._is_watched = True
                 self._watching = self._thread.submit(self._watch)
 
     def leave(self, failed: bool) -> None:
-        """Ends the phase. failed: it raises an error; looks on until the device has finished what the phase began.
+        """Ends the phase. failed: it raises an error; the thread looks on until the queued work has finished.
 
         Otherwise waits for the device, and raises RuntimeError if groups were aborted.
         """
         if self._thread is None:
             return
-        finished = finished_check(self._device, self._stream)
+        finished = finished_check(self._stream)
         while not failed and not finished() and not self.has_aborted:
             time.sleep(_POLL_SECONDS)
         with self._lock:
-            self._is_over, self._left = not failed, finished
+            self._left = finished if failed else lambda: True
         if not failed and self.has_aborted:
             raise RuntimeError("a rank failed while this one waited for it, so that NCCL groups were aborted")
 
@@ -111,20 +115,19 @@ class Abort:
         return self._has_failed()
 
     def _watch(self) -> None:
-        begun: Callable[[], bool] | None = None  # whether the device has finished what it had begun by `since`
+        finished: Callable[[], bool] | None = None  # whether the work queued at `since` has finished
         since = 0.0
         while True:
-            if begun() if begun is not None else self._has_failed():
-                begun, since = finished_check(self._device, self._stream), time.monotonic()
+            if finished() if finished is not None else self._has_failed():
+                finished, since = finished_check(self._stream), time.monotonic()
             with self._lock:
-                left = self._left is not None and self._left()
-                if self._is_over or left:
+                if self._left is not None and self._left():
                     self._is_watched = False
                     return
-                if begun is not None and not begun() and time.monotonic() - since > GRACE_SECONDS:
+                if finished is not None and not finished() and time.monotonic() - since > GRACE_SECONDS:
                     self.has_aborted = True
                     break
-            pause(LOOK_SECONDS if begun is None else LOOK_SECONDS / 10)
+            pause(LOOK_SECONDS if finished is None else LOOK_SECONDS / 10)
         aborting = Background("abort-groups", len(self._groups))  # an abort may wait for kernels of another group
         aborted = [aborting.submit(abort_group, group) for group in self._groups]
         aborting.close()

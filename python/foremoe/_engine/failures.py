@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from .abort import Abort
+from .abort import Abort, unwrapped
 
 PATIENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
@@ -59,8 +59,7 @@ class Channel:
 
 
 def destroy_group(group: Any) -> None:
-    """Destroys a process group, or the group inside a wrapper of slime or miles, which is None while they sleep."""
-    inside = getattr(group, "group", group)
+    inside = unwrapped(group)
     if inside is not None:
         dist.destroy_process_group(inside)
 
