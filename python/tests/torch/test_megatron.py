@@ -17,6 +17,7 @@ from megatron_training import (
     begin_groups,
     counts_of,
     differences,
+    expect_equal,
     expect_no_waits,
     expect_planned_forwards,
     expect_shadow,
@@ -30,7 +31,7 @@ from megatron_training import (
     train,
     train_unplanned,
 )
-from processes import gather
+from processes import LATER, gather
 
 import foremoe.megatron
 from foremoe.megatron import step as steps
@@ -133,7 +134,7 @@ def test_losses_and_gradients_match_unplanned_layers_and_models_are_unchanged(ra
     elif name in ROUNDED:
         assert worst["loss"] <= 1e-3 and worst["dw"] <= 2e-2, worst
     else:
-        assert max(worst.values()) <= 1e-12, worst
+        expect_equal(found, train_unplanned(case))
     for metrics in planned.metrics:
         assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
         assert metrics["foremoe/rho_planned"] <= metrics["foremoe/rho_vanilla"]
@@ -189,7 +190,7 @@ def test_gradients_added_after_the_backward_are_lost_only_with_overlapped_reduct
         patch.setattr(steps, "_add", lambda parameter, gradient: late.append((parameter, gradient)))
         overlapping, alone = (compare(Case(ep=2, ddp=ddp), {}, after=add)[0]["dw"] for ddp in (OVERLAP, {}))
     assert max(gather(overlapping)) > 1e-3
-    assert max(gather(alone)) < 1e-12
+    assert max(gather(alone)) < LATER
 
 
 def test_registered_and_stale_guests_are_detected(rank: int) -> None:

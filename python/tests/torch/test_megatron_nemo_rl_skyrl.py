@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from megatron_training import TOKENS, Case, batch, begin_groups, differences, routes_of
+from megatron_training import TOKENS, Case, batch, begin_groups, expect_equal, routes_of
 from test_megatron_pipeline import MICRO_STEPS, STAGES, STEP, Pipeline
 from test_megatron_schedule import choose_where_none_is_recorded
 
@@ -76,7 +76,7 @@ def expect_planned(trainer: type[Trainer], adapter: str, module: Any, case: Case
     schedule = start(adapter)
     for _ in range(2):
         found = planned.train(module)
-        assert max(differences(found, expected).values()) <= 1e-12
+        expect_equal(found, expected)
     metrics = schedule.metrics()
     assert metrics["foremoe/rho_computed"] == metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
     return schedule
@@ -180,7 +180,7 @@ def test_tokens_without_a_route_are_computed_at_home_under_nemo_rl(rank: int) ->
         module = fake_module(patch, NEMO_RL)
         expected = NemoRL(CASE).train(module)
         planned, schedule = NemoRL(CASE), start("foremoe.nemo_rl")
-        assert max(differences(planned.train(module), expected).values()) <= 1e-12
+        expect_equal(planned.train(module), expected)
         assert 0 < schedule.metrics()["foremoe/mismatched"] < 0.2
         schedule.replicas.detach()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from megatron_training import TOKENS, Case, batch, begin_groups, differences, routes_of
+from megatron_training import TOKENS, Case, batch, begin_groups, expect_equal, routes_of
 from processes import gather
 from refusals import refusal
 from test_megatron_pipeline import MICRO_STEPS, STAGES, STEP, Pipeline
@@ -134,7 +134,7 @@ def test_planned_training_steps_equal_the_trainers_own(rank: int, case: Case, in
     random = torch.get_rng_state()
     for _ in range(2):
         found = trainer.train(in_list=in_list)
-        assert max(differences(found, expected).values()) <= 1e-12
+        expect_equal(found, expected)
     assert torch.equal(torch.get_rng_state(), random)
     metrics = schedule.metrics()
     assert metrics["foremoe/rho_computed"] == metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
@@ -150,7 +150,7 @@ def test_rows_for_which_the_router_chooses_are_computed_at_home(rank: int) -> No
         trainer = make_trainer()
         schedule = planned()
         found = trainer.train()
-        assert max(differences(found, expected).values()) <= 1e-12
+        expect_equal(found, expected)
         assert 0 < schedule.metrics()["foremoe/mismatched"] < 0.2
         patch.setattr(Trainer, "routes", "all")
         trainer.train()

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from megatron_training import TOKENS, TOP_K, Case, batch, begin_groups, differences, is_bitwise, routes_of
+from megatron_training import TOKENS, TOP_K, Case, batch, begin_groups, expect_equal, is_bitwise, routes_of
 from processes import DEVICE, gather
 from refusals import refusal
 from test_megatron_pipeline import STAGES, STEP, Pipeline
@@ -156,10 +156,10 @@ def test_steps_and_log_probabilities_that_replay_lists_are_planned(rank: int, tr
     expected = unplanned(trainer, dense_stage=dense_stage)
     with faked(trainer, ACTIVE) as adapter:
         model = Lists(trainer, dense_stage=dense_stage)
-        assert max(differences(model.rollout(), expected).values()) <= 1e-12
+        expect_equal(model.rollout(), expected)
         with plans_of(adapter) as plans:
-            assert max(differences(model.rollout(), expected).values()) <= 1e-12
-            assert max(differences(model.rollout("record"), expected).values()) <= 1e-12
+            expect_equal(model.rollout(), expected)
+            expect_equal(model.rollout("record"), expected)
         trained = ["policy_update 4", "policy_update 3"]
         assert plans == ["recompute 4", "recompute 3", *trained, *trained]
         metrics = adapter.schedule.metrics()
@@ -294,7 +294,7 @@ def test_planned_steps_run_between_sleeps_of_the_trainer(rank: int, trainer: str
         with faked(trainer, ACTIVE, offload_train=True) as adapter:
             model = Lists(trainer)
             for _ in range(3):
-                assert max(differences(model.rollout(), expected).values()) <= 1e-12
+                expect_equal(model.rollout(), expected)
                 Wrapper.sleep()
                 Wrapper.wake_up()
             metrics = adapter.schedule.metrics()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import RANKS
+from processes import LATER, RANKS
 from refusals import refusal
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 from training import draw_batches, draw_routes, loss_of, make_model, reference, spread, worst_difference
@@ -108,7 +108,7 @@ def test_a_run_resumes_on_another_number_of_ranks(
     ep.load_whole_optimizer_state(optimizer, saved["optimizer"])
     train_step(ep, trained, optimizer, STEPS - 1)
     weights = ep.whole_state_dict(trained)
-    assert worst_difference(weights, uninterrupted()[1])[0] <= 1e-12
+    assert worst_difference(weights, uninterrupted()[1])[0] <= LATER
     assert worst_difference(weights, uninterrupted()[0])[0] > 1e-3, "the step changes them"
 
 
@@ -121,7 +121,7 @@ def test_a_run_resumes_in_one_process_with_a_plain_optimizer(rank: int, saving: 
     options = StateDictOptions(full_state_dict=True)
     set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=options)
     train_eagerly(model, optimizer, STEPS - 1)
-    assert worst_difference(model.state_dict(), uninterrupted()[1])[0] <= 1e-12
+    assert worst_difference(model.state_dict(), uninterrupted()[1])[0] <= LATER
 
 
 @of_wrappers

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import begin_rank, results_of
+from processes import LATER, begin_rank, results_of
 from refusals import refusal
 from training import (
     draw_batches,
@@ -59,11 +59,6 @@ class Place:
                 if rank in same:
                     self.replicas = group
         self.size = len(LAYOUTS[layout][0][0])
-
-
-LATER = 1e-6
-"""Tolerance after the first step: routers compute softmax in float32, which may round weights that differ in the last
-bit of float64 to different values."""
 
 
 def make_optimizer(groups: list[Any]) -> Any:
