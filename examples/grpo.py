@@ -96,7 +96,7 @@ class Trainer:
 
     def publish(self) -> None:
         """Copies the trained weights to the generator."""
-        self.generator.load_state_dict(self.ep.whole_state_dict(self.model))
+        self.generator.load_state_dict(self.ep.checkpoints.whole_state_dict(self.model))
 
     def train(self, rollout: Rollout) -> tuple[float, dict[str, Any]]:
         """Runs one step: recomputes the old log-probabilities, then updates the policy, both under a plan."""

@@ -103,6 +103,44 @@ std::string describe_attention(const Workload& input, const CostModel& cost) {
                      input.knows_lengths() ? ", as given, instead of their lengths in the trace" : "");
 }
 
+// Returns the row of the table of seconds.
+std::vector<std::string> cells_of(const Evaluation& e, bool chooses, bool rollout) {
+  if (!e.planned()) return {e.policy, "skipped: " + e.skipped};
+  if (!e.step) return {e.policy, "WRONG plan: " + e.check.violations.front().message};
+  const SimulatedStep& step = *e.step;
+  std::vector<std::string> cells{e.policy,
+                                 fmt::format("{:.4g}", step.step_seconds),
+                                 fmt::format("{:.3f}×", e.speedup_over_vanilla),
+                                 e.framework_step_seconds ? fmt::format("{:.3f}×", e.framework_speedup) : "",
+                                 fmt::format("{:.1f} %", 100 * e.fraction_of_ideal()),
+                                 fmt::format("{:.4g}", step.exposed_copy_seconds),
+                                 fmt::format("{}", step.peak_tokens_per_rank.value),
+                                 gigabytes(step.memory_bytes_per_rank)};
+  if (chooses) cells.insert(cells.begin() + 1, e.choice ? to_string(e.choice->best()) : "");
+  if (rollout) {
+    cells.insert(cells.end(), {fmt::format("{:.4g}", step.rl_step_seconds), fmt::format("{:.3f}×", e.rl_step_speedup)});
+  }
+  if (e.largest_micro_batch_tokens) cells.push_back(fmt::format("{}", e.largest_micro_batch_tokens->value));
+  return cells;
+}
+
+std::vector<std::string> notes_of(const std::vector<Evaluation>& evaluations, const PlanningSession& session,
+                                  const EvaluateOptions& options) {
+  std::vector<std::string> said = remarks(evaluations, *session.cost, options.memory_budget());
+  for (const Evaluation& e : evaluations) {
+    if (e.choice) {
+      said.push_back(fmt::format("{}: {}", e.policy, describe(*e.choice)));
+    } else if (e.step && e.placed_speedup < 1 && policy_named(e.policy).plans_as_asked()) {
+      said.push_back(fmt::format(
+          "{}: with planning slower than no plan. Without --residency and --prefer, it would make none", e.policy));
+    }
+  }
+  if (session.groups.front().origin.starts_with("synthetic")) {
+    said.emplace_back("the routes are synthetic, not recorded");
+  }
+  return said;
+}
+
 void print(const JobEvaluation& job, const PlanningSession& session, const EvaluateOptions& options) {
   const std::vector<Evaluation>& evaluations = job.policies;
   const Workload& input = session.groups.front();
@@ -117,29 +155,7 @@ void print(const JobEvaluation& job, const PlanningSession& session, const Evalu
   if (rollout) head.insert(head.end(), {"RL s", "RL"});
   if (options.memory_budget()) head.emplace_back("largest");
   TextTable table(head);
-  for (const Evaluation& e : evaluations) {
-    if (!e.planned() || !e.step) {
-      table.add(
-          {e.policy, e.planned() ? "WRONG plan: " + e.check.violations.front().message : "skipped: " + e.skipped});
-      continue;
-    }
-    const SimulatedStep& step = *e.step;
-    std::vector<std::string> cells{e.policy,
-                                   fmt::format("{:.4g}", step.step_seconds),
-                                   fmt::format("{:.3f}×", e.speedup_over_vanilla),
-                                   e.framework_step_seconds ? fmt::format("{:.3f}×", e.framework_speedup) : "",
-                                   fmt::format("{:.1f} %", 100 * e.fraction_of_ideal()),
-                                   fmt::format("{:.4g}", step.exposed_copy_seconds),
-                                   fmt::format("{}", step.peak_tokens_per_rank.value),
-                                   gigabytes(step.memory_bytes_per_rank)};
-    if (chooses) cells.insert(cells.begin() + 1, e.choice ? to_string(e.choice->best()) : "");
-    if (rollout) {
-      cells.insert(cells.end(),
-                   {fmt::format("{:.4g}", step.rl_step_seconds), fmt::format("{:.3f}×", e.rl_step_speedup)});
-    }
-    if (e.largest_micro_batch_tokens) cells.push_back(fmt::format("{}", e.largest_micro_batch_tokens->value));
-    table.add(std::move(cells));
-  }
+  for (const Evaluation& e : evaluations) table.add(cells_of(e, chooses, rollout));
   fmt::print("\n{}\n", table.to_string());
   if (const Evaluation& first = evaluations.front(); first.homes_speedup && first.step) {
     const double vanilla = first.speedup_over_vanilla * first.step->step_seconds;
@@ -149,16 +165,7 @@ void print(const JobEvaluation& job, const PlanningSession& session, const Evalu
   }
   print_groups(job);
   print_placement(evaluations);
-  std::vector<std::string> said = remarks(evaluations, cost, options.memory_budget());
-  for (const Evaluation& e : evaluations) {
-    if (e.choice) {
-      said.push_back(fmt::format("{}: {}", e.policy, describe(*e.choice)));
-    } else if (e.step && e.placed_speedup < 1 && policy_named(e.policy).plans_as_asked()) {
-      said.push_back(fmt::format(
-          "{}: with planning slower than no plan. Without --residency and --prefer, it would make none", e.policy));
-    }
-  }
-  if (input.origin.starts_with("synthetic")) said.emplace_back("the routes are synthetic, not recorded");
+  const std::vector<std::string> said = notes_of(evaluations, session, options);
   for (const std::string& remark : said) print_values("{}\n", remark);
   fmt::print("{}Columns:\n{}{}{}{}", said.empty() ? "" : "\n", chooses ? kOfChoice : "", kSimulateColumns,
              rollout ? kOfRollout : "", options.memory_budget() ? kOfBudget : "");

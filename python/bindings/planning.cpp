@@ -203,13 +203,18 @@ class AppendedPlan final : public UnfinishedPlan {
   int num_micro_steps() const override { return growing_.num_micro_steps(); }
   int num_planned() const override { return growing_.num_planned(); }
   void wait_for(int micro_step) override {
+    while (!is_planned_after_a_while(micro_step)) {
+    }
+  }
+  // Waits for a tenth of a second at most. Returns whether the micro-step is planned.
+  bool is_planned_after_a_while(int micro_step) {
     expect_micro_step(micro_step, num_micro_steps());
     using namespace std::chrono_literals;
     const ReleasedGil release;
-    while (!growing_.wait_for(MicroStepId{micro_step}, 100ms)) {
-      const HeldGil gil;
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    }
+    if (growing_.wait_for(MicroStepId{micro_step}, 100ms)) return true;
+    const HeldGil gil;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    return false;
   }
 
  private:
@@ -246,6 +251,9 @@ void bind_planning(nb::module_& m) {
         return policy_named(policy).why_cold(planner_options_of(options));
       },
       "policy"_a, "options"_a, "Why such plans do not start from an earlier one; empty if they do.");
+  m.def(
+      "_plans_layers_alone", [](const std::string& policy) { return policy_named(policy).plans_layers_alone(); },
+      "policy"_a, "Whether each layer is planned independently of the others.");
   m.def(
       "_plan",
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::object& homes,
@@ -289,7 +297,8 @@ Raises:
              plan.times = self->times();
              return plan;
            })
-      .def("wait_for", &AppendedPlan::wait_for, "micro_step"_a);
+      .def("wait_for", &AppendedPlan::wait_for, "micro_step"_a)
+      .def("is_planned_after_a_while", &AppendedPlan::is_planned_after_a_while, "micro_step"_a);
   m.def(
       "_start_plan",
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::dict& own,

@@ -132,6 +132,17 @@ def _is_json(text: bytes, file: str) -> bool:
     return True
 
 
+def _choices_of(document: dict[str, Any], place: SourcePlace) -> tuple[str | None, list[Any]]:
+    """Returns the choices of a response and their key; None if the response is its only choice."""
+    key = next((key for key in ("choices", "outputs") if document.get(key) is not None), None)
+    choices = [document] if key is None else document[key]
+    if not isinstance(choices, list):
+        place.at(str(key)).refuse(f"should be a list, not {type_name(choices)}")
+    if not choices:
+        place.at(str(key)).refuse("is empty")
+    return key, choices
+
+
 def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) -> Iterator[Decoded]:
     """Yields the samples of a response, or of a list of responses."""
     if isinstance(document, list):
@@ -149,12 +160,7 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
     prompt = document.get("prompt_routed_experts")
     if prompt is not None and not isinstance(prompt, list):
         place.at("prompt_routed_experts").refuse(f"should be a list, not {type_name(prompt)}")
-    key = next((key for key in ("choices", "outputs") if document.get(key) is not None), None)
-    choices = [document] if key is None else document[key]
-    if not isinstance(choices, list):
-        place.at(str(key)).refuse(f"should be a list, not {type_name(choices)}")
-    if not choices:
-        place.at(str(key)).refuse("is empty")
+    key, choices = _choices_of(document, place)
     shared = member(document.get("sglext"), "routed_experts") if key else None  # routes beside the choices
     if shared is not None and len(choices) > 1:
         place.at("sglext.routed_experts").refuse(f"belongs to the first of {len(choices)} choices only")

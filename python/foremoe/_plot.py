@@ -163,15 +163,7 @@ def draw_layouts(request: Mapping[str, Any]) -> Figure:
         axes = figure.add_axes((left / WIDTH, below / height, width / WIDTH, (of_row - 0.8) / height))
         for name, colour in zip(("unplanned", "planned"), SERIES, strict=True):
             shown = [layout for layout in layouts if layout["stages"] == number and layout[name]]
-            at = [sizes.index(layout["ep"]) for layout in shown]
-            seconds = [layout[name]["seconds"] for layout in shown]
-            axes.plot(at, seconds, color=colour, linewidth=1.5, label=name)
-            for fits, face in ((True, colour), (False, "white")):
-                marked = [i for i, layout in enumerate(shown) if layout[name]["fits"] == fits]
-                axes.plot(
-                    [at[i] for i in marked], [seconds[i] for i in marked], "o", markersize=5, color=colour,
-                    markerfacecolor=face, label="_" if fits else f"{name}, exceeds the memory",
-                )  # fmt: skip
+            _draw_series(axes, [(sizes.index(layout["ep"]), layout[name]) for layout in shown], name, colour)
         axes.set_xlim(-0.5, len(sizes) - 0.5)
         axes.set_ylim(0, 1.08 * most)
         axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
@@ -181,6 +173,17 @@ def draw_layouts(request: Mapping[str, Any]) -> Figure:
     _write_head(figure, request["title"], texts, height)
     _legend(figure, axes, top - 0.3, height)
     return figure
+
+
+def _draw_series(axes: Any, steps: Sequence[tuple[int, Mapping[str, Any]]], name: str, colour: str) -> None:
+    """Draws seconds of steps, each at its place, with hollow markers beyond the memory."""
+    axes.plot([at for at, _ in steps], [step["seconds"] for _, step in steps], color=colour, linewidth=1.5, label=name)
+    for fits, face in ((True, colour), (False, "white")):
+        marked = [(at, step["seconds"]) for at, step in steps if step["fits"] == fits]
+        axes.plot(
+            [at for at, _ in marked], [seconds for _, seconds in marked], "o", markersize=5, color=colour,
+            markerfacecolor=face, label="_" if fits else f"{name}, exceeds the memory",
+        )  # fmt: skip
 
 
 def draw_heat(request: Mapping[str, Any]) -> Figure:
@@ -233,26 +236,8 @@ def draw(request: Mapping[str, Any]) -> Figure:
     for index, panel in enumerate(panels):
         left, width = names + index * room, room - 0.2
         axes = figure.add_axes((left / WIDTH, bottom / height, width / WIDTH, (height - top - bottom) / height))
-        totals = [sum(bar["parts"][index].values()) for bar in bars]
-        longest = max([*totals, panel["ideal"]]) or 1.0
-        for part, colour in COLOURS.items():
-            starts = [_before(bar["parts"][index], part) for bar in bars]
-            widths = [bar["parts"][index].get(part, 0.0) for bar in bars]
-            drawn = axes.barh(range(len(bars)), widths, 0.7, starts, color=colour, label=part)
-            if part in used:
-                legend[part] = drawn
-        ideal = axes.axvline(panel["ideal"], color="#1b1f24", linewidth=1, linestyle="--", label="ideal")
-        for row, total in enumerate(totals):
-            axes.text(total + 0.012 * longest, row, f"{_digits(total)} s", va="center", fontsize=8)
-        axes.set_xlim(0, longest / (1 - 0.5 / width))
-        axes.set_ylim(len(bars) - 0.5, -0.6)
-        axes.set_yticks(range(len(bars)), [bar["policy"] for bar in bars] if index == 0 else [""] * len(bars))
-        axes.tick_params(length=0)
-        axes.set_xlabel(f"{panel['name']}, modelled seconds")
-        axes.xaxis.grid(color="#e7eaee")
-        axes.set_axisbelow(True)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
+        drawn, ideal = _draw_panel(axes, bars, index, panel, width)
+        legend |= {part: of for part, of in drawn.items() if part in used}
     if bars:
         across = axes.get_yaxis_transform()  # of the last panel
         for row, note in enumerate([request["note"], *(bar["note"] for bar in bars)]):
@@ -262,13 +247,43 @@ def draw(request: Mapping[str, Any]) -> Figure:
         figure.text(0.1 / WIDTH, (0.08 + 0.19 * line) / height, text, fontsize=8, color="#545d69")
     entries = [*legend.items(), ("ideal: mean load, no copies", ideal)]
     for row in range(rows):
-        shown = dict(entries[row * IN_A_ROW : (row + 1) * IN_A_ROW])
-        figure.legend(
-            list(shown.values()), list(shown), loc="upper left", ncols=len(shown), frameon=False, fontsize=8,
-            bbox_to_anchor=(0.02 / WIDTH, 1 - (top - 0.24 - 0.19 * (rows - 1 - row)) / height),
-            handlelength=1.1, columnspacing=1.1, handletextpad=0.4, borderpad=0.2,
-        )  # fmt: skip
+        at = 1 - (top - 0.24 - 0.19 * (rows - 1 - row)) / height
+        _write_legend(figure, dict(entries[row * IN_A_ROW : (row + 1) * IN_A_ROW]), at)
     return figure
+
+
+def _draw_panel(
+    axes: Any, bars: Sequence[Mapping[str, Any]], index: int, panel: Mapping[str, Any], width: float
+) -> tuple[dict[str, Any], Any]:
+    """Draws the bars of one panel, `width` inches wide. Returns what the legend shows: parts by name, and the ideal."""
+    totals = [sum(bar["parts"][index].values()) for bar in bars]
+    longest = max([*totals, panel["ideal"]]) or 1.0
+    drawn = {}
+    for part, colour in COLOURS.items():
+        starts = [_before(bar["parts"][index], part) for bar in bars]
+        widths = [bar["parts"][index].get(part, 0.0) for bar in bars]
+        drawn[part] = axes.barh(range(len(bars)), widths, 0.7, starts, color=colour, label=part)
+    ideal = axes.axvline(panel["ideal"], color="#1b1f24", linewidth=1, linestyle="--", label="ideal")
+    for row, total in enumerate(totals):
+        axes.text(total + 0.012 * longest, row, f"{_digits(total)} s", va="center", fontsize=8)
+    axes.set_xlim(0, longest / (1 - 0.5 / width))
+    axes.set_ylim(len(bars) - 0.5, -0.6)
+    axes.set_yticks(range(len(bars)), [bar["policy"] for bar in bars] if index == 0 else [""] * len(bars))
+    axes.tick_params(length=0)
+    axes.set_xlabel(f"{panel['name']}, modelled seconds")
+    axes.xaxis.grid(color="#e7eaee")
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    return drawn, ideal
+
+
+def _write_legend(figure: Figure, shown: Mapping[str, Any], at: float) -> None:
+    """Writes one row of the legend. shown: By name. at: Its upper end, as a share of the figure's height."""
+    figure.legend(
+        list(shown.values()), list(shown), loc="upper left", ncols=len(shown), frameon=False, fontsize=8,
+        bbox_to_anchor=(0.02 / WIDTH, at), handlelength=1.1, columnspacing=1.1, handletextpad=0.4, borderpad=0.2,
+    )  # fmt: skip
 
 
 def _before(parts: Mapping[str, float], part: str) -> float:

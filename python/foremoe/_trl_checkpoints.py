@@ -28,7 +28,7 @@ class TrainerWithCheckpoints(trl.GRPOTrainer):  # type: ignore[misc]
     optimizer: Any
 
     def save_model(self, *arguments: Any, **keywords: Any) -> None:
-        self._whole = self.expert_parallel.whole_state_dict(self.model, cpu_offload=True, rank0_only=True)
+        self._whole = self.expert_parallel.checkpoints.whole_state_dict(self.model, cpu_offload=True, rank0_only=True)
         try:
             with refused_together():  # only rank 0 writes
                 super().save_model(*arguments, **keywords)
@@ -42,13 +42,15 @@ class TrainerWithCheckpoints(trl.GRPOTrainer):  # type: ignore[misc]
         widest = functools.reduce(torch.promote_types, (p.dtype for p in self.model.parameters()))
         with refused_together():
             whole = type(self.model).from_pretrained(resume_from_checkpoint, dtype=widest)
-        self.expert_parallel.load_whole_state_dict(self.model, whole.state_dict())
+        self.expert_parallel.checkpoints.load_whole_state_dict(self.model, whole.state_dict())
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        whole = self.expert_parallel.whole_optimizer_state(self.optimizer, cpu_offload=True, rank0_only=True)
+        whole = self.expert_parallel.checkpoints.whole_optimizer_state(
+            self.optimizer, cpu_offload=True, rank0_only=True
+        )
         optimizer, self.optimizer = self.optimizer, types.SimpleNamespace(state_dict=lambda: whole)
         try:
             with refused_together():
@@ -69,7 +71,7 @@ class TrainerWithCheckpoints(trl.GRPOTrainer):  # type: ignore[misc]
             for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
         )
         try:
-            self.expert_parallel.load_whole_optimizer_state(self.optimizer, whole)
+            self.expert_parallel.checkpoints.load_whole_optimizer_state(self.optimizer, whole)
         except foremoe.InputError as error:
             raise foremoe.InputError(
                 f"resume_from_checkpoint: {OPTIMIZER_NAME} was not written by this trainer: {error}",

@@ -103,7 +103,7 @@ class RoutedVLLM(vllm_generation.VLLMGeneration):  # type: ignore[misc]
 
         Names are those in files, where each expert has its own; transformers has one for all experts of a layer.
         """
-        for names, value in self.expert_parallel.whole_entries(self.model):
+        for names, value in self.expert_parallel.checkpoints.whole_entries(self.model):
             entry = {self._fix_param_name_to_vllm(names[0]): value}
             yield from revert_weight_conversion(self.model, entry).items()
 

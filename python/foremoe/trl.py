@@ -196,19 +196,10 @@ class GRPOTrainer(TrainerWithCheckpoints):
                 self.accelerator.prepare_model(model, evaluation_mode=True)
         self.expert_parallel = ExpertParallel(
             expert_layers(self.model),
-            guest_slots=guest_slots,
-            residency=residency,
-            policy=policy,
-            depth=depth,
-            path=path,
-            dispatch=dispatch,
-            host_timeout=host_timeout,
-            ranks_per_node=ranks_per_node,
-            threads=threads,
-            homes=homes,
-            cluster=cluster,
+            guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path, dispatch=dispatch,
+            host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, homes=homes, cluster=cluster,
             model=model_shape,
-        )
+        )  # fmt: skip
         if self.use_vllm:
             self.vllm_generation.expert_parallel = self.expert_parallel
         if warm_start:
@@ -275,7 +266,7 @@ class GRPOTrainer(TrainerWithCheckpoints):
     def _publish(self) -> None:
         """Updates the generator's weights. Collective."""
         of_generator = self.generator.state_dict()
-        for names, tensor in self.expert_parallel.whole_entries(self.model):
+        for names, tensor in self.expert_parallel.checkpoints.whole_entries(self.model):
             of_generator[names[0]].copy_(tensor)
 
     # Routes are recorded during generation, in the layout of trl's tokens.

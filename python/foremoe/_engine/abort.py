@@ -75,11 +75,6 @@ class Abort:
         self._left: Callable[[], bool] | None = None  # set by leave(): whether the phase's queued work has finished
         self.has_aborted = False
 
-    @classmethod
-    def of_no_group(cls) -> Abort:
-        """Returns one that does nothing."""
-        return cls([], torch.device("cpu"), None, [])
-
     def enter(self) -> None:
         """Begins to look for failures."""
         if self._thread is None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import foremoe
 
-from .background import Background, pause
+from .background import Background, keep, pause
 from .communication import start_point_to_point
 from .layers import CopiedLayer
 from .node_memory import Expert, NodeMemory
@@ -34,8 +34,6 @@ from .ranks import Ranks
 from .sharded import local_weights
 
 ATTEMPTS = 2  # to copy an expert
-
-_orphaned: list[Any] = []  # receives into tensors, in a user's group, that no rank waits for
 
 
 def _bytes(tensor: Tensor) -> Any:
@@ -249,7 +247,7 @@ class NodeArena:
         for background in threads:
             background.close(failed=not complete)
         if not complete and not self._ranks.copies.ends_exchanges:  # transfers may still be in progress
-            _orphaned.append((self._now, self._arriving, self._sent))
+            keep(self._now, self._arriving, self._sent)  # a user's group stays open
         if not complete and self._stream is not None and not self._stream.query():
             self._memory.abandon()
             return

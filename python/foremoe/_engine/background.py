@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.001
 
 _this = threading.local()  # stopped: Event of the Background that runs this thread
 _all: weakref.WeakSet[Background] = weakref.WeakSet()
-_left: list[Any] = []  # collectives that may still use their tensors
+_kept: list[Any] = []  # see keep()
 
 
 class Stopped(BaseException):
@@ -94,6 +94,11 @@ def pause(seconds: float = _POLL_SECONDS) -> None:
         raise Stopped
 
 
+def keep(*objects: Any) -> None:
+    """Keeps objects until the process ends, since transfers may use them that no rank waits for."""
+    _kept.extend(objects)
+
+
 def collective(call: Callable[..., Any], *arguments: Any, **more: Any) -> None:
     """Runs a collective of torch.distributed. Raises Stopped in a stopped thread that waits for other ranks."""
     if not hasattr(_this, "stopped"):
@@ -104,7 +109,7 @@ def collective(call: Callable[..., Any], *arguments: Any, **more: Any) -> None:
         while not work.is_completed():
             pause()
     except Stopped:
-        _left.append((work, arguments, more))
+        keep(work, arguments, more)
         raise
     work.wait()
 

@@ -41,38 +41,25 @@ class Calls:
     def expect(self, name: str) -> None:
         """Announces a collective call, and waits until all ranks have announced one.
 
-        After a failed phase, does nothing, so that saving still works. Raises RuntimeError on all ranks if the calls
-        differ or another rank failed.
+        Raises RuntimeError, on all ranks, if the calls differ or another rank failed.
         """
-        if self._channel.is_closed:
-            return
         self._number += 1
         own = torch.frombuffer(bytearray(name.encode().ljust(_LENGTH)[:_LENGTH]), dtype=torch.uint8).to(self._device)
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self._channel.group))]
+        work = dist.all_gather(parts, own, group=self._channel.group, async_op=True)
+        looked = time.monotonic()
+        while not work.is_completed():
+            time.sleep(_POLL_SECONDS)
+            if time.monotonic() - looked > _LOOK_SECONDS:
+                looked = time.monotonic()
+                self._expect_no_other(name)
+        work.wait()
         ranks = dist.get_process_group_ranks(self._channel.group)
-        try:
-            work = dist.all_gather(parts, own, group=self._channel.group, async_op=True)
-            looked = time.monotonic()
-            while not work.is_completed():
-                time.sleep(_POLL_SECONDS)
-                if time.monotonic() - looked > _LOOK_SECONDS:
-                    looked = time.monotonic()
-                    self._expect_no_other(name)
-            work.wait()
-        except RuntimeError as error:
-            ended_by = self._failures.end(error)
-            if ended_by:
-                raise RuntimeError(f"{ended_by}; {name} needs all ranks of the group") from error
-            raise
         names = {rank: bytes(part.tolist()).decode().rstrip() for rank, part in zip(ranks, parts, strict=True)}
         if len(set(names.values())) > 1:
-            refusal = RuntimeError(f"ranks make different collective calls: {spelled(names)}; expected the same of all")
-            self._failures.end(refusal)
-            raise refusal
+            raise RuntimeError(f"ranks make different collective calls: {spelled(names)}; expected the same of all")
 
     def _expect_no_other(self, name: str) -> None:
         if other := self._failures.noted(self._first, self._number):
             raise RuntimeError(f"ranks make different collective calls: {name} on this one, {other} on another one")
-        if reason := self._failures.reason():
-            raise RuntimeError(f"{reason}; {name} needs all ranks of the group")
-        self._failures.expect_connected()
+        self._failures.expect_none()

@@ -26,7 +26,7 @@ _KEPT = 64  # calls
 
 
 class LostConnection(RuntimeError):
-    """Another rank has lost a connection."""
+    """Another rank has failed or lost a connection."""
 
 
 class Channel:
@@ -41,10 +41,6 @@ class Channel:
         backend = "" if group is None else dist.get_backend(group)
         # If no backend is named, torch makes gloo and, where there are GPUs, NCCL.
         self.waits_on_device = "nccl" in backend or (backend == "undefined" and torch.cuda.is_available())
-
-    @property
-    def is_closed(self) -> bool:
-        return self._group is None
 
     @property
     def group(self) -> Any:
@@ -65,7 +61,7 @@ def destroy_group(group: Any) -> None:
 
 
 class Failures:
-    """Failures that the ranks of one group report. Each rank reports at most one."""
+    """Failures that the ranks of one group report. Each rank reports at most one, by its Session."""
 
     def __init__(
         self, name: str, ranks: Sequence[int], own: int, channels: Sequence[Channel], device: torch.device
@@ -84,7 +80,6 @@ class Failures:
         self._ranks = list(ranks)
         self._own = own
         self._channels = list(channels)
-        self._told = False
         on_device = [channel.group for channel in channels if channel.waits_on_device]
         # A store's client serves one call at a time, and the training thread may wait in one.
         apart = distributed_c10d.PrefixStore(prefix, store.clone()) if on_device else self._store
@@ -94,11 +89,8 @@ class Failures:
         """Reports an error of this rank, which ends the exchanges of all ranks.
 
         Returns the rank that failed and its reason if the error is a lost connection; "" if the error is this rank's
-        own, and from the second call on.
+        own.
         """
-        if self._told:
-            return ""
-        self._told = True
         lost = self.abort.has_aborted or _is_lost_connection(error)
         try:
             if lost:
@@ -119,10 +111,10 @@ class Failures:
         rank, error = self._store.get(_FAILED).decode().split(" ", 1)
         return f"rank {rank} failed: {error}"
 
-    def expect_connected(self) -> None:
-        """Raises LostConnection if another rank has lost a connection, since a rank may have died."""
-        if self._store.check([_LOST]):
-            raise LostConnection("another rank lost a connection")
+    def expect_none(self) -> None:
+        """Raises LostConnection if a rank has failed, or has lost a connection, since another one may have died."""
+        if (reason := self.reason()) or self._store.check([_LOST]):
+            raise LostConnection(reason or "another rank lost a connection")
 
     def note(self, first: int, number: int, call: str) -> None:
         """Stores the name of this rank's call, for ranks that wait for its announcement.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import foremoe
 
+from .background import keep
 from .communication import start_point_to_point
 from .host_path import HostPath
 from .layers import CopiedLayer
@@ -27,7 +28,6 @@ from .waits import Waits
 # Transfers of failed steps. torch cancels transfers without references, but other ranks wait for this rank's sends
 # until their own step ends. Receives are also stored: after a cancelled receive, gloo reads nothing more from that
 # peer, not even its readiness for this rank's sends, and both ranks would wait until a timeout.
-_orphaned_transfers: list[Any] = []
 
 
 class Guests:
@@ -281,7 +281,7 @@ class Guests:
         """Stops background work after a failure. Transfers in progress last until the process ends or their channel is
         closed."""
         if not self._channel.ends_exchanges:
-            _orphaned_transfers.append((self._sent, self._returns, self._arriving, self._buffers))
+            keep(self._sent, self._returns, self._arriving, self._buffers)
         self._sent, self._returns, self._arriving = (
             collections.deque(),
             collections.deque(),

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
@@ -22,6 +20,7 @@ import foremoe
 from .arena import NodeArena
 from .failures import Channel
 from .node_memory import Expert
+from .together import Votes
 
 
 def _expert_of(copy: foremoe.Copy) -> Expert:
@@ -36,7 +35,7 @@ class HostPath:
     ) -> None:
         """agreement: Channel on which ranks agree about missing guests."""
         self._arena = arena
-        self._agreement = agreement
+        self._votes = Votes([agreement])
         self._num_layers = num_layers
         self._num_micro_steps = num_micro_steps
         self._turns_of_micro_step = len(turns) // num_micro_steps
@@ -76,14 +75,14 @@ class HostPath:
         begin = time.perf_counter()
         self._intact = self._check.result()
         self.exposed_seconds += time.perf_counter() - begin
-        lacks = torch.zeros(self._num_layers, dtype=torch.int32)
+        lacks = [0] * self._num_layers
         for copy in self._due(micro_step):
             if _expert_of(copy) not in self._intact:
                 lacks[copy.layer] = 1
-        dist.all_reduce(lacks, dist.ReduceOp.MAX, group=self._agreement.group)
+        found = self._votes.most(lacks)
         if micro_step + 1 < self._num_micro_steps:
             self._check = self._arena.check(self._experts_for(micro_step + 1))
-        return {layer for layer, of in enumerate(lacks.tolist()) if of}
+        return {layer for layer, lacking in enumerate(found) if lacking}
 
     def begin(self, turn: int, slot_of: Callable[[foremoe.Copy], dict[str, Tensor]]) -> None:
         """Starts the copies with a free buffer and an intact expert."""

@@ -17,13 +17,12 @@ import torch.distributed as dist
 import foremoe
 from foremoe._core import HostArena
 
+from .background import keep
 from .ranks import Ranks
 from .together import digest_of
 
 Expert = tuple[int, int]
 """(layer, expert)"""
-
-_abandoned: list[HostArena | None] = []  # memory that copies may read until the process ends
 
 
 class Places:
@@ -167,7 +166,7 @@ class NodeMemory:
         """Does not free the memory, since a copy may never end. The next phase allocates new memory."""
         if self._unpin is not None:
             self._unpin.detach()
-        _abandoned.append(self._arena)
+        keep(self._arena)  # which copies may read
         self._unpin = self._arena = None
         self._places = 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -17,14 +16,7 @@ from .layer_turn import LayerTurn, TurnCursor
 from .layers import CopiedLayer
 from .node_memory import NodeMemory
 from .ranks import Ranks
-
-
-class PlanInProgress(Protocol):
-    """The methods of foremoe.RunningPlan."""
-
-    def begin(self) -> foremoe.Plan: ...
-
-    def wait_for(self, micro_step: int, /) -> None: ...
+from .shares import SharedPlan
 
 
 class PlannedPhase:
@@ -38,7 +30,7 @@ class PlannedPhase:
 
     def __init__(
         self,
-        running: PlanInProgress,
+        running: SharedPlan,
         load: foremoe.Load,
         ranks: Ranks,
         *,

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .calls import Calls
-from .failures import Channel, Failures
+from .failures import Channel
 from .homes import HomeTable
 
 
@@ -30,8 +29,6 @@ class Ranks:
         across: Channel between the ranks at this position of all nodes, for dispatch by token; None without it.
         within: Channel between the ranks of this node, for dispatch by token; None without it.
         relays: Gloo channel for the destinations of tokens; None without dispatch by token.
-        failures: Failures that ranks report; None if they report them in another way.
-        calls: Announcements of collective calls; None if calls are not announced.
     """
 
     group: Any
@@ -50,8 +47,6 @@ class Ranks:
     across: Channel | None = None
     within: Channel | None = None
     relays: Channel | None = None
-    failures: Failures | None = None
-    calls: Calls | None = None
 
     @classmethod
     def of(cls, group: Any, table: HomeTable, ranks_per_node: int | None, device: torch.device) -> Ranks:
@@ -64,11 +59,6 @@ class Ranks:
     def homes(self) -> int:
         """Experts of each layer that a rank owns, E/R."""
         return self.table.per_rank
-
-    def expect_call(self, name: str) -> None:
-        """Raises RuntimeError on all ranks if ranks make different collective calls."""
-        if self.calls is not None:
-            self.calls.expect(name)
 
     @property
     def num_trainers(self) -> int:

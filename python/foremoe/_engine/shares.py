@@ -7,6 +7,7 @@ while the next blocks are planned.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import itertools
 import pickle
@@ -25,8 +26,7 @@ from .choice import Choice
 from .communication import gathered_bytes
 from .failures import Channel
 
-# Policies that plan each layer independently.
-POLICIES = ("foremoe", "static", "vanilla")
+_LOOK_SECONDS = 0.1
 SMALLEST = 1 << 18  # counts of a load; one rank plans fewer in less time than the gather takes (lab/performance.md)
 
 
@@ -34,9 +34,11 @@ class SharedPlan:
     """A plan in progress, with the methods of foremoe.RunningPlan. Under residency shared its micro-steps arrive in
     blocks; otherwise, and where no plan may be faster, the whole plan is final when it begins."""
 
-    def __init__(self, growing: Any, planned: Future[list[float]]) -> None:
+    def __init__(self, growing: Any, planned: Future[list[float]], look: Callable[[], None]) -> None:
+        """look: Called about ten times a second while a method waits. Raises if no rank can finish the plan."""
         self._growing = growing
         self._planned = planned
+        self._look = look
 
     def begin(self) -> foremoe.Plan:
         """Waits for the first block. All methods raise an error of one rank's planning on all ranks."""
@@ -45,19 +47,25 @@ class SharedPlan:
         return plan
 
     def wait_for(self, micro_step: int) -> None:
+        while not self._is_planned(micro_step):
+            self._look()
+
+    def _is_planned(self, micro_step: int) -> bool:
         try:
-            self._growing.wait_for(micro_step)
+            return bool(self._growing.is_planned_after_a_while(micro_step))
         except RuntimeError:
             self._planned.result()  # raises the original error
             raise
 
     def finish(self) -> foremoe.Plan:
-        self._planned.result()
+        self.seconds()
         return self.begin()
 
     def seconds(self) -> list[float]:
         """Returns the modelled seconds of the phase as planned and without a plan; nothing if they were not compared.
         Waits until the plan is final."""
+        while concurrent.futures.wait([self._planned], _LOOK_SECONDS).not_done:
+            self._look()
         return self._planned.result()
 
 
@@ -67,21 +75,27 @@ class Shares:
     Each rank makes small plans, and plans of other policies, alone.
     """
 
-    def __init__(self, channel: Channel | None, planning: dict[str, Any], choice: Choice | None = None) -> None:
+    def __init__(
+        self,
+        channel: Channel | None,
+        planning: dict[str, Any],
+        choice: Choice | None = None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
         """
         Args:
             channel: Gloo channel between the ranks, used by nothing else at the same time. None: this rank plans alone.
             planning: Arguments of foremoe.start_plan(), including the policy; equal on all ranks, except threads.
             choice: Makes further arguments at the first plan. None: the cluster is not known.
+            look: See SharedPlan.
         """
         self._choice = choice
         self._planning = planning
         self._channel = channel
+        self._look = look
         self._pool = Background("shares")
 
-    def start_plan(
-        self, load: foremoe.Load, phase: str = "policy_update", **more: Any
-    ) -> foremoe.RunningPlan | SharedPlan:
+    def start_plan(self, load: foremoe.Load, phase: str = "policy_update", **more: Any) -> SharedPlan:
         """Begins a plan. Collective, on all ranks in the same order.
 
         Args:
@@ -90,13 +104,11 @@ class Shares:
         """
         planning = self._planning | more
         group = None if self._channel is None else self._channel.group
-        alone = planning["policy"] not in POLICIES or load.array.size < SMALLEST
-        if self._choice is None and (group is None or alone):
-            return foremoe.start_plan(load, **planning)
+        alone = load.array.size < SMALLEST or not _core._plans_layers_alone(planning["policy"])
         growing = _core._GrowingPlan(load)
         planned = self._pool.submit(self._plan, growing, group, alone, load, phase, planning)
         planned.add_done_callback(functools.partial(_end_readers, growing))
-        return SharedPlan(growing, planned)
+        return SharedPlan(growing, planned, self._look)
 
     def _plan(
         self, growing: Any, group: Any, alone: bool, load: foremoe.Load, phase: str, planning: dict[str, Any]
@@ -161,9 +173,7 @@ def _plan_in_blocks(
 
     group: None: this rank plans all layers. compared: The choice that compares the phase of this name with none.
     """
-    streams = planning["policy"] == "foremoe" and planning.get("residency") == "shared"
-    streams = streams and not (compared and compared[0].replaces)
-    blocks = blocks_of(load.num_micro_steps) if streams else [slice(None)]
+    blocks = blocks_of(load.num_micro_steps) if _streams(compared, **planning) else [slice(None)]
     rank, num_ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     seconds = np.zeros(2)
     failed: Exception | None = None  # on this rank, since the last gather
@@ -190,6 +200,11 @@ def _plan_in_blocks(
     if failed is not None:
         raise failed
     return seconds.tolist() if compared else []
+
+
+def _streams(compared: tuple[Choice, str] | None, *, policy: str, residency: str = "", **_: Any) -> bool:
+    """Returns whether a phase may begin before all of its micro-steps are planned."""
+    return policy == "foremoe" and residency == "shared" and not (compared is not None and compared[0].replaces)
 
 
 def _own_part(
@@ -221,6 +236,8 @@ def _own_part(
     except (foremoe.InputError, foremoe.PolicySkipped) as error:
         return error
     except Exception as error:
+        if num_ranks == 1:
+            return error
         raised = RuntimeError(f"rank {rank} could not plan its layers: {error!r}")
         raised.__cause__ = error
         return raised

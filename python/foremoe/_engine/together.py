@@ -4,7 +4,7 @@ If one rank refused alone, the others would wait in the next exchange. A rank th
 cause a transport error or wrong gradients. Therefore:
 
 refused_together()  compares values in a gather; all ranks raise the first error
-Agreement           does the same between all ranks of a training job, over several groups, without a device
+Votes               does the same for few values, in one reduction if all ranks agree
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import torch.distributed as dist
 
 import foremoe
 
-from .communication import gathered
-from .failures import Failures
+from .failures import Channel
 from .layers import ExpertLayer
 
 _LONGEST = 160  # characters of a value in an error
@@ -195,79 +194,76 @@ def fact_of(weight: torch.Tensor) -> str:
     return f"{dtype} {list(weight.shape)}, {'trained' if weight.requires_grad else 'frozen'}"
 
 
-class Agreement:
-    """Votes of all ranks of a training job. A rank that gives up votes without waiting."""
+class RankLeft(RuntimeError):
+    """Another rank has left the votes."""
 
-    def __init__(self, groups: Sequence[Any], failures: Failures) -> None:
-        """groups: Gloo groups, so that nothing here waits for a device. Reducing over the first group and then over the
-        second reaches every rank."""
-        self._groups = list(groups)
-        self._failures = failures
-        self.is_over = False  # this rank knows that a rank has left
 
-    def expect_open(self) -> None:
-        """Raises RuntimeError if a rank has left."""
-        if self.is_over:
-            raise RuntimeError("a step failed: what it sent may still be on its way; attach anew with other groups")
+class Votes:
+    """Votes of ranks, one after the other. A rank that gives up votes without waiting for the others."""
+
+    def __init__(self, channels: Sequence[Channel], device: torch.device | str = "cpu") -> None:
+        """
+        Args:
+            channels: A maximum over the ranks of the first one, and then over those of the second one, reaches every
+                rank that votes.
+            device: Device of the channels' tensors. With the CPU, nothing here waits for a device.
+        """
+        self._channels = list(channels)
+        self._device = device
 
     def any(self, flag: bool) -> bool:
-        """Returns whether the flag is set on any rank. Collective. Raises RuntimeError if a rank has left."""
-        return self._most(int(flag), 0)[0] == _REFUSES
+        """Returns whether the flag is set on any rank. Collective. Raises RankLeft if a rank has left."""
+        return self._vote(int(flag), 0)[0] == _REFUSES
 
     def expect_equal(self, values: Mapping[str, str], refused: Exception | None = None) -> None:
         """Requires equal values, by name, on all ranks, and that no rank refuses. Collective.
 
         Raises InputError with the rank that refuses and its reason, or with the value that differs. The rank that
-        refuses raises its own error. Raises RuntimeError if a rank has left.
+        refuses raises its own error. Raises RankLeft if a rank has left.
         """
         words = None if refused is None else words_of(refused)
-        own = json.dumps([words, values])
-        word, most, least = self._most(int(refused is not None), number_of(own))
+        own = json.dumps([words, {name: shortened(value) for name, value in values.items()}])
+        word, most, least = self._vote(int(refused is not None), number_of(own))
         if word != _REFUSES and most == -least:
             return
         said = self._said(own.encode())
         if refused is not None:
             raise refused
         expect_no_errors({rank: words for rank, (words, _) in said.items()})
-        expect_equal_values({rank: values for rank, (_, values) in said.items()})
+        expect_equal_values({rank: of for rank, (_, of) in said.items()})
+
+    def most(self, numbers: Sequence[int]) -> list[int]:
+        """Returns the maximum of each number over all ranks, none of which ever leaves. Collective."""
+        found = torch.tensor(numbers, device=self._device)
+        self._reduce(found)
+        most: list[int] = found.tolist()
+        return most
+
+    def leave(self) -> None:
+        """Makes the present or next vote of each other rank raise RankLeft. No vote of this rank may follow."""
+        for channel in self._channels:
+            with contextlib.suppress(RuntimeError):  # the others may be gone
+                vote = torch.tensor([_LEFT, 0, 0], device=self._device)
+                dist.all_reduce(vote, dist.ReduceOp.MAX, group=channel.group, async_op=True)
+
+    def _vote(self, word: int, number: int) -> list[int]:
+        found = self.most([word, number, -number])
+        if found[0] == _LEFT:
+            raise RankLeft("another rank left its step by an error")
+        return found
 
     def _said(self, own: bytes) -> dict[int, Any]:
         """Returns the JSON value of each rank. Collective."""
-        longest = torch.tensor([len(own)])
-        self._reduce(longest)
-        table = torch.zeros(dist.get_world_size(), int(longest), dtype=torch.uint8)
+        (longest,) = self.most([len(own)])
+        table = torch.zeros(dist.get_world_size(), longest, dtype=torch.uint8, device=self._device)
         table[dist.get_rank(), : len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         self._reduce(table)
-        return {rank: json.loads(bytes(row.tolist()).rstrip(b"\0")) for rank, row in enumerate(table)}
-
-    def _most(self, word: int, number: int) -> list[int]:
-        self.expect_open()
-        found = torch.tensor([word, number, -number])
-        self._reduce(found)
-        most: list[int] = found.tolist()
-        if most[0] == _LEFT:
-            self.is_over = True
-            reason = self._failures.reason() or "another rank left its step by an error"
-            raise RuntimeError(f"{reason}: do not use the step's gradients")
-        return most
+        said = [row.tobytes().rstrip(b"\0") for row in table.cpu().numpy()]
+        return {rank: json.loads(of) for rank, of in enumerate(said) if of}  # ranks that do not vote say nothing
 
     def _reduce(self, found: torch.Tensor) -> None:
-        for group in self._groups:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-
-    def leave(self, error: BaseException) -> str:
-        """Tells all ranks that this rank has given up, unless another rank has left. No vote is possible afterwards.
-
-        Returns the other rank that failed and its reason if the error is a lost connection.
-        """
-        if self.is_over:
-            return ""
-        self.is_over = True
-        ended_by = self._failures.end(error)
-        for group in self._groups:
-            with contextlib.suppress(RuntimeError):  # the others may be gone
-                dist.all_reduce(torch.tensor([_LEFT, 0, 0]), dist.ReduceOp.MAX, group=group, async_op=True)
-        return ended_by
+        for channel in self._channels:
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=channel.group)
 
 
 def slots_at_begin(plan: foremoe.Plan) -> np.ndarray[Any, Any]:
@@ -276,10 +272,3 @@ def slots_at_begin(plan: foremoe.Plan) -> np.ndarray[Any, Any]:
         return plan.slot_expert
     first: np.ndarray[Any, Any] = plan._slots_of_event(0)[0]
     return first
-
-
-def others_than(decides: Any, table: np.ndarray[Any, Any], group: Any, device: torch.device) -> list[int]:
-    """Returns the ranks of the group whose digest of the values differs from this rank's. Collective."""
-    digest = bytes.fromhex(digest_of(decides, table))
-    mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
-    return [rank for rank, of in enumerate(gathered(mine, group)) if not torch.equal(of, mine)]

@@ -6,25 +6,25 @@ import contextlib
 
 import torch
 
-from foremoe._engine.together import Agreement
+from foremoe._engine.session import Session
 from foremoe._variable import HOME
 
 from .step import Step
 
 
-def end(step: Step | None, agreement: Agreement) -> str:
+def end(step: Step | None, session: Session) -> str:
     """Ends a step whose body completed. Returns a deviation from the plan on any rank, or "". Collective.
 
     step: None on a pipeline stage without MoE layers.
     """
     complete = step is None or step.engine.is_complete()
-    if agreement.any(not complete):
+    if session.any(not complete):
         if step is not None:
             step.close(False)
         which = "the step" if not complete else "the step of another rank"
         return f"{which} was left before the last micro-step of its plan"
     places = step.other_rows() if step is not None else []
-    failed = agreement.any(bool(places))
+    failed = session.any(bool(places))
     if step is not None:
         step.close(True)  # last, since it may fail: by now no rank waits for this one
         if places:

@@ -51,36 +51,25 @@ class PipelineStage:
 
 
 class Plan:
-    """A phase that is being planned; created by Replicas.plan()."""
+    """A phase that is being planned; created by Replicas.plan().
 
-    def __init__(
-        self,
-        load: foremoe.Load,
-        running: foremoe.RunningPlan | SharedPlan,
-        phase: str,
-        in_flight: int,
-        buffers: Buffers,
-    ) -> None:
-        self.load = load  # of the expert-parallel group
+    Attributes:
+        load: Load of the expert-parallel group.
+        phase: recompute or policy_update.
+        in_flight: Micro-steps in flight.
+        running: The plan in progress.
+    """
+
+    def __init__(self, load: foremoe.Load, running: SharedPlan, phase: str, in_flight: int, buffers: Buffers) -> None:
+        self.load = load
         self.phase = phase
-        self.in_flight = in_flight  # micro-steps
-        self._running = running
+        self.in_flight = in_flight
+        self.running = running
         self._buffers = buffers
-
-    def begin(self) -> foremoe.Plan:
-        """Waits until the phase may begin. Micro-step m is final only after wait_for(m) returns."""
-        return self._running.begin()
-
-    def wait_for(self, micro_step: int) -> None:
-        self._running.wait_for(micro_step)
 
     def finish(self) -> foremoe.Plan:
         """Waits until the whole plan is final."""
-        return self._running.finish()
-
-    def seconds(self) -> list[float]:
-        """Waits until the plan is final. See SharedPlan.seconds()."""
-        return self._running.seconds() if isinstance(self._running, SharedPlan) else []
+        return self.running.finish()
 
     def suggested_rank_capacity_factor(self) -> float:
         """Returns the smallest moe_expert_rank_capacity_factor for the plan. Waits until the plan is final.
@@ -99,14 +88,8 @@ class EmptyPlan(Plan):
     def __init__(self) -> None:
         pass
 
-    def begin(self) -> foremoe.Plan:
-        raise RuntimeError("this pipeline stage has no MoE layers: it has no plan")
-
-    def wait_for(self, micro_step: int) -> None:
-        pass
-
     def finish(self) -> foremoe.Plan:
-        return self.begin()
+        raise RuntimeError("this pipeline stage has no MoE layers: it has no plan")
 
 
 def slot_table(

@@ -15,12 +15,13 @@ import torch.distributed as dist
 import foremoe
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_empty_load
 from foremoe._engine.choice import cluster_of, known_choice
-from foremoe._engine.failures import Channel, Failures, destroy_group
+from foremoe._engine.failures import Channel, Failures, LostConnection
 from foremoe._engine.groups import expect_backend, make_groups
 from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
+from foremoe._engine.session import UNUSABLE, Session
 from foremoe._engine.shares import Shares
-from foremoe._engine.together import Agreement, Given, others_than, slots_at_begin
+from foremoe._engine.together import Given, Votes, digest_of, slots_at_begin
 from foremoe._errors import refuse
 from foremoe._variable import HOME, REFUSE
 from foremoe.options import AnyHomes
@@ -71,8 +72,6 @@ class Replicas:
         self._layers = [layer for _, layer in named]
         self._device = next(p for chunk in model_chunks for p in chunk.parameters()).device
         self._metrics: dict[str, float] = {}
-        self._running = False
-        self._detached = False
         self._shadow: Shadow | None = None
         self._moes: list[MoE] = []
         self._guests: list[GuestExperts] = []
@@ -123,7 +122,7 @@ class Replicas:
 
     def any(self, flag: bool) -> bool:
         """Returns whether the flag is set on any rank that trains the model. Collective over these ranks."""
-        return self._agreement.any(flag)
+        return self._session.any(flag)
 
     @property
     def _ranks(self) -> Ranks:
@@ -154,22 +153,21 @@ class Replicas:
             wanted.append((group, "gloo"))
             # A separate group lets copies overlap with the exchange of rows.
             wanted.append((group, "gloo" if self.mode == "shadow" else group._get_backend(self._device).name()))
-        self._made_groups, name = make_groups(wanted, self._device)
+        made, name = make_groups(wanted, self._device)
+        own = [Channel(group, is_own=True) for group in made]
         active = self.mode == "active" and bool(self._layers)
-        channels = [Channel(self._ranks.group), Channel(self._made_groups[-1])] if active else []
+        # A failure closes none of these: the other ranks learn of it in the next vote.
+        channels = [Channel(self._ranks.group), Channel(made[-1])] if active else []
         every = list(range(dist.get_world_size()))
         failures = Failures(name, every, dist.get_rank(), channels, self._device)
-        self._abort = failures.abort
-        self._agreement = Agreement(self._made_groups[:agree], failures)
-        if not self._layers:
-            return
-        of_shares, beside = self._made_groups[agree:]
-        planning = self._stage.arguments.planning()
-        self._shares = Shares(Channel(of_shares), planning, self._choice if active else None)
-        if self.mode == "shadow":
-            self._shadow = Shadow(self._stage, self._of_chunks, self._choice, beside)
-        else:
+        planning = self._arguments.planning()
+        channel, choice = (own[agree], self._choice if active else None) if self._layers else (None, None)
+        shares = Shares(channel, planning, choice, failures.expect_none)
+        if active:
             self._stage = dataclasses.replace(self._stage, ranks=dataclasses.replace(self._ranks, copies=channels[1]))
+        self._session = Session(shares, failures, own, votes=Votes(own[:agree]))
+        if self._layers and self.mode == "shadow":
+            self._shadow = Shadow(self._stage, self._of_chunks, self._choice, made[-1])
 
     def _prepare(self, names: list[str]) -> None:
         """Creates the guests and planned dispatchers of all layers."""
@@ -210,13 +208,6 @@ class Replicas:
         if on_mismatch == HOME and self.is_flex:
             refuse("on_mismatch", "'home' needs moe_token_dispatcher_type alltoall or allgather, not flex")
 
-    def _expect_usable(self) -> None:
-        if self._detached:
-            raise RuntimeError("detached from the model")
-        if self._running:
-            raise RuntimeError("a step is running: call plan() and step() of another one before or after it")
-        self._agreement.expect_open()
-
     def plan(
         self,
         counts: Any,
@@ -241,7 +232,7 @@ class Replicas:
             InputError: on all ranks if a rank's arguments are invalid, or if ranks differ in phase, number of
                 micro-steps or whether `begun` is given. A rank whose function raised an error raises that error.
         """
-        self._expect_usable()
+        self._session.expect_idle("plan()")
         refused: Exception | None = None
         own = np.zeros((0, 0, 0), np.int64)
         is_other = False
@@ -256,13 +247,13 @@ class Replicas:
             refused = error
         given = "not given" if begun is None else "given"
         alike = {"phase": phase, "begun": given, "counts": f"{len(own)} micro-steps"}
-        self._agreement.expect_equal(alike, refused)
-        if begun is not None and not self._agreement.any(is_other):
+        self._session.agree(alike, refused)
+        if begun is not None and not self._session.any(is_other):
             return begun
         if not self._layers:
             return EmptyPlan()
         counts_of_all = gathered_counts(torch.from_numpy(own).to(self._device), self._ranks.group)
-        return self._stage.start(counts_of_all, self._shares, phase)
+        return self._stage.start(counts_of_all, self._session.shares, phase)
 
     def renumbered(self, routes: torch.Tensor) -> torch.Tensor:
         """Returns routes for Megatron-LM's router replay, with experts numbered as permute_experts() did.
@@ -284,38 +275,35 @@ class Replicas:
         number, in order or in the experts of their rows. Do not use the gradients after such an error. An error inside
         ends the step at once on this rank, and on every other rank after its micro-batches.
         """
-        self._expect_usable()
+        self._session.expect_idle("step()")
         if self.mode == "shadow":
             with self._shadow.step() if self._shadow is not None else contextlib.nullcontext():
                 yield
             return
         arguments = dataclasses.replace(self._arguments, on_mismatch=on_mismatch or self._arguments.on_mismatch)
         self._expect_same(plan, arguments.on_mismatch)
-        self._running = True
-        self._abort.enter()
         step: Step | None = None
-        try:
-            if plan is not None and self._layers:
-                gather_parameters(self._chunks)
-                step = Step(plan, self._moes, self._guests, self._ranks, arguments)
-            with self._dispatching(step):
-                yield
-            wrong = end(step, self._agreement)
-            self._abort.leave(failed=False)
-        except BaseException as error:
-            ended_by = self._agreement.leave(error)
-            self._abort.leave(failed=True)
-            if step is not None:
-                explain(step, error)
-                step.close(False)
-            if ended_by:
-                raise RuntimeError(f"{ended_by}: do not use the step's gradients") from error
-            raise
-        finally:
-            self._running = False
+        with self._session.busy("a step"):
+            self._session.watch()
+            try:
+                if plan is not None and self._layers:
+                    gather_parameters(self._chunks)
+                    step = Step(plan, self._moes, self._guests, self._ranks, arguments)
+                with self._dispatching(step):
+                    yield
+                wrong = end(step, self._session)
+                self._session.settle()
+            except BaseException as error:
+                try:
+                    self._session.fail(error, UNUSABLE)
+                finally:
+                    if step is not None:
+                        explain(step, error)
+                        step.close(False)
+                raise
         if wrong:
-            refusal = RuntimeError(f"{wrong}: do not use its gradients")
-            self._agreement.leave(refusal)
+            refusal = RuntimeError(f"{wrong}; {UNUSABLE}")
+            self._session.fail(refusal, UNUSABLE)
             raise refusal
         if step is not None and plan is not None:
             self._metrics = figures(plan.load, plan.finish(), self._stage.buffers) | step.metrics()
@@ -344,38 +332,32 @@ class Replicas:
     def _expect_same(self, plan: Plan | None, on_mismatch: str) -> None:
         """Raises InputError, on all ranks, if any rank's plan is not executable or differs in its group. Collective."""
         refused: Exception | None = None
-        others: list[int] = []
-        made: foremoe.Plan | None = None
-        decides: list[Any] = []
-        slots: np.ndarray[Any, Any] = np.zeros(0)
+        alike: dict[str, str] = {}
         try:
             self._expect_mismatch_handled(on_mismatch)
             if not isinstance(plan, Plan) or isinstance(plan, EmptyPlan) == bool(self._layers):
                 raise foremoe.InputError(f"plan: is {type(plan).__name__}; expected what plan() returns", field="plan")
             if self._layers:
                 made = self._executable(plan)
-                decides = [plan.load.digest, plan.phase, made.guest_slots, on_mismatch]
-                slots = slots_at_begin(made)
+                digest = digest_of(plan.load.digest, plan.phase, made.guest_slots, slots_at_begin(made))
+                alike = {"plan": digest[:8], "on_mismatch": on_mismatch}
+        except LostConnection as error:  # while the plan was made
+            self._session.fail(error, UNUSABLE)
+            raise
         except Exception as error:
             refused = error
+        self._session.agree({}, refused)
         if self._layers:
-            decides.append([moe.trained() for moe in self._moes])
-            others = others_than(decides, slots, self._ranks.group, self._device)
-        elsewhere = self._agreement.any(refused is not None or bool(others))
-        if refused is not None:
-            raise refused
-        if others:
-            raise foremoe.InputError(
-                f"plan: ranks {others} of the expert-parallel group have another plan, or other frozen "
-                "weights; expected the same on every rank",
-                field="plan",
-            )
-        if elsewhere:
-            raise foremoe.InputError("plan: another expert-parallel group refused its plan", field="plan")
+            alike["trained experts"] = digest_of([moe.trained() for moe in self._moes])[:8]
+            try:
+                Votes([Channel(self._ranks.group)], self._device).expect_equal(alike)
+            except foremoe.InputError as error:
+                refused = error
+        self._session.agree({}, refused)  # ranks of other groups refuse too
 
     def _executable(self, plan: Plan) -> foremoe.Plan:
         """Waits until the plan may begin. Raises InputError if this rank cannot execute it."""
-        made = plan.begin()
+        made = plan.running.begin()
         shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots, made.residency
         # Guests under static and resident are alike; those under shared are prepared.
         is_chosen = self._arguments.residency == "auto" and made.residency != "shared"
@@ -425,16 +407,9 @@ class Replicas:
 
     def detach(self) -> None:
         """Restores the model to its state before attach(). Raises RuntimeError inside a step."""
-        if self._detached:
+        if self._session.is_closed:
             return
-        if self._running:
-            raise RuntimeError("a step is running")
         if self._shadow is not None:
             self._shadow.close()
-        self._abort.close()
-        if self._layers:
-            self._shares.close(self._agreement.is_over)
-        while self._made_groups and not self._agreement.is_over:  # after a failure, transfers may be in progress
-            destroy_group(self._made_groups.pop())
+        self._session.close()
         self._guests, self._dispatchers, self._moes = [], [], []
-        self._detached = True

@@ -108,11 +108,12 @@ class Shadow:
     def _evaluated(self, counted: list[list[Tensor]]) -> dict[str, float]:
         made = self._stage.start(gathered_counts(_stacked(counted), self._group), self._shares, "policy_update")
         load, plan = made.load, made.finish()
+        seconds = made.running.seconds()
         copies = foremoe.figures(plan, load)["copies"] / load.num_ranks
         return {
             **figures(load, plan, self._stage.buffers),
             "foremoe/copies": float(copies),
-            **dict(zip(("foremoe/modelled_seconds", "foremoe/modelled_seconds_vanilla"), made.seconds(), strict=False)),
+            **dict(zip(("foremoe/modelled_seconds", "foremoe/modelled_seconds_vanilla"), seconds, strict=False)),
         }
 
     def _expect_closed(self) -> None:

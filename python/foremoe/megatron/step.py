@@ -220,7 +220,7 @@ class Step:
     ) -> None:
         self.moes, self.guests = list(moes), list(guests)
         self.engine = PlannedPhase(
-            plan, plan.load, ranks, phase=plan.phase, expert_bytes=self.moes[0].expert_bytes(), path="peer",
+            plan.running, plan.load, ranks, phase=plan.phase, expert_bytes=self.moes[0].expert_bytes(), path="peer",
             depth=arguments.depth, in_flight=plan.in_flight,
         )  # fmt: skip
         gradients = gradient_type(self.moes)

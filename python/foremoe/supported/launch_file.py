@@ -151,58 +151,77 @@ def read(file: str, given: Mapping[str, str]) -> Launch:
 
 
 def _launch(name: str, form: _Format, keys: dict[str, Any]) -> Launch:
-    overridden: set[str] = set()  # unknown fields of Megatron-LM, too
+    known = known_fields()
     found: dict[str, Any] = {"engine": form.engine or "?", "replay": "disabled"}
     for key, value in keys.items():
         if (given := _arguments(key, value)) is not None:
             found[VARIABLE] = given
             continue
-        prefix = next((of for of in form.fields if key.startswith(of)), None)
-        field = form.facts.get(key) or (prefix is not None and key[len(prefix) :])
-        overridden |= {str(field)} if "transformer_config" in str(prefix) else set()
-        field = _ALIASES.get(str(field), field)
-        if isinstance(value, str) and UNRESOLVED in value:
-            pass
-        elif field == "engine":
-            value = {True: "megatron", False: "automodel"}.get(plain(value), value)
-            if sizes := re.search(r"megatron:([^+]*)", str(value)):
-                found |= _areal_sizes(sizes[1])
-            value = re.sub(r"^megatron(_train|:.*)$|.*megatron_trainer.*|.*\+megatron:.*", "megatron", str(value))
-        elif field == "replay":
-            value = _REPLAYS.get(value.lower() if isinstance(value, str) else value, "disabled") if plain(
-                value) is not True else "R3"  # fmt: skip
-        elif field == "npu":
-            value = value == "npu"
-        elif field == "lora_on_experts":
-            value = plain(value) not in (None, 0, "full")
-        elif field == "mtp_num_layers" and isinstance(plain(value), bool):
-            value = int(bool(plain(value)))
-        elif field == "modelopt_qat":
-            value = value is not None
+        field, of_megatron = _field_of(form, key)
+        known |= {field} if of_megatron else set()
+        is_resolved = not (isinstance(value, str) and UNRESOLVED in value)
         if field == "no_offload_train":
             found.pop("offload_train", None)
         elif field:
-            found[str(field)] = value
-    if found.pop("replay_of_log_probs", None) is not None and found["replay"] == "disabled":
-        found["replay"] = "R2"
-    recorded = keys.get("actor_rollout_ref.rollout.enable_rollout_routing_replay")
-    if name == "verl" and found["replay"] == "R3" and not plain(recorded):
-        found["replay"] = "disabled"  # no routes are recorded
+            found |= _areal_sizes(str(value)) if field == "engine" and is_resolved else {}
+            found[field] = _value_of(field, value) if is_resolved else value
+    found["replay"] = _replay_of(name, found, keys)
     unresolved = {of: value.replace(UNRESOLVED, "") for of, value in found.items() if UNRESOLVED in str(value)}
     found = {of: value for of, value in found.items() if of not in unresolved}
+    named = known_fields() | {"engine", "replay", VARIABLE}
+    return Launch(_mapping(name, found, known), {of: text for of, text in unresolved.items() if of in named})
+
+
+def _field_of(form: _Format, key: str) -> tuple[str, bool]:
+    """Returns the field that a key sets, or "", and whether it may be one of Megatron-LM's that no rule names."""
+    prefix = next((of for of in form.fields if key.startswith(of)), None)
+    field = form.facts.get(key) or (key[len(prefix) :] if prefix is not None else "")
+    return _ALIASES.get(field, field), "transformer_config" in str(prefix)
+
+
+def _mapping(name: str, found: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """Returns the argument of check(). found: Values by field. known: Fields of the mapping's settings."""
     flags = [of for of in FLAGS if plain(found.get(of.removesuffix("_False"))) is (not of.endswith("_False"))]
-    settings = {
-        of: found[of] for of in sorted((known_fields() | overridden) & found.keys() - {"engine", "replay", *FLAGS})
-    }
-    version = (TRAINERS[name].tested or re.findall(r"[\w.]{5,}", TRAINERS[name].sources))[0]
-    mapping = {
-        "framework": name, "framework_version": version, "megatron_core": None,
+    return {
+        "framework": name,
+        "framework_version": (TRAINERS[name].tested or re.findall(r"[\w.]{5,}", TRAINERS[name].sources))[0],
+        "megatron_core": None,
         "engine": found.get("engine", "megatron"),
-        "replay": found.get("replay", "disabled"), "family": "?", "flags": flags, "settings": settings,
+        "replay": found.get("replay", "disabled"),
+        "family": "?",
+        "flags": flags,
+        "settings": {of: found[of] for of in sorted(known & found.keys() - {"engine", "replay", *FLAGS})},
         VARIABLE: found.get(VARIABLE, ""),
-    }  # fmt: skip
-    known = known_fields() | {"engine", "replay", VARIABLE}
-    return Launch(mapping, {of: text for of, text in unresolved.items() if of in known})
+    }
+
+
+def _value_of(field: str, value: Any) -> Any:
+    """Returns the value of a field as the rules have it. value: As the launch file has it."""
+    match field:
+        case "engine":
+            named = {True: "megatron", False: "automodel"}.get(plain(value), value)
+            return re.sub(r"^megatron(_train|:.*)$|.*megatron_trainer.*|.*\+megatron:.*", "megatron", str(named))
+        case "replay":
+            if plain(value) is True:
+                return "R3"
+            return _REPLAYS.get(value.lower() if isinstance(value, str) else value, "disabled")
+        case "npu":
+            return value == "npu"
+        case "lora_on_experts":
+            return plain(value) not in (None, 0, "full")
+        case "mtp_num_layers" if isinstance(plain(value), bool):
+            return int(bool(plain(value)))
+        case "modelopt_qat":
+            return value is not None
+    return value
+
+
+def _replay_of(name: str, found: dict[str, Any], keys: Mapping[str, Any]) -> Any:
+    """Returns the kind of replay. Takes replay_of_log_probs out of the fields."""
+    replays_log_probs = found.pop("replay_of_log_probs", None) is not None
+    replay = "R2" if replays_log_probs and found["replay"] == "disabled" else found["replay"]
+    recorded = keys.get("actor_rollout_ref.rollout.enable_rollout_routing_replay")
+    return "disabled" if name == "verl" and replay == "R3" and not plain(recorded) else replay
 
 
 def _arguments(key: str, value: Any) -> str | None:
@@ -213,9 +232,11 @@ def _arguments(key: str, value: Any) -> str | None:
     return entry and entry[1]
 
 
-def _areal_sizes(text: str) -> dict[str, int]:
-    """Returns the sizes of AReaL's (attn:d1p12t4|ffn:d1p12e4) or d4t8."""
-    dense, _, experts = text.partition("ffn:")
+def _areal_sizes(engine: str) -> dict[str, int]:
+    """Returns the sizes in AReaL's names of engines, megatron:(attn:d1p12t4|ffn:d1p12e4) or megatron:d4t8."""
+    if (text := re.search(r"megatron:([^+]*)", engine)) is None:
+        return {}
+    dense, _, experts = text[1].partition("ffn:")
     names = {"t": "tensor_model", "p": "pipeline_model", "c": "context"}
     sizes = {names[of]: int(n) for of, n in re.findall(r"([tpc])(\d+)", dense)}
     sizes |= {{"t": "expert_tensor", "e": "expert_model"}[of]: int(n) for of, n in re.findall("([te])(\\d+)", experts)}

@@ -73,13 +73,7 @@ class Script:
             case "variable_assignment":
                 self._assign(node, certain)
             case "command":
-                own = [child for child in children if child.type == "variable_assignment"]
-                self.environment |= {_text(child.children[0]) for child in own}
-                words = [word for child in children if child not in own for word in self._of(child)]
-                if words[:1] in (["source"], ["."]) and len(words) > 1:
-                    self._source(words[1])
-                elif words:
-                    self.commands.append([*(f"{_text(of.children[0])}={self._assigned(of)}" for of in own), *words])
+                self._command(children)
             case "if_statement":
                 self._branch(children, certain)
             case "list":
@@ -88,11 +82,7 @@ class Script:
                 if runs is None or runs == (node.children[1].type == "&&"):
                     self._run(children[1], certain and runs is not None)
             case "case_statement" if UNRESOLVED not in (word := "".join(self._of(children[0], True))):
-                for item in children[1:]:
-                    values = item.children_by_field_name("value")
-                    if any(fnmatch.fnmatchcase(word, "".join(self._of(value, True))) for value in values):
-                        self._run(item, certain)
-                        return
+                self._case(word, children[1:], certain)
             case "for_statement" | "while_statement" | "case_statement" | "c_style_for_statement":
                 for child in children:
                     if child.type == "variable_name":
@@ -101,6 +91,23 @@ class Script:
             case _:
                 for child in children:
                     self._run(child, certain)
+
+    def _command(self, children: list[Any]) -> None:
+        own = [child for child in children if child.type == "variable_assignment"]
+        self.environment |= {_text(child.children[0]) for child in own}
+        words = [word for child in children if child not in own for word in self._of(child)]
+        if words[:1] in (["source"], ["."]) and len(words) > 1:
+            self._source(words[1])
+        elif words:
+            self.commands.append([*(f"{_text(of.children[0])}={self._assigned(of)}" for of in own), *words])
+
+    def _case(self, word: str, items: list[Any], certain: bool) -> None:
+        """Follows the first item of a case statement that matches the word."""
+        for item in items:
+            values = item.children_by_field_name("value")
+            if any(fnmatch.fnmatchcase(word, "".join(self._of(value, True))) for value in values):
+                self._run(item, certain)
+                return
 
     def _branch(self, children: list[Any], certain: bool) -> None:
         runs = self._test(children[0])

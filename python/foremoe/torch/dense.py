@@ -97,23 +97,8 @@ class Dense:
             expect_not_compiled(model, experts)
             self._expect_whole_model(model)
             named = self._sharded_names(model, sharded)
-            if named and wrapper in ("ddp", "fsdp2"):
-                raise foremoe.InputError(
-                    f"sharded: wrapper '{wrapper}' would give all ranks the same {min(named)}; expected None or own",
-                    field="sharded",
-                )
             is_sharded = bool(fsdp2_modules(model))
-            if is_sharded and wrapper in ("ddp", "fsdp2"):
-                raise foremoe.InputError(
-                    f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
-                )
-            parts = [name for name, p in self._dense_of(model) if is_dtensor(p) and name not in named]
-            if parts and not is_sharded and wrapper != "own":
-                raise foremoe.InputError(
-                    f"model: {parts[0]} is a DTensor that FSDP2 does not gather, as under tensor parallelism, so "
-                    'gradients are of different parts; expected tensors, or wrapper "own" if the trainer averages them',
-                    field="model",
-                )
+            self._expect_wrappable(model, wrapper, named, is_sharded)
             if wrapper in (None, "fsdp2"):  # DistributedDataParallel broadcasts from rank 0 instead
                 given.expect_equal(digests_of(_unsharded(self._dense_of(model), named)), hint=_AT_FIRST)
         self.model, self.sharded = model, named
@@ -132,6 +117,30 @@ class Dense:
             refuse_optimizers_of(p for p in before if id(p) not in after)
             self._compared = {}
         return self._wrapped  # type: ignore[no-any-return]
+
+    def _expect_wrappable(
+        self, model: torch.nn.Module, wrapper: str | None, sharded: set[str], is_sharded: bool
+    ) -> None:
+        """Raises InputError for a wrapper that would average gradients of different parameters or parts.
+
+        sharded: Names of parameters that differ between ranks. is_sharded: Whether FSDP2 shards the model.
+        """
+        if sharded and wrapper in ("ddp", "fsdp2"):
+            raise foremoe.InputError(
+                f"sharded: wrapper '{wrapper}' would give all ranks the same {min(sharded)}; expected None or own",
+                field="sharded",
+            )
+        if is_sharded and wrapper in ("ddp", "fsdp2"):
+            raise foremoe.InputError(
+                f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
+            )
+        parts = [name for name, p in self._dense_of(model) if is_dtensor(p) and name not in sharded]
+        if parts and not is_sharded and wrapper != "own":
+            raise foremoe.InputError(
+                f"model: {parts[0]} is a DTensor that FSDP2 does not gather, as under tensor parallelism, so "
+                'gradients are of different parts; expected tensors, or wrapper "own" if the trainer averages them',
+                field="model",
+            )
 
     def _expect_whole_model(self, model: torch.nn.Module) -> None:
         """Raises InputError if this model lacks trained parameters of the model with the spread layers."""

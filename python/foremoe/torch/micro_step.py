@@ -199,18 +199,18 @@ class MicroStep:
         Raises RuntimeError if a forward begins before the last one has ended, for example if it is retried: other ranks
         would exchange rows of other layers.
         """
-        ranks, last = self._experts.ranks, len(self.layers)
+        session, last = self._experts.session, len(self.layers)
         if index == 0 and 0 < self._next_layer < last:
             raise RuntimeError(
                 f"a forward of micro-step {self._number} began, but the one before it ended after layer "
                 f"{self._next_layer - 1} of {last}"
             )
-        if index == 0 and repeats and ranks.calls is not None:
+        if index == 0 and repeats:
             call = f"another forward of micro-step {self._number}"
-            if ranks.device.type == "cpu":  # gloo aborts where exchanges differ
-                ranks.calls.expect(call)
+            if self._experts.ranks.device.type == "cpu":  # gloo aborts where exchanges differ
+                session.expect_call(call)
             else:
-                ranks.calls.passing(call)  # never waits for the device
+                session.pass_call(call)  # never waits for the device
         self._next_layer = index + 1
 
     def _watch_backward(self, index: int, out: Tensor) -> None:

@@ -7,45 +7,38 @@ layers while it runs. Without a phase every row goes to its expert's home, and r
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_empty_load
-from foremoe._engine.choice import cluster_of, known_choice
+from foremoe._engine.arguments import expect_warm_start
 from foremoe._engine.compiled import expect_not_compiling
-from foremoe._engine.groups import can_make_gloo, expect_backend
-from foremoe._engine.homes import HomeTable
 from foremoe._engine.layers import ExpertLayer
-from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.node_memory import NodeMemory
-from foremoe._engine.ranks import Ranks
-from foremoe._engine.sharded import is_dtensor, local_weights
-from foremoe._engine.shares import Shares
-from foremoe._engine.together import facts_of, refused_together, versions
+from foremoe._engine.sharded import local_weights
 from foremoe.options import AnyHomes
 
-from . import optimizer_state, saving
-from .arguments import ExecutorArguments, ranks_of
-from .channels import replicas_of, with_channels
+from .arguments import ExecutorArguments
+from .checkpoints import Checkpoints
 from .dense import Dense
-from .descriptions import descriptions_of
 from .evaluation import Evaluation
 from .gradients import clip
+from .opening import load_of, open_session
 from .own_experts import ExpertGuards, refuse_optimizers_of
-from .phase import Phase
+from .phase import GIVEN_UP, PHASE, Phase
 from .relays import Relays
-from .routes import Counts, RoutesOfMicroStep, gather_routes
+from .routes import RoutesOfMicroStep, gather_routes
 from .shards import ExpertShards
-from .spread import SpreadExperts, expect_no_hooks
+from .spread import SpreadExperts
+
+_OF_CHECKPOINTS = (
+    "whole_state_dict", "whole_entries", "load_whole_state_dict", "save_pretrained", "whole_optimizer_state",
+    "load_whole_optimizer_state",
+)  # fmt: skip
 
 
 class ExpertParallel:
@@ -119,123 +112,68 @@ class ExpertParallel:
         **options: Any,
     ) -> None:
         self.group = group if group is not None else dist.group.WORLD
-        self.arguments = ExecutorArguments(
+        given = ExecutorArguments(
             guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path, dispatch=dispatch,
-            host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, group=self.group,
+            host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, homes=homes, group=self.group,
             copy_group=copy_group, replicate_group=replicate_group, cluster=cluster, model=model, options=options,
         )  # fmt: skip
-        with refused_together() as given:
-            given.expect_equal(versions())
-            among = given.expect_same_group(ranks_of(self.group, "group"))
-            given.expect_equal(self.arguments.compared(), among)
-            self.arguments.expect_executable()
-            replicas = self.arguments.replicas
-            self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-            self.layers = list(layers)
-            expect_layers(self.layers, self.group)
-            expect_no_hooks(self.layers)
-            facts = facts_of(self.layers)
-            given.expect_equal(facts, among)
-            weight = next(iter(self.layers[0].weights().values()))
-            expect_backend(self.group, weight.device, "layers")
-            shape = 1, len(self.layers), self.num_ranks, self.layers[0].num_experts
-            self.ranks = Ranks.of(
-                self.group, HomeTable.contiguous(*shape[1::2], shape[2]), ranks_per_node, weight.device
-            )
-            nothing = self._load(np.zeros(shape, np.int64))
-            table = HomeTable.of(homes, nothing)
-            given.expect_equal({"homes": table.digest}, among)
-            if replicas is not None:
-                of_replica = self.arguments.compared_between_replicas() | facts | {"homes": table.digest}
-                given.expect_equal(of_replica, f"replicas {replicas}")
-            given.told = ranks_of(self.group, "group"), replicas
-            if is_dtensor(weight) and not table.is_contiguous:
-                raise foremoe.InputError(
-                    "homes: experts that came as DTensors are at contiguous homes; expected None", field="homes"
-                )
-            self.arguments = dataclasses.replace(self.arguments, homes=table.given())
-            self.ranks = dataclasses.replace(self.ranks, table=table)
-            plan = plan_empty_load(nothing, self.arguments, table, path=path)
-            if plan.residency == "shared":
-                try_lending_layers(self.layers)
-            detected = cluster_of(weight.device)
-            given.expect_equal({"detected cluster": str(detected)}, among)
-            choice = known_choice(
-                self.arguments, descriptions_of(self.layers), plan, nothing, cluster=detected, rank=self.rank,
-                path=path, dispatch=dispatch, prefetch_depth=depth, bytes_per_parameter=weight.dtype.itemsize,
-            )  # fmt: skip
-            by_token = dispatch == "token" and self.ranks.num_nodes > 1
-            if by_token and self.num_ranks % self.ranks.ranks_per_node:
-                raise foremoe.InputError(
-                    f"dispatch: token needs equally many ranks on all nodes; ranks_per_node "
-                    f"{self.ranks.ranks_per_node} does not divide {self.num_ranks} ranks",
-                    field="dispatch",
-                )
-            if by_token and not can_make_gloo(self.num_ranks, dist.get_world_size()):
-                raise foremoe.InputError(
-                    f"dispatch: token needs a gloo group, and torch {torch.__version__} cannot make one of "
-                    f"{self.num_ranks} of {dist.get_world_size()} ranks after init_process_group(device_id=…); leave "
-                    "device_id out, or use torch 2.15",
-                    field="dispatch",
-                )
-        grid = replicas_of(ranks_of(self.group, "group"), given.of_all)
-        replicated = None if len(grid) == 1 else replicate_group
-        self.ranks, self._channels = with_channels(
-            self.ranks, copy_group, replicated, grid, agree=path != "peer", by_token=by_token
-        )
+        opened = open_session(layers, given)
+        self.layers, self.arguments, self.ranks = opened.layers, opened.arguments, opened.ranks
+        self._session = opened.session
+        self.rank, self.num_ranks = self.ranks.rank, self.ranks.num_ranks
         self._memory = NodeMemory(self.ranks)
-        self._shares = Shares(self.ranks.plans, self.arguments.planning(), choice)
-        self._relays = Relays(self.ranks) if by_token else None
+        self._relays = Relays(self.ranks) if self.ranks.relays is not None else None
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
-        self.experts = SpreadExperts(self.layers, self.ranks)
+        self.experts = SpreadExperts(self.layers, self.ranks, self._session)
         self._own_experts = ExpertGuards(self.experts.parameters(), self.ranks)
         if not self.experts.is_sharded:
             refuse_optimizers_of(replaced)
         del replaced
         self.experts.expect_callable = self._expect_callable
-        self._at_homes = functools.partial(self._execute_at_homes, self._announce)
-        self.experts.execute_by(self._at_homes)
+        # Called with the index of a layer before it runs at homes.
+        self._announce: Callable[[int], None] = self._announce_forward
+        self.experts.execute_by(self._execute_at_homes)
         self._dense = Dense(self.experts)
         self._own_experts.note_step = self._dense.trained_with
-        self._shards = ExpertShards([list(layer.weights().values()) for layer in self.layers], self.ranks)
+        own = [list(layer.weights().values()) for layer in self.layers]
+        self._shards = ExpertShards(own, self.ranks, self._session)
+        self.checkpoints = Checkpoints(self._session, self._shards, self._trained_model, self._own_experts.loaded)
         if (model := getattr(self.layers[0], "model", None)) is not None:
             self._register_hooks(model)
-        self._is_evaluating = False
 
-    def _load(self, counts: Counts) -> foremoe.Load:
-        return foremoe.Load.from_array(
-            counts, top_k=self.layers[0].top_k, ranks_per_node=self.ranks.ranks_per_node, name="routes"
-        )
+    def __getattr__(self, name: str) -> Any:
+        """Returns methods of `checkpoints`, which were methods of this class before."""
+        if name in _OF_CHECKPOINTS:
+            return getattr(self.checkpoints, name)
+        raise AttributeError(f"ExpertParallel has no attribute {name!r}")
 
     def _expect_callable(self) -> None:
         expect_not_compiling()
         self._own_experts.expect_no_ddp()
 
-    def _announce(self, index: int) -> None:
+    def _announce_forward(self, index: int) -> None:
         """Announces a forward without a plan. All ranks must run it."""
         if index == 0 and torch._C._current_graph_task_id() < 0:  # not a recomputation
-            self.ranks.expect_call("a forward without a plan")
+            self._session.expect_call("a forward without a plan")
 
-    def _execute_at_homes(
-        self, announce: Callable[[int], None], index: int, hidden: Tensor, ids: Tensor, gates: Tensor
-    ) -> Tensor:
-        """Runs a layer without a plan. An error on one rank ends the layer on all ranks, since they exchange rows.
-
-        announce: Called with the layer's index before any exchange.
-        """
+    def _execute_at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        """Runs a layer without a plan."""
         self._expect_callable()
-        self.experts.expect_usable()
-        announce(index)
+        self._session.expect_usable()
+        self._announce(index)
+        return self._at_homes(index, hidden, ids, gates)
+
+    def _at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        """Runs a layer without a plan. An error on one rank ends the layer on all ranks, since they exchange rows."""
         try:
             return self.experts.at_homes(index, hidden, ids, gates)[0]
         except BaseException as error:
-            if type(error).__name__ == "_StopRecomputationError":  # a checkpoint has recomputed all that it needs
-                raise
-            self.experts.failed = True
-            ended_by = self.ranks.failures.end(error) if self.ranks.failures is not None else ""
-            if ended_by:
-                raise RuntimeError(f"{ended_by}; begin anew after detach()") from error
+            if type(error).__name__ != "_StopRecomputationError":  # a checkpoint has recomputed all that it needs
+                self._session.fail(error, "begin anew after detach()")
             raise
+
+    def _trained_model(self) -> torch.nn.Module | None:
+        return self._dense.model if self._dense.model is not None else getattr(self.layers[0], "model", None)
 
     def expert_parameters(self) -> list[torch.nn.Parameter]:
         """Returns this rank's experts of all layers."""
@@ -275,7 +213,7 @@ class ExpertParallel:
             InputError: for the first parameter that differs between ranks, and for a part of the model whose layers are
                 spread.
         """
-        self.ranks.expect_call("wrap()")
+        self._session.expect_call("wrap()")
         wrapped = self._dense.wrap(model, wrapper, sharded)
         self._register_hooks(model)
         return wrapped
@@ -326,22 +264,20 @@ class ExpertParallel:
                 route that are certainly read: rows with a route in other layers, and two or more adjacent rows
                 between routed rows of their sequence.
         """
-        self.experts.expect_usable()
-        if self.ranks.failures is not None and (reason := self.ranks.failures.reason()):
-            raise RuntimeError(f"{reason}; begin anew after detach()")
-        self.ranks.expect_call("plan()")
+        self._session.expect_no_failure()
+        self._session.expect_call("plan()")
         self._own_experts.expect_not_overwritten()
         gathered = gather_routes(
             self.experts, routes, phase, unrouted, on_mismatch, previous, as_many=self._dense.needs_all_ranks,
             add_facts=(self._dense.add_facts, self._own_experts.add_facts),
         )  # fmt: skip
-        load = self._load(gathered.counts)
+        load = load_of(gathered.counts, self.layers[0].top_k, self.ranks)
         if previous is not None:
             expect_warm_start(self.arguments)
-        running = self._shares.start_plan(load, phase=phase, **self.arguments.planning(), previous=previous)
+        running = self._session.shares.start_plan(load, phase=phase, **self.arguments.planning(), previous=previous)
         tokens = None
         if self._relays is not None and on_mismatch != "home":
-            tokens = self._relays.start(running, load, gathered, later=self.experts.phase is not None)
+            tokens = self._relays.start(running, load, gathered, later=bool(self._session.runs))
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
             phase=phase, memory=self._memory, tokens=tokens,
@@ -353,87 +289,8 @@ class ExpertParallel:
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips like `torch.nn.utils.clip_grad_norm_`, by the norm over all parameters and ranks."""
-        self.ranks.expect_call("clip_grad_norm_()")
+        self._session.expect_call("clip_grad_norm_()")
         return clip(self.expert_parameters(), self._dense.named_parameters(), self.ranks, max_norm, self._dense.sharded)
-
-    def whole_state_dict(
-        self, model: torch.nn.Module, *, cpu_offload: bool = False, rank0_only: bool = False
-    ) -> dict[str, Any]:
-        """Returns the state_dict() of the unspread model. Collective.
-
-        The result has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights. Names are
-        those of the model inside DistributedDataParallel. `model` may be a copy. Experts are gathered one parameter at
-        a time. Entries share no memory with the model.
-
-        Args:
-            model: The model whose experts are spread, or what wrap() returned.
-            cpu_offload: Moves each entry to the CPU when it is whole.
-            rank0_only: Returns the entries on the first rank of all replicas; the other ranks get an empty dict.
-        """
-        self.ranks.expect_call("whole_state_dict()")
-        return saving.whole_state_dict(self._shards, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
-
-    def whole_entries(self, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
-        """Yields names and value of each entry of whole_state_dict(model). Tied weights have several names.
-
-        Collective: all ranks iterate over all entries. Values that are not experts may share the model's memory.
-        """
-        self.ranks.expect_call("whole_entries()")
-        return saving.whole_entries(self._shards, model)
-
-    def load_whole_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-        """Loads this rank's part of a whole_state_dict(), which may come from another number of ranks.
-
-        Raises InputError with the first entry that is missing, unexpected or of another shape.
-        """
-        saving.load_whole_state_dict(self._shards, model, state)
-        self._own_experts.loaded()
-
-    def save_pretrained(self, model: torch.nn.Module, folder: str | os.PathLike[str], **options: Any) -> None:
-        """Writes the files of save_pretrained() of the unspread transformers model. Collective; rank 0 writes.
-
-        When it returns on any rank, the files are complete. If rank 0 cannot write, all ranks raise.
-
-        Args:
-            model: The model whose experts are spread, or what wrap() returned.
-            folder: Folder for the files, as from_pretrained() expects them.
-            options: Options of the model's own save_pretrained(), such as max_shard_size.
-        """
-        self.ranks.expect_call("save_pretrained()")
-        saving.save_pretrained(self._shards, model, folder, **options)
-
-    def whole_optimizer_state(
-        self, optimizer: torch.optim.Optimizer, *, cpu_offload: bool = False, rank0_only: bool = False
-    ) -> dict[str, Any]:
-        """Returns the optimizer's state with the experts of all ranks, by parameter name. Collective.
-
-        {"state": {name: {key: value}}, "param_groups": [{"params": [names], option: value}]}, the format of
-        torch.distributed.checkpoint.state_dict. Its set_optimizer_state_dict() loads it for an unspread model.
-
-        Args:
-            optimizer: Optimizer of the spread model. Its state must be scalars and tensors of the parameters' shapes.
-            cpu_offload: Moves each tensor to the CPU once it is gathered.
-            rank0_only: Returns the state on the first rank of all replicas; the other ranks get an empty dict.
-
-        Raises InputError, on all ranks, for other state, and for scalars that differ between ranks.
-        """
-        self.ranks.expect_call("whole_optimizer_state()")
-        return optimizer_state.whole_optimizer_state(
-            self._shards, self._trained_model(), optimizer, cpu_offload=cpu_offload, rank0_only=rank0_only
-        )
-
-    def load_whole_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        """Loads this rank's part of a whole_optimizer_state(), which may come from another number of ranks.
-
-        Parameter groups may differ if groups that are joined have the same options. Raises InputError otherwise.
-        """
-        optimizer_state.load_whole_optimizer_state(self._shards, self._trained_model(), optimizer, state)
-
-    def _trained_model(self) -> torch.nn.Module:
-        model = self._dense.model if self._dense.model is not None else getattr(self.layers[0], "model", None)
-        if model is None:
-            raise foremoe.InputError("model: unknown; call ep.wrap(model) first", field="model")
-        return model  # type: ignore[no-any-return]
 
     def detach(self) -> None:
         """Restores every layer's own forward, and all of its experts unless they came as DTensors. Collective.
@@ -441,20 +298,17 @@ class ExpertParallel:
         No phase can run afterwards: the groups for copies are destroyed. Raises RuntimeError on NCCL after a
         failed phase: ranks may have aborted their groups, so that experts cannot be gathered.
         """
-        self.ranks.expect_call("detach()")
+        self._session.expect_ended()
+        self._session.expect_call("detach()")
         self._shards.remove()
         self._own_experts.release()
         self._dense.unwrap()
         self._memory.release()
-        self._shares.close(self.experts.failed)
         if self._relays is not None:
-            self._relays.close(self.experts.failed)
-        for channel in self._channels:
-            if not self.experts.failed:  # otherwise transfers may be in progress
-                channel.close()
+            self._relays.close(self._session.has_failed)
         if not self.experts.is_sharded:
             refuse_optimizers_of(self.expert_parameters())
-        if self.ranks.failures is not None and self.ranks.failures.abort.close():
+        if self._session.close():
             raise RuntimeError("after a failure on NCCL, experts of other ranks cannot be gathered: end the process")
         self.experts.gather()
 
@@ -469,35 +323,31 @@ class ExpertParallel:
 
         Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.
         """
-        if self.experts.phase is not None or self._is_evaluating:
-            raise RuntimeError("evaluate() was entered inside a phase, or twice")
-        if self._dense.is_sharded:
-            raise RuntimeError(
-                "evaluate(): FSDP2 gathers weights of all ranks in every forward; run as many forwards on all ranks "
-                "without it, such as by generate(synced_gpus=True)"
-            )
-        self.ranks.expect_call("evaluate()")
-        evaluation = Evaluation(self.ranks.group, self.ranks.device)
-        self._is_evaluating = True
-        before, self._at_homes = self._at_homes, functools.partial(self._execute_at_homes, evaluation.expect_layer)
-        with torch.no_grad(), self.experts.executed_by(self._at_homes):
+        with self._session.busy("evaluate()"), torch.no_grad(), self.experts.executed_by(self._execute_at_homes):
+            if self._dense.is_sharded:
+                raise RuntimeError(
+                    "evaluate(): FSDP2 gathers weights of all ranks in every forward; run as many forwards on all "
+                    "ranks without it, such as by generate(synced_gpus=True)"
+                )
+            self._session.expect_call("evaluate()")
+            evaluation = Evaluation(self.ranks.group, self.ranks.device)
+            self._announce = evaluation.expect_layer
             try:
                 yield
                 evaluation.serve(self._serve)
             except BaseException:
-                if not self.experts.failed:  # else all ranks know
+                if not self._session.has_failed:  # else all ranks know
                     evaluation.fail()
                 raise
             finally:
-                self._is_evaluating = False
-                self._at_homes = before
+                self._announce = self._announce_forward
 
     def _serve(self, index: int) -> None:
         """Runs a layer without rows of this rank, outside of a phase."""
         layer = self.layers[index]
         hidden = next(iter(local_weights(layer).values())).new_zeros(0, layer.hidden_size)
         gates = hidden.new_zeros(0, layer.top_k)
-        self._execute_at_homes(lambda layer: None, index, hidden, gates.long(), gates)
+        self._at_homes(index, hidden, gates.long(), gates)
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:
@@ -506,12 +356,6 @@ class ExpertParallel:
         Inside phase.micro_step() the routes of the micro-step are still replayed; between micro-steps routers choose.
         Gradients of this code, such as those of an auxiliary loss in a phase, are averaged by drain() with all others.
         """
-        phase, self.experts.phase = self.experts.phase, None
-        try:
-            with (
-                contextlib.nullcontext() if phase is None else phase.ending_all(),
-                self.experts.executed_by(self._at_homes),
-            ):
-                yield
-        finally:
-            self.experts.phase = phase
+        inside = self._session.ending_all(GIVEN_UP) if self._session.runs == PHASE else contextlib.nullcontext()
+        with inside, self.experts.executed_by(self._execute_at_homes):
+            yield

@@ -12,16 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.abort import Abort
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.planned_phase import PlannedPhase
 from foremoe._engine.shares import SharedPlan
-from foremoe._engine.together import digest_of, number_of, others_than, refused_together, slots_at_begin
+from foremoe._engine.together import Votes, digest_of, slots_at_begin
 
 from .arguments import ExecutorArguments
 from .dense import Dense
@@ -33,6 +31,8 @@ from .routes import Routes
 from .spread import SpreadExperts, expect_no_hooks
 from .unchanged import Unchanged
 
+PHASE = "a phase"
+GIVEN_UP = "the gradients of this phase are given up"
 _OUT_OF_ORDER = "ran out of order, or twice"
 
 
@@ -54,7 +54,7 @@ class Phase:
         dense: Dense,
         arguments: ExecutorArguments,
         load: foremoe.Load,
-        running: foremoe.RunningPlan | SharedPlan,
+        running: SharedPlan,
         routes: Routes,
         *,
         phase: str,
@@ -74,8 +74,7 @@ class Phase:
         self._tokens = tokens
         self._inside = contextlib.ExitStack()
         self._planned: PlannedPhase | None = None
-        failures = experts.ranks.failures
-        self._abort = failures.abort if failures is not None else Abort.of_no_group()
+        self._session = experts.session
         self._left: MicroStep | None = None  # the last one, while its backward may still run
         self._next = 0  # micro-step
         self._gradients: PhaseGradients | None = None  # of a policy update
@@ -109,45 +108,26 @@ class Phase:
         if self._planned is not None:
             raise RuntimeError("a phase can be entered once")
         with contextlib.ExitStack() as inside:
-            inside.enter_context(self._entered())
-            self._abort.enter()
+            inside.enter_context(self._session.busy(PHASE))
+            inside.enter_context(self._experts.executed_by(self._refuse_layer))
+            self._session.watch()
             try:
                 self._begin()
             except foremoe.InputError:  # all ranks raise it, before any copy
-                self._abort.leave(failed=False)
+                self._session.settle()
                 raise
             except BaseException as error:
-                self._experts.failed = True
-                self._abort.leave(failed=True)
-                self._give_up()
-                self._end_all(error)
+                self._fail(error)
                 raise
             inside.callback(self._unchanged.release)
             self._inside = inside.pop_all()
         return self
-
-    @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Inside, layers run only in micro-steps of this phase."""
-        experts = self._experts
-        if experts.phase is not None:
-            raise RuntimeError("another phase is running")
-        experts.expect_usable()
-        experts.phase = self
-        try:
-            with experts.executed_by(self._refuse_layer):
-                yield
-        finally:
-            experts.phase = None
 
     def _refuse_layer(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         self._experts.expect_callable()
         raise RuntimeError("a planned layer ran outside of micro_step()")
 
     def _begin(self) -> None:
-        self._experts.ranks.expect_call("entering a phase")
-        if self._tokens is not None:
-            self._tokens.begin()
         planned = PlannedPhase(
             self._running,
             self._load,
@@ -158,9 +138,10 @@ class Phase:
             depth=self._arguments.depth,
             rows="order" if self._tokens is None else "token",
         )
-        ranks = self._experts.ranks
-        if others := others_than("", slots_at_begin(planned.plan), ranks.rows.group, ranks.device):
-            raise RuntimeError(f"ranks {others} of the group planned other guests than rank {ranks.rank}")
+        guests = digest_of(slots_at_begin(planned.plan))[:8]
+        self._session.expect_call(f"entering a phase with guests {guests}")
+        if self._tokens is not None:
+            self._tokens.begin()
         planned.open(
             self._experts.layers, _OUT_OF_ORDER, memory=self._memory, host_timeout=self._arguments.host_timeout
         )
@@ -172,59 +153,41 @@ class Phase:
             layer.replayed_rows = layer.mismatched_rows = 0  # type: ignore[attr-defined]
         self._unchanged = Unchanged(self._experts.parameters, dense, steps=self.phase == "recompute")
 
-    def _give_up(self) -> None:
-        """Restores gradients and closes the planned phase if it has begun."""
-        if self._gradients is not None:
-            self._gradients.give_back()
-        if self._planned is not None:
-            self._planned.close(complete=False)
-
-    @contextlib.contextmanager
-    def ending_all(self) -> Iterator[None]:
-        """Inside, an error of this rank ends the phase on all ranks. All ranks raise an error."""
-        try:
-            yield
-        except BaseException as error:
-            self._end_all(error)
-            raise
-
-    def _end_all(self, error: BaseException) -> None:
-        """Raises RuntimeError if the error is a lost connection to a rank that failed."""
-        self._abort.leave(failed=True)
-        failures = self._experts.ranks.failures
-        ended_by = failures.end(error) if failures is not None else ""
-        if ended_by:
-            raise RuntimeError(f"{ended_by}; the gradients of this phase are given up") from error
-
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        done = self.planned.is_complete() if self.phase == "recompute" else self._drained
+        is_recompute = self.phase == "recompute"
+        done = self.planned.is_complete() if is_recompute else self._drained
         # An error after drain() does not discard gradients: all ranks have them.
-        undisturbed = error is None or (self.phase == "policy_update" and self._drained)
-        complete = undisturbed and done and self._next == self._load.num_micro_steps
+        undisturbed = error is None or (not is_recompute and done)
         with self._inside:
+            if not (undisturbed and done and self._next == self._load.num_micro_steps):
+                left = RuntimeError(f"the phase was left before its last micro-step, or without drain(): {GIVEN_UP}")
+                self._fail(error or left)
+                if error is None:
+                    raise left
+                return
             try:
-                if complete and self.phase == "recompute":
-                    with self.ending_all():
-                        self.beside.share(self._experts.ranks)
-                        self._expect_same_end()
-            except BaseException:
-                complete = False
+                if is_recompute:
+                    self.beside.share(self._experts.ranks)
+                    self._expect_same_end()
+                self.planned.close(complete=True)
+                self._session.settle()
+            except BaseException as own:
+                self._fail(own)
                 raise
-            finally:
-                failed, self._experts.failed = self._experts.failed, True
-                if complete:
-                    with self.ending_all():
-                        self.planned.close(complete=True)
-                        self._abort.leave(failed=False)
-                else:
-                    self._abort.leave(failed=True)
-                    self._give_up()
-                self._experts.failed = failed or not complete
-        if not complete:
-            left = "the phase was left before its last micro-step, or without drain(): its gradients are given up"
-            self._end_all(error or RuntimeError(left))
-            if error is None:
-                raise RuntimeError(left)
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends the phase on all ranks, and restores gradients unless they are complete."""
+        try:
+            self._session.fail(error, GIVEN_UP)
+        finally:
+            if self._gradients is not None and not self._drained:
+                self._gradients.give_back()
+            if self._planned is not None and self.planned.cursor.is_open:
+                self._planned.close(complete=False)
+
+    def _ending_all(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, an error of this rank ends the phase on all ranks. All ranks raise an error."""
+        return self._session.ending_all(GIVEN_UP)
 
     @contextlib.contextmanager
     def micro_step(self, micro_step: int) -> Iterator[None]:
@@ -254,14 +217,13 @@ class Phase:
     def _running_micro_step(self, micro_step: int) -> Iterator[MicroStep]:
         if micro_step != self._next:
             raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
-        with self.ending_all():
+        with self._ending_all():
             self._finish_micro_step()
             self._unchanged.expect()
             if self._gradients is not None:
                 self._gradients.expect_accumulated()
             self._next += 1
-            if (calls := self._experts.ranks.calls) is not None:
-                calls.passing(f"micro_step({micro_step})")
+            self._session.pass_call(f"micro_step({micro_step})")
             at_homes = self.guests.agree(micro_step)
             self.beside.fallbacks += [(micro_step, layer) for layer in sorted(at_homes)]
             current = self._prepare(micro_step, at_homes)
@@ -306,7 +268,7 @@ class Phase:
         """
         if self._gradients is None:
             return
-        with self.ending_all():
+        with self._ending_all():
             self._finish_micro_step()
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():
             raise RuntimeError(
@@ -314,12 +276,12 @@ class Phase:
                 f"{self._next} of {self._load.num_micro_steps} micro-steps have run"
             )
         self._dense.expect_averaged()
-        with self.ending_all():
+        with self._ending_all():
             self._unchanged.expect()
             self._gradients.expect_accumulated()
             self._gradients.expect_trained()
             expect_no_hooks(self._experts.layers)
-            self._experts.ranks.expect_call("drain()")
+            self._session.expect_call("drain()")
             self._expect_same_end()
             self._gradients.finish(self.guests)
             self.beside.share(self._experts.ranks)
@@ -330,34 +292,20 @@ class Phase:
         """Checks a phase on all ranks. Collective. Waits for the device, once per phase; layers never wait.
 
         Raises:
-            RuntimeError: if a layer of any rank ran other experts than its routes.
-            InputError: if routes of any rank belong to other rows, or ranks would average different parameters.
+            RuntimeError: if a layer of this rank ran other experts than its routes.
+            InputError: if one of another rank did, if routes of any rank belong to other rows, or if ranks have other
+                plans or would average different parameters.
         """
-        ranks, differs = self._experts.ranks, self.beside.differs
-        own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
+        ranks, plan = self._experts.ranks, self.plan
+        late = [plan.slot_expert] if plan.residency == "shared" else []  # final only with the quotas
+        quotas = {"quotas of the plan": digest_of(plan.slot_tokens, *late)[:8]}
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
-        late = [self.plan.slot_expert] if self.plan.residency == "shared" else []  # final only with the quotas
-        quotas = {"quotas of the plan": digest_of(self.plan.slot_tokens, *late)[:8]}
-        among = [(ranks.rows.group, averaged | quotas)]
-        if ranks.replicas is not None:
-            among = [(ranks.everyone.group, averaged), (ranks.rows.group, quotas)]
-        for group, alike in among:
-            number = number_of(repr(alike))
-            found = torch.tensor([own, number, -number], device=ranks.device)
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-            last, most, least = found.tolist()
-            layer = own if own >= 0 else last
-            if layer >= 0:
-                where = "" if own >= 0 else "on another rank, "
-                of = self._experts.layers[layer]
-                why = "although they were replayed" if getattr(of, "is_replayed", True) else "by token ids"
-                raise RuntimeError(
-                    f"{of.name}: {where}it ran other experts than its routes say, {why}; under on_mismatch='home' its "
-                    "router may choose"
-                )
-            if most != -least:
-                with refused_together(group) as given:
-                    given.expect_equal(alike)
+        others = self._other_experts()
+        if ranks.replicas is None:
+            Votes([ranks.rows], ranks.device).expect_equal(averaged | quotas, others)
+        else:
+            Votes([ranks.everyone], ranks.device).expect_equal(averaged, others)
+            Votes([ranks.rows], ranks.device).expect_equal(quotas)
         if refusal := self.beside.refusal(ranks):
             raise foremoe.InputError(
                 f"routes: {refusal}. Give each micro-step the routes of its own rows, of this rank and of these "
@@ -371,6 +319,17 @@ class Phase:
                 "dropped_read): such as a prefix from the rollout's cache, or the last token of a sequence under a "
                 "reward model; unrouted='home' computes them"
             )
+
+    def _other_experts(self) -> RuntimeError | None:
+        """Returns the error for the first layer of this rank that ran other experts than its routes."""
+        for layer, differs in zip(self._experts.layers, self.beside.differs, strict=True):
+            if differs is not None and bool(differs):
+                why = "although they were replayed" if getattr(layer, "is_replayed", True) else "by token ids"
+                return RuntimeError(
+                    f"{layer.name}: it ran other experts than its routes say, {why}; under on_mismatch='home' its "
+                    "router may choose"
+                )
+        return None
 
     def figures(self) -> dict[str, Any]:
         """Returns statistics of balance and copies. Values that differ between ranks are those of this rank.

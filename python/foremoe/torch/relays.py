@@ -20,8 +20,8 @@ from torch import Tensor
 import foremoe
 from foremoe._engine.background import Background
 from foremoe._engine.communication import exchanged_bytes
-from foremoe._engine.planned_phase import PlanInProgress
 from foremoe._engine.ranks import Ranks
+from foremoe._engine.shares import SharedPlan
 
 from .by_token import Fan, Hop, TokenDispatch
 from .routes import Routes
@@ -60,7 +60,7 @@ class Relays:
         self._ranks = ranks
         self._pool = Background("relays")
 
-    def start(self, running: PlanInProgress, load: foremoe.Load, routes: Routes, *, later: bool) -> GatheredTokens:
+    def start(self, running: SharedPlan, load: foremoe.Load, routes: Routes, *, later: bool) -> GatheredTokens:
         """Begins to gather for a phase. Collective, on all ranks in the same order.
 
         later: Begins only when the phase does, since another phase is running and needs the thread.
@@ -78,9 +78,7 @@ class Relays:
 class GatheredTokens:
     """Destinations of the tokens of one phase. Collective: all ranks take the micro-steps in order."""
 
-    def __init__(
-        self, ranks: Ranks, pool: Background, running: PlanInProgress, load: foremoe.Load, routes: Routes
-    ) -> None:
+    def __init__(self, ranks: Ranks, pool: Background, running: SharedPlan, load: foremoe.Load, routes: Routes) -> None:
         self._ranks, self._pool, self._running, self._load, self._routes = ranks, pool, running, load, routes
         self._turns: foremoe.RankTurns | None = None
         self._of: dict[int, Future[list[TokenRows]]] = {}

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import foremoe
 from foremoe._engine.homes import exchanged
 from foremoe._engine.ranks import Ranks
+from foremoe._engine.session import Session
 from foremoe._engine.sharded import is_dtensor
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class ExpertShards:
     parts. If homes are not contiguous, ranks exchange experts to make them, and after loading.
     """
 
-    def __init__(self, layers: Sequence[Sequence[torch.nn.Parameter]], ranks: Ranks) -> None:
+    def __init__(self, layers: Sequence[Sequence[torch.nn.Parameter]], ranks: Ranks, session: Session) -> None:
         """layers: This rank's experts of each layer."""
         experts = [weight for layer in layers for weight in layer]
         self.group, self.num_ranks = ranks.group, ranks.num_ranks
@@ -52,6 +53,7 @@ class ExpertShards:
         self.num_weights = len(experts)
         self.came_sharded = is_dtensor(experts[0])
         self._device = experts[0].device.type
+        self._session = session
         self._ranks = ranks
         self._by_position = False
         self._experts = {id(weight): layer for layer, of in enumerate(layers) for weight in of}
@@ -72,8 +74,8 @@ class ExpertShards:
         raise RuntimeError(
             f"this would save the experts of one rank alone, since ExpertParallel spreads the model over "
             f"{self.num_ranks} ranks. On all ranks, call torch.distributed.checkpoint.save() with state_dict(), or "
-            "ep.save_pretrained(model, folder); or save what ep.whole_state_dict(model) and "
-            "ep.whole_optimizer_state(optimizer) return"
+            "ep.checkpoints.save_pretrained(model, folder); or save what ep.checkpoints.whole_state_dict(model) and "
+            "ep.checkpoints.whole_optimizer_state(optimizer) return"
         )
 
     @functools.cached_property
@@ -151,7 +153,7 @@ class ExpertShards:
     def _exchanged(self, part: Tensor, layer: int, *, to_blocks: bool) -> Tensor:
         if self._ranks.table.is_contiguous:
             return part
-        self._ranks.expect_call("state_dict() or load_state_dict() of experts")
+        self._session.expect_call("state_dict() or load_state_dict() of experts")
         return exchanged(part, self._ranks.table, layer, self.group, to_blocks=to_blocks)
 
     def part(self, value: Tensor, like: Tensor, name: str, layer: int) -> Tensor:
@@ -199,7 +201,7 @@ def _save_whole_only(
     if any(name not in state or is_dtensor(state[name]) or state[name].shape != own[name].shape for name in experts):
         raise RuntimeError(
             "this model holds one rank's experts, since an ExpertParallel spreads it: call its "
-            "ep.save_pretrained(model, folder) on all ranks instead"
+            "ep.checkpoints.save_pretrained(model, folder) on all ranks instead"
         )
     return type(module).save_pretrained(module, save_directory, *arguments, **keywords)
 

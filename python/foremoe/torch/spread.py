@@ -16,6 +16,7 @@ from foremoe._engine.arguments import mark_spread, unmark_spread
 from foremoe._engine.communication import gathered
 from foremoe._engine.layers import Execute, ExpertLayer
 from foremoe._engine.ranks import Ranks
+from foremoe._engine.session import Session
 from foremoe._engine.sharded import is_dtensor, local_weights, version_of
 
 from .dispatch import dispatch_to
@@ -75,9 +76,10 @@ class SpreadExperts:
     """The experts of a model on this rank. The constructor replaces the parameters of every layer by those at home on
     this rank, E/R of each, ascending. DTensors are already on their ranks and are not changed."""
 
-    def __init__(self, layers: list[ExpertLayer], ranks: Ranks) -> None:
+    def __init__(self, layers: list[ExpertLayer], ranks: Ranks, session: Session) -> None:
         """layers: Layers that expect_layers() accepts."""
         self.layers = layers
+        self.session = session
         self.ranks = ranks
         self.num_experts, self.top_k = layers[0].num_experts, layers[0].top_k
         weights = layers[0].weights().values()
@@ -90,8 +92,6 @@ class SpreadExperts:
         self._positions = torch.from_numpy(ranks.table.position).to(ranks.device)  # [layers, experts]
         self.begin_home_pass: Callable[[int], HomePass]  # called with the layer's index
         self.expect_callable: Callable[[], None]  # called before a layer runs; raises if it must not run
-        self.phase: Any = None  # the phase that has been entered
-        self.failed = False  # transfers may be in progress that no rank waits for
         self._execute: ExecuteLayer | None = None
         self.has_warned = False  # about dropped rows that are read
         self._spread = self.parameters()
@@ -141,11 +141,6 @@ class SpreadExperts:
         finally:
             if self._execute is execute:
                 self.execute_by(before)
-
-    def expect_usable(self) -> None:
-        """Raises RuntimeError after a failure."""
-        if self.failed:
-            raise RuntimeError("a phase failed: what it sent may still be on its way; begin anew with other groups")
 
     def at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> tuple[Tensor, int]:
         """Computes unplanned rows at their experts' homes, after an exchange of counts.

@@ -146,7 +146,7 @@ def test_a_store_that_ends_with_its_rank_is_a_failure(one: Rank, monkeypatch: py
 
 
 def test_ranks_without_nccl_groups_start_no_thread() -> None:
-    nothing = Abort.of_no_group()
+    nothing = Abort([], CPU, None, [])
     nothing.enter()
     nothing.leave(failed=False)
     assert nothing._thread is None

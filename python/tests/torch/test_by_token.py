@@ -38,6 +38,7 @@ from training import (
 )
 
 import foremoe
+from foremoe._engine.planned_phase import PlannedPhase
 from foremoe.torch import exchange
 from foremoe.torch.doctor.layers import Experts, Net, Sizes, draw_inputs
 from foremoe.torch.doctor.layers import draw_routes as net_routes
@@ -270,12 +271,17 @@ def test_a_phase_is_freed_when_it_has_ended(rank: int, dispatch: str, by_error: 
     kept: list[Any] = []
 
     def between(m: int) -> None:
-        kept.append(weakref.ref(ep.experts.phase.planned))
         if by_error and m == 2:
             dist.barrier()
             raise KeyError
 
-    with contextlib.suppress(KeyError):
+    opens = PlannedPhase.open
+
+    def opened(self: PlannedPhase, *arguments: Any, **options: Any) -> None:
+        kept.append(weakref.ref(self))
+        opens(self, *arguments, **options)
+
+    with contextlib.suppress(KeyError), mock.patch.object(PlannedPhase, "open", opened):
         run_phase(ep, trained, 9, between=between)
     ep.detach()
     gc.collect()

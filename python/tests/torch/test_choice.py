@@ -215,7 +215,7 @@ def test_phases_without_a_plan_have_the_gradients_of_one_process(rank: int, resi
 
 def test_the_model_of_spread_layers_is_described_by_their_configuration(rank: int) -> None:
     ep, model, _ = begin(cluster="h100")
-    cost = ep._shares._choice._cost
+    cost = ep._session.shares._choice._cost
     assert (cost["model"]["model_type"], cost["model"]["hidden_size"]) == ("qwen3_moe", 32)
     assert (cost["dispatch"], cost["bytes_per_parameter"], cost["prefetch_depth"]) == ("row", 8, 2)
     model.config.model_type = "unknown"

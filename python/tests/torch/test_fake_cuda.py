@@ -55,11 +55,10 @@ def waits_of_a_phase(
     """
     sizes = Sizes(experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, intermediate=HIDDEN, dtype="bfloat16")
     layers = [Experts(f"layer {i}", sizes) for i in range(LAYERS)]
-    with mock.patch(
-        "foremoe.torch.channels.can_make_gloo", lambda *_: False
-    ):  # this rank plans all layers: no other rank runs
+    alone = mock.patch("foremoe.torch.opening.can_make_gloo", lambda *_: False)  # plans all layers: no other rank runs
+    with alone:
         ep = ExpertParallel(layers, ranks_per_node=2, **options)
-    ep.ranks = dataclasses.replace(ep.ranks, failures=None)  # the fake group's store returns a value for any key
+    ep._session._failures._store = dist.HashStore()  # that of the fake group returns a value for any key
     planned = ep.plan(draw_routes(), phase, on_mismatch=on_mismatch)
     for layer in layers:
         layer.set_weights({name: cuda.parameter_like(weight) for name, weight in layer.weights().items()})
@@ -67,8 +66,7 @@ def waits_of_a_phase(
     ep.experts.ranks = dataclasses.replace(ep.ranks, device=cuda.device)
     grad = contextlib.nullcontext() if phase == "policy_update" else torch.no_grad()
     cuda.waits.clear()
-    skip_comparison = mock.patch("foremoe.torch.phase.others_than", lambda *_: [])  # it waits for peers once per phase
-    with skip_comparison, cuda.stand_ins(), contextlib.suppress(LeavePhase), grad, planned:
+    with cuda.stand_ins(), contextlib.suppress(LeavePhase), grad, planned:
         for m in planned.micro_steps:
             with planned.micro_step(m):
                 hidden = torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16, device=cuda.device)

@@ -103,7 +103,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
     RouterReplay.clear_global_router_replay_instances()
     with pytest.MonkeyPatch.context() as patch, cuda.stand_ins():
         patch.setattr(of_replicas, "make_groups", fake_groups)
-        patch.setattr(shares, "POLICIES", ())  # this process plans everything, since no other rank exists
+        patch.setattr(shares, "SMALLEST", 1 << 62)  # this process plans everything, since no other rank exists
         patch.setattr(step, "Background", SynchronousExecutor)
         patch.setattr(moe_utils, "te_general_gemm", None, raising=False)
         for name, function in zip(

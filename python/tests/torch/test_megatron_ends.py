@@ -66,7 +66,7 @@ def error_of_step(
                 net.moe[0].token_dispatcher.step.deviates[0, 0] = True
     except RuntimeError as error:
         message = " ".join([str(error), *getattr(error, "__notes__", [])])
-        with pytest.raises(RuntimeError, match="attach anew"):
+        with pytest.raises(RuntimeError, match="begin anew"):
             replicas.plan(counts_of(0, dist.get_rank()))
         return message
     return "nothing"
@@ -122,7 +122,7 @@ def test_an_error_in_one_expert_parallel_group_ends_the_steps_of_the_others(
                         replay(net, 0, m)
                         net(batch(0, m)).sum().backward()
         finally:
-            with pytest.raises(RuntimeError, match="attach anew"):
+            with pytest.raises(RuntimeError, match="begin anew"):
                 replicas.plan(counts_of(0, rank))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -130,7 +130,7 @@ def test_an_error_in_one_expert_parallel_group_ends_the_steps_of_the_others(
             patch.setattr(Guests, "bring_home", bring_home_late)
         said = refusal(run)
         gc.collect()
-    failed = tuple(f"RuntimeError: rank {of} failed: ValueError: the loss is not finite: do not use" for of in ranks)
+    failed = tuple(f"RuntimeError: rank {of} failed: ValueError: the loss is not finite; do not use" for of in ranks)
     assert said == "ValueError: the loss is not finite" if rank in ranks else said.startswith(failed), said
 
 
@@ -164,10 +164,10 @@ def test_an_error_on_closing_a_step_is_reported_to_the_other_ranks(rank: int) ->
         first = refusal(lambda: run_planned(replicas, net, plan))
         second = refusal(lambda: replicas.plan(counts_of(0, rank)))
     if rank == 2:
-        assert closed == [True, False] and first == "ValueError: a copy was lost" and "attach anew" in second
+        assert closed == [True, False] and first == "ValueError: a copy was lost" and "begin anew" in second
     else:
         assert closed == [True] and first == "nothing"
-        told = "RuntimeError: rank 2 failed: ValueError: a copy was lost: do not use the step's gradients"
+        told = "RuntimeError: rank 2 failed: ValueError: a copy was lost; do not use the gradients of this step"
         assert second.startswith(told)
     groups = len(distributed_c10d._world.pg_names)
     replicas.detach()

@@ -249,7 +249,7 @@ def test_a_stage_without_moe_layers_raises_the_error_of_another_stage(rank: int)
     said = refusal(lambda: foremoe.megatron.attach(pipeline.models, policy="eplb"))
     assert said.startswith(f"InputError: {own}" if rank >= 2 else f"InputError: rank 2 refused: {own}"), said
     replicas = foremoe.megatron.attach(pipeline.models)
-    assert [dist.get_backend(group) for group in replicas._agreement._groups] == ["gloo", "gloo"]
+    assert [dist.get_backend(of.group) for of in replicas._session._votes._channels] == ["gloo", "gloo"]
     replicas.detach()
 
 

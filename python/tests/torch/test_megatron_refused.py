@@ -152,9 +152,11 @@ def test_invalid_counts_and_plans_are_rejected_by_name(rank: int) -> None:
         (of_two_layers, f"plan: has (2, 8, 4, 1, 'resident') {of}"),
         (attach(make(), guest_slots=2).plan(good), f"plan: has (3, 8, 4, 2, 'resident') {of}"),
         (attach(make(), residency="shared").plan(good), f"plan: has (3, 8, 4, 1, 'shared') {of}"),
-        ([replicas.plan(good), replicas.plan(good.flip(0))][rank // 3], "plan: ranks "),
     ):
         assert input_error(lambda plan=plan: replicas.step(plan).__enter__()).startswith(words)
+    ours = [replicas.plan(good), replicas.plan(good.flip(0))][rank // 3]
+    said = input_error(lambda: replicas.step(ours).__enter__())
+    assert said.startswith("plan: ") and " on rank 3, " in said and " on ranks 0, 1, 2; expected the same" in said
     some = make()
     some.moe[1].experts.local_experts[0].requires_grad_(False)
     partly = attach(some)
@@ -235,8 +237,8 @@ RUNNING = "a step is running"
 
 
 @pytest.mark.parametrize(("act", "words"), [
-    ("plan", f"{RUNNING}: call plan() and step() of another one before or after it"),
-    ("step", f"{RUNNING}: call plan() and step() of another one before or after it"),
+    ("plan", f"{RUNNING}: end it before plan()"),
+    ("step", f"{RUNNING}: end it before step()"),
     ("backward", ", and of the phase recompute forwards alone"),
 ])  # fmt: skip
 def test_invalid_calls_inside_a_step_are_rejected(rank: int, act: str, words: str) -> None:

@@ -212,7 +212,7 @@ def test_invalid_former_plans_are_rejected(rank: int) -> None:
 def test_planning_starts_from_a_former_plan(rank: int) -> None:
     ep, skewed = spread([Layer()]), plan_of(HOT)
     ep.expect_warm_starts()
-    with mock.patch.object(ep._shares, "start_plan", wraps=ep._shares.start_plan) as planner:
+    with mock.patch.object(ep._session.shares, "start_plan", wraps=ep._session.shares.start_plan) as planner:
         ep.plan(routes(), previous=skewed)
         ep.plan(routes())
     assert [call.kwargs["previous"] is skewed for call in planner.call_args_list] == [True, False]
@@ -231,7 +231,7 @@ def test_calls_out_of_order_are_rejected(rank: int) -> None:
     with phase:
         expect("micro-step 1 was entered, but 0 comes next", phase.micro_step(1).__enter__)
         expect("outside of micro_step()", lambda: layer.execute(torch.ones(1, HIDDEN), None, torch.ones(1, 1)))
-        expect("another phase is running", ep.plan(routes()).__enter__)
+        expect("a phase is running: end it before a phase begins", ep.plan(routes()).__enter__)
         expect("drain() comes once, after the backward of the last micro-step", phase.drain)
         with phase.micro_step(0):
             nine = torch.ones(9, HIDDEN), None, torch.ones(9, 1)

@@ -156,7 +156,7 @@ def test_save_pretrained_of_a_spread_model_is_rejected_and_names_the_replacement
     ep = ExpertParallel(expert_layers(model))
     own, where = model.state_dict(), f"{folder()}/report"
     for save in (model.save_pretrained, model.model.save_pretrained, partial(model.save_pretrained, state_dict=own)):
-        assert "ep.save_pretrained(model, folder)" in refusal(lambda save=save: save(where))
+        assert "ep.checkpoints.save_pretrained(model, folder)" in refusal(lambda save=save: save(where))
         assert not os.path.exists(where)
     dist.barrier()
     whole = ep.whole_state_dict(model)

@@ -135,7 +135,7 @@ def work(rank: int, folder: str) -> None:
         foremoe.trl.GRPOTrainer, f"{folder}/mixed", make_model(rank).bfloat16(), {"warm_start": True}, bf16=True,
         max_steps=2, max_grad_norm=0.0,
     )  # fmt: skip
-    own = mixed.expert_parallel._shares
+    own = mixed.expert_parallel._session.shares
     with mock.patch.object(own, "start_plan", wraps=own.start_plan) as planner:
         mixed.train()
     found["planned from"] = [previous_of(call) for call in planner.call_args_list]

@@ -101,8 +101,8 @@ std::vector<Option> options_of(HomesOptions& o) {
           o.search.seed)};
 }
 
-ChosenHomes choose_homes(std::span<const BatchedTrace> traces, const Holdout& holdout, const HomesOptions& options,
-                         ThreadPool& pool) {
+// Throws InputError unless all traces are valid, of the same shape, and of experts that their ranks can share.
+static void expect_alike(std::span<const BatchedTrace> traces, const Holdout& holdout) {
   if (traces.empty()) throw InputError({.field = "traces"}, "there is none");
   const BatchedTrace& first = traces.front();
   const auto expect_valid = [&](const BatchedTrace& other) {
@@ -117,6 +117,12 @@ ChosenHomes choose_homes(std::span<const BatchedTrace> traces, const Holdout& ho
                      fmt::format("has {} experts, which cannot be spread evenly over {} ranks", first.trace.num_experts,
                                  first.batching.num_ranks));
   }
+}
+
+ChosenHomes choose_homes(std::span<const BatchedTrace> traces, const Holdout& holdout, const HomesOptions& options,
+                         ThreadPool& pool) {
+  expect_alike(traces, holdout);
+  const BatchedTrace& first = traces.front();
   std::vector<Part> fitted;
   std::vector<Part> held_out;
   std::vector<std::string> names;

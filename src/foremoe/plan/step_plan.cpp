@@ -75,6 +75,40 @@ void expect_homes(ArrayView<const RankId, 2> home, int num_ranks) {
   }
 }
 
+// Throws InputError for a slot whose expert or tokens are out of range, and for one that disagrees with the homes.
+static void expect_valid_slots(const StepPlan& plan) {
+  const std::size_t layers = plan.slot_expert.extent(1);
+  const std::size_t ranks = plan.slot_expert.extent(2);
+  const std::size_t slots = plan.slot_expert.extent(3);
+  const std::size_t experts = plan.home.extent(1);
+  const std::span<const ExpertId> held = plan.slot_expert.flat();
+  const std::span<const Tokens> quotas = plan.slot_tokens.flat();
+  for (std::size_t i = 0; i < held.size(); ++i) {
+    const std::size_t slot = i % slots;
+    const auto refuse = [&](const char* field, const std::string& what) {
+      const std::size_t row = i / slots;
+      throw InputError(
+          {.field = field,
+           .index = fmt::format("[{}, {}, {}, {}]", row / ranks / layers, row / ranks % layers, row % ranks, slot)},
+          what);
+    };
+    if (quotas[i].value < 0 || quotas[i].value > kMaxTokensPerLayer) {
+      refuse("slot_tokens", fmt::format("{} tokens, expected 0 to {}", quotas[i].value, kMaxTokensPerLayer));
+    }
+    const ExpertId e = held[i];
+    if (e == kNoExpert) continue;
+    if (e.value < 0 || e.index() >= experts) {
+      refuse("slot_expert", fmt::format("expert {} is not in 0 … {}", e.value, experts - 1));
+    }
+    const std::size_t rank = i / slots % ranks;
+    const bool is_home = plan.home(i / slots / ranks % layers, e).index() == rank;
+    if (plan.can_train() && is_home != (slot < experts / ranks)) {
+      refuse("slot_expert",
+             fmt::format("expert {} of rank {} {} home", e.value, rank, is_home ? "is at" : "has another"));
+    }
+  }
+}
+
 void expect_valid(const StepPlan& plan) {
   const std::size_t events = plan.slot_expert.extent(0);
   const std::size_t layers = plan.slot_expert.extent(1);
@@ -104,33 +138,7 @@ void expect_valid(const StepPlan& plan) {
   expect(plan.lower_bound.empty() || plan.lower_bound.shape() == pairs, "lower_bound",
          "expected [micro_steps, layers]");
   expect_homes(plan.home, plan.num_ranks());
-
-  const std::span<const ExpertId> held = plan.slot_expert.flat();
-  const std::span<const Tokens> quotas = plan.slot_tokens.flat();
-  for (std::size_t i = 0; i < held.size(); ++i) {
-    const std::size_t slot = i % slots;
-    const auto refuse = [&](const char* field, const std::string& what) {
-      const std::size_t row = i / slots;
-      throw InputError(
-          {.field = field,
-           .index = fmt::format("[{}, {}, {}, {}]", row / ranks / layers, row / ranks % layers, row % ranks, slot)},
-          what);
-    };
-    if (quotas[i].value < 0 || quotas[i].value > kMaxTokensPerLayer) {
-      refuse("slot_tokens", fmt::format("{} tokens, expected 0 to {}", quotas[i].value, kMaxTokensPerLayer));
-    }
-    const ExpertId e = held[i];
-    if (e == kNoExpert) continue;
-    if (e.value < 0 || e.index() >= experts) {
-      refuse("slot_expert", fmt::format("expert {} is not in 0 … {}", e.value, experts - 1));
-    }
-    const std::size_t rank = i / slots % ranks;
-    const bool is_home = plan.home(i / slots / ranks % layers, e).index() == rank;
-    if (plan.can_train() && is_home != (slot < experts / ranks)) {
-      refuse("slot_expert",
-             fmt::format("expert {} of rank {} {} home", e.value, rank, is_home ? "is at" : "has another"));
-    }
-  }
+  expect_valid_slots(plan);
 }
 
 void expect_valid(const StepPlan& plan, const LoadTable& load) {

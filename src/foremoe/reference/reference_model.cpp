@@ -59,6 +59,22 @@ Array<double, 2> ReferenceModel::rows_of_experts(const ReferenceStep& step) cons
   return rows;
 }
 
+// Adds the rounding of each sum over rows to the variances of gradients. rows: [layers, experts].
+static void add_rounding_of_sums(ReferenceResult& result, const Array<double, 2>& rows) {
+  const std::size_t experts = rows.extent(1);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::size_t l = i / experts, e = i % experts;
+    std::vector<double>& of_expert = result.variance.expert_gradient(l, e);
+    for (std::size_t j = 0; j < of_expert.size(); ++j) {
+      of_expert[j] += rows(l, e) * squared(result.expert_gradient(l, e)[j]);
+    }
+    const std::size_t hidden = result.router_gradient[l].size() / experts;
+    for (std::size_t j = e * hidden; j < (e + 1) * hidden; ++j) {
+      result.variance.router_gradient[l][j] += rows(l, e) * squared(result.router_gradient[l][j]);
+    }
+  }
+}
+
 ReferenceResult ReferenceModel::run(const ReferenceStep& step, ThreadPool& pool) const {
   const Array<std::vector<double>, 2>::Shape sources{static_cast<std::size_t>(step.micro_steps),
                                                      static_cast<std::size_t>(step.ranks)};
@@ -108,19 +124,7 @@ ReferenceResult ReferenceModel::run(const ReferenceStep& step, ThreadPool& pool)
     result.output(m, r) = std::move(y.value);
     if (step.variances) result.variance.output(m, r) = std::move(y.variance);
   });
-  if (step.variances && step.backward) {  // add the rounding of each sum over rows
-    const auto experts = static_cast<std::size_t>(size_.experts);
-    for (std::size_t i = 0; i < weights_.expert.size(); ++i) {
-      const std::size_t l = i / experts, e = i % experts;
-      std::vector<double>& of_expert = result.variance.expert_gradient(l, e);
-      for (std::size_t j = 0; j < of_expert.size(); ++j) {
-        of_expert[j] += rows(l, e) * squared(result.expert_gradient(l, e)[j]);
-      }
-      for (std::size_t j = e * hidden; j < (e + 1) * hidden; ++j) {
-        result.variance.router_gradient[l][j] += rows(l, e) * squared(result.router_gradient[l][j]);
-      }
-    }
-  }
+  if (step.variances && step.backward) add_rounding_of_sums(result, rows);
   return result;
 }
 

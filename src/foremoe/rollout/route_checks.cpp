@@ -279,6 +279,11 @@ class Checks {
                       first_routed == 1 ? "" : fmt::format("{} ", first_routed), trace_.num_layers));
       return;
     }
+    check_number_of_layers(first_routed);
+  }
+
+  // Compares the layers with those of the model. first_routed: the first layer with routes.
+  void check_number_of_layers(int first_routed) {
     const int moe = expected_.layers;
     const int dense = expected_.dense_layers;
     const int counted = trace_.num_layers - first_routed;  // layers from the first with routes
@@ -353,7 +358,26 @@ class Checks {
     }
   }
 
-  void check_sequence(int s) {
+  // Checks one token that has routes or should have them.
+  void check_token(int s, std::int64_t t) {
+    const std::int64_t place = t - trace_.cu_seqlens[s];
+    if (all(t, Row::kZero)) {
+      return add({"padding", -1, s, place, "a row of zeros: padding, or a buffer that was not filled",
+                  "write -1 for padding, and cut the buffer to the recorded tokens"});
+    }
+    for (std::size_t l = 0; l < layers(); ++l) {
+      if (empty_[l] || (kind(t, l) != Row::kMissing && kind(t, l) != Row::kZero)) continue;
+      add({"missing-rows", static_cast<int>(l), s, place, "a token has no route in this layer",
+           "record every pipeline stage and chunk of the prefill"});
+    }
+    if (is_filler(t)) {
+      add({"padding", -1, s, place, "a token has the same experts in all layers: filler of padding",
+           "write -1 for padding, or remove it"});
+    }
+  }
+
+  // Checks padding and the cached prefix. Returns the first token that should have a route, and the end of such tokens.
+  std::pair<std::int64_t, std::int64_t> check_ends(int s) {
     const std::int64_t begin = trace_.cu_seqlens[s];
     std::int64_t end = trace_.cu_seqlens[s + 1];
     for (std::int64_t t = begin; t < end; ++t) {
@@ -374,25 +398,19 @@ class Checks {
            "return the routes of cached tokens, or switch prefix caching off; otherwise routers choose for them",
            routed - first});
     }
+    return {routed, end};
+  }
+
+  void check_sequence(int s) {
+    const std::int64_t begin = trace_.cu_seqlens[s];
+    const auto [routed, end] = check_ends(s);
     const ConstantRows limits = ascending_ ? kAscending : kOrderedByWeight;
     std::int64_t repeated = 0;
     std::vector<std::int64_t> constant(layers(), 0);
     for (std::int64_t t = routed; t < end; ++t) {
       if (is_padding(t)) continue;
-      if (all(t, Row::kZero)) {
-        add({"padding", -1, s, t - begin, "a row of zeros: padding, or a buffer that was not filled",
-             "write -1 for padding, and cut the buffer to the recorded tokens"});
-        continue;
-      }
-      for (std::size_t l = 0; l < layers(); ++l) {
-        if (empty_[l] || (kind(t, l) != Row::kMissing && kind(t, l) != Row::kZero)) continue;
-        add({"missing-rows", static_cast<int>(l), s, t - begin, "a token has no route in this layer",
-             "record every pipeline stage and chunk of the prefill"});
-      }
-      if (is_filler(t)) {
-        add({"padding", -1, s, t - begin, "a token has the same experts in all layers: filler of padding",
-             "write -1 for padding, or remove it"});
-      }
+      check_token(s, t);
+      if (all(t, Row::kZero)) continue;
       if (t == routed || is_padding(t - 1)) continue;
       repeated = same_route(t, t - 1) ? repeated + 1 : 0;
       const std::int64_t most = unique_routes() ? 1 : bits_ >= kBitsOfRoutes ? kRepeatedRows - 1 : 1 << 20;

@@ -72,9 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    given = parser.parse_args(arguments)
+def _machine(parser: argparse.ArgumentParser, given: argparse.Namespace) -> tuple[Hardware, str | None]:
+    """Returns the hardware, and the preset for the cluster file. Exits with 2 for invalid arguments."""
     for name in SIZES:
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: {getattr(given, name)}, must be at least 1")
@@ -82,23 +81,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--limit: {given.limit}, must be above 0")
     try:
         hardware = find_hardware(given.ranks, given.device)
-        if given.experts % hardware.ranks != 0 or given.top_k > given.experts:
-            parser.error(f"--experts: {given.experts}, must be a multiple of {hardware.ranks} ranks, at least --top-k")
-        base = given.base or cluster_of(hardware.device_of(0))
-        if given.cluster and base is None:
-            parser.error("--base: no preset has the name of this device; expected one of its kind")
-        for option in ("json", "cluster"):
-            if path := getattr(given, option):
+    except foremoe.InputError as error:
+        parser.error(f"--{error}")
+    if given.experts % hardware.ranks != 0 or given.top_k > given.experts:
+        parser.error(f"--experts: {given.experts}, must be a multiple of {hardware.ranks} ranks, at least --top-k")
+    base = given.base or cluster_of(hardware.device_of(0))
+    if given.cluster and base is None:
+        parser.error("--base: no preset has the name of this device; expected one of its kind")
+    for option in ("json", "cluster"):
+        if path := getattr(given, option):
+            try:
                 with open(path, "a"):  # fail before two minutes of work, not after
                     pass
-    except (foremoe.InputError, OSError) as error:
-        parser.error(f"--{error}" if isinstance(error, foremoe.InputError) else f"--{option}: {error}")
+            except OSError as error:
+                parser.error(f"--{option}: {error}")
+    return hardware, base
+
+
+def _chosen(parser: argparse.ArgumentParser, given: argparse.Namespace, hardware: Hardware) -> list[Check]:
+    """Returns the checks to run. Exits with 2 if --check names none."""
     sizes = dataclasses.replace(SPEED, dtype=given.dtype, **{name: getattr(given, name) for name in SIZES})
-    chosen = all_checks(hardware, sizes)
+    every = all_checks(hardware, sizes)
     for text in given.check or []:
-        if not any(text in check.name for check in chosen):
+        if not any(text in check.name for check in every):
             parser.error(f"--check: no check's name contains '{text}'; --list prints all names")
-    chosen = [check for check in chosen if not given.check or any(text in check.name for text in given.check)]
+    return [check for check in every if not given.check or any(text in check.name for text in given.check)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    hardware, base = _machine(parser, given)
+    chosen = _chosen(parser, given, hardware)
     if given.list:
         print("\n".join(check.name for check in chosen))
         return 0

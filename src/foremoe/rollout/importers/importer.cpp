@@ -107,6 +107,20 @@ static bool has_key_of_counts(std::string_view text, std::string_view before, st
   });
 }
 
+static ImportFormat format_of_json(const ImportSource& source, std::string_view first_line) {
+  const std::string_view text = text_of(source);
+  const auto refuse = [&](const std::string& what) { throw InputError({.file = source.name}, what); };
+  if (first_line.find("\"top_indices\"") != std::string_view::npos) return ImportFormat::kMegatronTrace;
+  if (first_line.find("\"tpe\"") != std::string_view::npos) return ImportFormat::kMegatronCounts;
+  if (has_key_of_counts(text, "\"", "\"")) return ImportFormat::kCounts;
+  if (!has_key(text, "routed_experts")) {
+    if (has_key(text, "\"model_type\""))
+      refuse("is a model's config.json, which simulate, fit and compare read as `model`");
+    if (has_key(text, "physical_to_logical_map\"")) refuse("is a map for an engine, without counts");
+  }
+  return ImportFormat::kJson;
+}
+
 std::optional<ImportFormat> find_format(const ImportSource& source, const ImportOptions& options) {
   const std::string_view text = text_of(source);
   const auto refuse = [&](const std::string& what) { throw InputError({.file = source.name}, what); };
@@ -124,17 +138,7 @@ std::optional<ImportFormat> find_format(const ImportSource& source, const Import
   const std::string_view first_line = trimmed(content.substr(0, content.find('\n')));
   if (first_line.starts_with("nrlre1:")) return ImportFormat::kNrlre1;
   if (first_line.starts_with("k05VTVBZ")) return ImportFormat::kNpyBase64;
-  if (first_line.starts_with('{') || first_line.starts_with('[')) {
-    if (first_line.find("\"top_indices\"") != std::string_view::npos) return ImportFormat::kMegatronTrace;
-    if (first_line.find("\"tpe\"") != std::string_view::npos) return ImportFormat::kMegatronCounts;
-    if (has_key_of_counts(text, "\"", "\"")) return ImportFormat::kCounts;
-    if (!has_key(text, "routed_experts")) {
-      if (has_key(text, "\"model_type\""))
-        refuse("is a model's config.json, which simulate, fit and compare read as `model`");
-      if (has_key(text, "physical_to_logical_map\"")) refuse("is a map for an engine, without counts");
-    }
-    return ImportFormat::kJson;
-  }
+  if (first_line.starts_with('{') || first_line.starts_with('[')) return format_of_json(source, first_line);
   if (options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
   if (source.name.ends_with(".toml"))
     refuse("is a TOML file; simulate, fit and compare read that of a cluster as `cluster`, and of a model as `model`");
@@ -257,69 +261,95 @@ static Imported read_counts(std::span<const ImportSource> sources, const ImportO
   return import_counts(parts, options);
 }
 
-Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& given, const Decode& decode) {
-  if (sources.empty()) throw InputError({}, "no file to import");
-  check_options(given);
-  const std::optional<ImportFormat> asked = asked_format(given);
-  const auto format_of = [&](const ImportSource& source) { return asked ? *asked : detect_format(source, given); };
+namespace {
+
+// The formats of an import's sources.
+struct Formats {
+  ImportFormat first;                // of the first source that is not empty
+  std::vector<ImportFormat> others;  // each once, with the first
+};
+
+Formats formats_of(std::span<const ImportSource> sources, const ImportOptions& options) {
+  const std::optional<ImportFormat> asked = asked_format(options);
+  const auto format_of = [&](const ImportSource& source) { return asked ? *asked : detect_format(source, options); };
   const auto nonempty = std::ranges::find_if_not(sources, is_empty);
-  const ImportFormat first = format_of(nonempty == sources.end() ? sources.front() : *nonempty);
-  const bool together = is_together(first);
-  if (given.ranks != 0 && first != ImportFormat::kCounts) {
-    throw InputError({.field = "ranks"}, fmt::format("applies only to counts without source ranks, but {} is a {} file",
-                                                     sources.front().name, name_of(first)));
-  }
-  std::vector<ImportFormat> formats;  // formats of the sources
+  Formats formats{.first = format_of(nonempty == sources.end() ? sources.front() : *nonempty), .others = {}};
+  const bool together = is_together(formats.first);
   for (const ImportSource& source : sources) {
     if (is_empty(source) && !together) continue;
     const ImportFormat format = format_of(source);
-    if (together && format != first) {
+    if (together && format != formats.first) {
       throw InputError({.file = source.name},
                        fmt::format("is a {} file, but {} is a {} file, which cannot be combined with other formats",
-                                   name_of(format), sources.front().name, name_of(first)));
+                                   name_of(format), sources.front().name, name_of(formats.first)));
     }
-    if (std::find(formats.begin(), formats.end(), format) == formats.end()) formats.push_back(format);
+    if (std::ranges::find(formats.others, format) == formats.others.end()) formats.others.push_back(format);
+  }
+  return formats;
+}
+
+Imported read_routes(std::span<const ImportSource> sources, ImportFormat first, const ImportOptions& options,
+                     const std::optional<ModelShape>& model, const Decode& decode) {
+  TraceAssembler assembler(options, model);
+  if (is_together(first)) {
+    import_megatron_trace(sources, options, assembler);
+    return std::move(assembler).finish();
+  }
+  const std::optional<ImportFormat> asked = asked_format(options);
+  for (const ImportSource& source : sources) {
+    if (is_empty(source) && !options.format) {
+      assembler.add_sample([&] { throw InputError({.file = source.name}, "is empty"); });
+      continue;
+    }
+    const std::size_t before = assembler.num_samples();
+    read_source(asked ? *asked : detect_format(source, options), source, decode, assembler);
+    if (assembler.num_samples() == before) throw InputError({.file = source.name}, "holds no sequence");
+  }
+  return std::move(assembler).finish();
+}
+
+// Adds the lists per layer of the model. Throws InputError if the load has other layers.
+void complete(LoadTable& load, const ModelShape& model, const ImportOptions& options, const std::string& name) {
+  if (load.num_layers() != model.moe_layers) {
+    throw InputError({.file = name}, fmt::format("has {} layers with tokens, but {} (`model`) has {} with experts",
+                                                 load.num_layers(), model.name, model.moe_layers));
+  }
+  load.experts_of_layer = options.experts_of_layer;
+  load.top_k_of_layer = options.top_k_of_layer;
+  expect_valid(load, name);
+}
+
+std::string names_of(std::span<const ImportFormat> formats) {
+  std::string names;
+  for (const ImportFormat format : formats) names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(format));
+  return names;
+}
+
+}  // namespace
+
+Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& given, const Decode& decode) {
+  if (sources.empty()) throw InputError({}, "no file to import");
+  check_options(given);
+  const auto [first, formats] = formats_of(sources, given);
+  if (given.ranks != 0 && first != ImportFormat::kCounts) {
+    throw InputError({.field = "ranks"}, fmt::format("applies only to counts without source ranks, but {} is a {} file",
+                                                     sources.front().name, name_of(first)));
   }
   std::vector<std::string> notes;
   const bool counts = first == ImportFormat::kMegatronCounts || first == ImportFormat::kCounts;
   const std::optional<ModelShape> model = shape_of_model(given.model);
   const ImportOptions options = complete(given, counts, model, notes);
-  const auto imported = [&] {
-    if (first == ImportFormat::kMegatronCounts) return import_megatron_counts(sources, options);
-    if (first == ImportFormat::kCounts) return read_counts(sources, options, decode);
-    TraceAssembler assembler(options, model);
-    if (together) {
-      import_megatron_trace(sources, options, assembler);
-    } else {
-      for (const ImportSource& source : sources) {
-        if (is_empty(source) && !given.format) {
-          assembler.add_sample([&] { throw InputError({.file = source.name}, "is empty"); });
-          continue;
-        }
-        const std::size_t before = assembler.num_samples();
-        read_source(format_of(source), source, decode, assembler);
-        if (assembler.num_samples() == before) throw InputError({.file = source.name}, "holds no sequence");
-      }
-    }
-    return std::move(assembler).finish();
-  };
-  Imported result = imported();
+  Imported result = first == ImportFormat::kMegatronCounts ? import_megatron_counts(sources, options)
+                    : first == ImportFormat::kCounts       ? read_counts(sources, options, decode)
+                                                           : read_routes(sources, first, options, model, decode);
   if (auto* const load = std::get_if<LoadTable>(&result.value); load != nullptr && model) {
-    if (load->num_layers() != model->moe_layers) {
-      throw InputError({.file = sources.front().name},
-                       fmt::format("has {} layers with tokens, but {} (`model`) has {} with experts",
-                                   load->num_layers(), model->name, model->moe_layers));
-    }
-    load->experts_of_layer = options.experts_of_layer;
-    load->top_k_of_layer = options.top_k_of_layer;
-    expect_valid(*load, sources.front().name);
+    complete(*load, *model, options, sources.front().name);
   }
   result.report.format = first;
   result.report.notes.insert(result.report.notes.begin(), notes.begin(), notes.end());
   if (auto* trace = std::get_if<RoutingTrace>(&result.value)) {
-    std::string names;
-    for (const ImportFormat format : formats) names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(format));
-    trace->whole_batches = together;
+    const std::string names = names_of(formats);
+    trace->whole_batches = is_together(first);
     trace->origin = fmt::format("imported from {} {} of {} {}", sources.size(), sources.size() == 1 ? "file" : "files",
                                 formats.size() == 1 ? "format" : "formats", names);
     if (formats.size() > 1) result.report.notes.push_back("the files are of several formats: " + names);

@@ -42,39 +42,50 @@ std::string find_weightless_experts(RoutingTrace& trace) {
       model->experts, model->weightless_experts, model->name, model->top_k, model->experts + model->weightless_experts);
 }
 
+static LayerChoice choose_without_model(const std::vector<bool>& empty, bool drop_empty, const Where& where,
+                                        const std::string& hash_layers) {
+  LayerChoice choice{.kept = std::vector<bool>(empty.size(), true)};
+  const auto num_empty = std::ranges::count(empty, true);
+  if (num_empty == 0 || num_empty == std::ssize(empty)) return choice;
+  if (!hash_layers.empty()) {
+    if (drop_empty) throw InputError(where, hash_layers + "; `drop_empty_layers` would drop them: " + kRecordThem);
+    choice.notes.push_back(hash_layers);
+    return choice;
+  }
+  if (drop_empty) {
+    choice.kept = empty;
+    choice.kept.flip();
+  }
+  choice.notes.push_back(
+      fmt::format("{} of {} layers have no route in any token{}: dense layers have none, but nor have hash-routed "
+                  "layers (DeepSeek-V4) in some captures; --model decides",
+                  num_empty, empty.size(), drop_empty ? "; they were dropped" : ""));
+  return choice;
+}
+
+// Returns the numbers of the decoder layers with experts. `all`: the routes are those of all decoder layers.
+static std::vector<int> layers_with_experts(const ModelShape& model, const std::vector<bool>& empty, bool all) {
+  const auto num_empty = std::ranges::count(empty, true);
+  // Dense layers may be anywhere.
+  if (!all || !model.layer_kinds.empty() || num_empty != model.dense_layers) return model.moe_layer_numbers();
+  std::vector<int> numbers;
+  for (int l = 0; l < static_cast<int>(empty.size()); ++l) {
+    if (!empty[static_cast<std::size_t>(l)]) numbers.push_back(l);
+  }
+  return numbers;
+}
+
 LayerChoice choose_layers(const std::vector<bool>& empty, const std::optional<ModelShape>& model, bool drop_empty,
                           const Where& where, const std::string& hash_layers) {
+  if (!model) return choose_without_model(empty, drop_empty, where, hash_layers);
   LayerChoice choice{.kept = std::vector<bool>(empty.size(), true)};
   std::vector<bool>& kept = choice.kept;
   const std::size_t layers = empty.size();
   const auto num_empty = std::ranges::count(empty, true);
-  if (!model) {
-    if (num_empty == 0 || num_empty == std::ssize(empty)) return choice;
-    if (!hash_layers.empty()) {
-      if (drop_empty) throw InputError(where, hash_layers + "; `drop_empty_layers` would drop them: " + kRecordThem);
-      choice.notes.push_back(hash_layers);
-      return choice;
-    }
-    if (drop_empty) {
-      kept = empty;
-      kept.flip();
-    }
-    choice.notes.push_back(
-        fmt::format("{} of {} layers have no route in any token{}: dense layers have none, but nor have hash-routed "
-                    "layers (DeepSeek-V4) in some captures; --model decides",
-                    num_empty, layers, drop_empty ? "; they were dropped" : ""));
-    return choice;
-  }
-  std::vector<int> moe = model->moe_layer_numbers();
   const auto fail = [&](const std::string& what) { throw InputError(where, what); };
   const std::size_t decoder = std::max(model->layer_kinds.size(), static_cast<std::size_t>(model->layers()));
-  const bool all = empty.size() == decoder;                                     // decoder layers
-  if (all && model->layer_kinds.empty() && num_empty == model->dense_layers) {  // dense layers may be anywhere
-    moe.clear();
-    for (int l = 0; l < static_cast<int>(layers); ++l) {
-      if (!empty[static_cast<std::size_t>(l)]) moe.push_back(l);
-    }
-  }
+  const bool all = empty.size() == decoder;  // decoder layers
+  const std::vector<int> moe = layers_with_experts(*model, empty, all);
   if (!all && empty.size() != moe.size()) {
     fail(fmt::format("has {} layers, but {} has {} with experts, of {}{}", layers, model->name, moe.size(), decoder,
                      empty.size() == moe.size() + 1 || empty.size() == decoder + 1

@@ -144,25 +144,7 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
     ++report_.rows_recorded_missing;
     return put_missing();
   }
-  const bool known = options_.num_experts > 0 && !options_.keep_invalid_rows;
-  const std::int64_t num_ids = known ? options_.num_experts + options_.weightless_experts : kMaxImportedExperts;
-  bool repeating = false;
-  std::int64_t absent = 0;
-  ++stamp_;
-  for (std::size_t k = 0; k < ids.size(); ++k) {
-    if (is_absent(ids[k])) {
-      ++absent;
-      continue;
-    }
-    if (ids[k] < 0 && options_.keep_invalid_rows) continue;
-    if (ids[k] < 0 || ids[k] >= num_ids) {
-      throw InputError(where_of_row(k),
-                       known ? fmt::format("expert {} is out of range; there are {} experts", ids[k], num_ids)
-                             : fmt::format("expert {} is out of range; at most {} experts are read", ids[k], num_ids));
-    }
-    auto& seen = seen_in_row_[static_cast<std::size_t>(ids[k])];
-    repeating |= std::exchange(seen, stamp_) == stamp_;
-  }
+  const auto [repeating, absent] = checked(ids);
   if (repeating) {
     ++report_.rows_repeating;
     if (std::ranges::count(ids, ids[0]) < std::ssize(ids) && report_.rows_remapped++ == 0)
@@ -182,6 +164,28 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
   least = least == 0 ? top_k_ - absent : std::min(least, top_k_ - absent);
   most = std::max(most, top_k_ - absent);
   end_row(!repeating || std::ranges::any_of(ids, [](std::int64_t id) { return id != 0; }));  // zeros: no route
+}
+
+TraceAssembler::CheckedRow TraceAssembler::checked(std::span<const std::int64_t> ids) {
+  const bool known = options_.num_experts > 0 && !options_.keep_invalid_rows;
+  const std::int64_t num_ids = known ? options_.num_experts + options_.weightless_experts : kMaxImportedExperts;
+  CheckedRow row;
+  ++stamp_;
+  for (std::size_t k = 0; k < ids.size(); ++k) {
+    if (is_absent(ids[k])) {
+      ++row.absent;
+      continue;
+    }
+    if (ids[k] < 0 && options_.keep_invalid_rows) continue;
+    if (ids[k] < 0 || ids[k] >= num_ids) {
+      throw InputError(where_of_row(k),
+                       known ? fmt::format("expert {} is out of range; there are {} experts", ids[k], num_ids)
+                             : fmt::format("expert {} is out of range; at most {} experts are read", ids[k], num_ids));
+    }
+    auto& seen = seen_in_row_[static_cast<std::size_t>(ids[k])];
+    row.repeating |= std::exchange(seen, stamp_) == stamp_;
+  }
+  return row;
 }
 
 void TraceAssembler::add_skipped_row() {
@@ -278,8 +282,7 @@ void TraceAssembler::describe_layers(RoutingTrace& trace) {
                                       constant ? ", always the same number in a layer" : ""));
 }
 
-Imported TraceAssembler::finish() && {
-  assert(row_ == sequence_.num_tokens * sequence_.num_layers && "the last sequence is complete");
+void TraceAssembler::expect_readable() const {
   if (num_sequences() == 0) {
     const SkippedSample& first = report_.skipped.at(0);
     const std::size_t n = report_.skipped.size();
@@ -291,9 +294,12 @@ Imported TraceAssembler::finish() && {
     const SkippedSample& first = *std::ranges::find_if(report_.skipped, is_other);
     throw InputError(first.where, first.problem);
   }
-  expect_few_repetitions();
-  const bool inferred = options_.num_experts == 0;
-  if (inferred && max_id_ < 0 && !options_.keep_invalid_rows) {
+}
+
+// Throws InputError if the ids do not say how many experts there are.
+void TraceAssembler::expect_known_experts() const {
+  if (options_.num_experts != 0 || options_.keep_invalid_rows) return;
+  if (max_id_ < 0) {
     throw InputError(
         first_where_,
         "no row has a route, so nothing was recorded: switch recording on in the engine that samples (vLLM "
@@ -301,21 +307,18 @@ Imported TraceAssembler::finish() && {
         "`experts`");
   }
   const std::int64_t largest = sequence_.sentinel;
-  if (inferred && max_id_ == largest && below_sentinel_ < largest * 3 / 4 && !options_.keep_invalid_rows) {
+  if (max_id_ == largest && below_sentinel_ < largest * 3 / 4) {
     throw InputError(first_where_,
                      fmt::format("{} is the largest value of the type, and other ids end at {}: it may mark "
                                  "entries without an expert; give the number of `experts`",
                                  largest, below_sentinel_));
   }
-  if (options_.fill_prefixes) {
-    const auto token_bytes = static_cast<std::size_t>(num_layers_ * top_k_) * width_;
-    const FilledPrefixes filled =
-        foremoe::fill_prefixes(entries_, token_bytes, cu_seqlens_, prompt_lengths_, report_.sequences);
-    report_.rows_filled = filled.tokens * num_layers_;
-    report_.notes.push_back(describe(filled));
-  }
+}
 
+// Returns the trace, without its routes.
+RoutingTrace TraceAssembler::described() {
   RoutingTrace trace;
+  const bool inferred = options_.num_experts == 0;
   trace.num_experts = inferred ? static_cast<int>(std::max(max_id_ + 1, std::int64_t{1})) : options_.num_experts;
   trace.weightless_experts = options_.weightless_experts;
   trace.type = width_ == 1 ? RouteType::kU8 : RouteType::kU16;
@@ -340,8 +343,11 @@ Imported TraceAssembler::finish() && {
   }
   trace.name = first_where_.file;
   trace.model = options_.model;
+  return trace;
+}
 
-  std::string ids = inferred && !options_.keep_invalid_rows ? find_weightless_experts(trace) : "";
+// Removes the layers without experts, and notes which these are.
+void TraceAssembler::choose(RoutingTrace& trace) {
   const std::vector<bool> empty = empty_layers();
   const std::string hash_layers = model_ ? "" : find_hash_layers(empty, trace.num_experts, trace.top_k);
   const bool drop_empty = options_.drop_empty_layers && (hash_layers.empty() || !options_.keep_invalid_rows);
@@ -349,6 +355,25 @@ Imported TraceAssembler::finish() && {
   std::ranges::move(choice.notes, std::back_inserter(report_.notes));
   if (!choice.numbers.empty() && layer_ids_.empty()) trace.layer_ids = std::move(choice.numbers);
   keep_layers(choice.kept, trace);
+}
+
+Imported TraceAssembler::finish() && {
+  assert(row_ == sequence_.num_tokens * sequence_.num_layers && "the last sequence is complete");
+  expect_readable();
+  expect_few_repetitions();
+  expect_known_experts();
+  if (options_.fill_prefixes) {
+    const auto token_bytes = static_cast<std::size_t>(num_layers_ * top_k_) * width_;
+    const FilledPrefixes filled =
+        foremoe::fill_prefixes(entries_, token_bytes, cu_seqlens_, prompt_lengths_, report_.sequences);
+    report_.rows_filled = filled.tokens * num_layers_;
+    report_.notes.push_back(describe(filled));
+  }
+
+  RoutingTrace trace = described();
+  const bool inferred = options_.num_experts == 0;
+  std::string ids = inferred && !options_.keep_invalid_rows ? find_weightless_experts(trace) : "";
+  choose(trace);
   if (!report_.skipped.empty()) report_.notes.push_back(describe_skipped(report_.skipped, num_samples()));
   if (report_.rows_omitted > 0) {
     report_.notes.push_back(

@@ -82,10 +82,20 @@ class TraceAssembler : AssembledSoFar {
   Imported finish() &&;
 
  private:
+  struct CheckedRow {
+    bool repeating = false;   // an id is in it twice
+    std::int64_t absent = 0;  // entries without an expert
+  };
+  // Throws InputError for an id out of range.
+  CheckedRow checked(std::span<const std::int64_t> ids);
   void check_shape(const SequenceInfo& info);
   bool is_missing(std::span<const std::int64_t> ids) const;
   bool is_absent(std::int64_t id) const;
+  void expect_readable() const;
   void expect_few_repetitions() const;
+  void expect_known_experts() const;
+  RoutingTrace described();
+  void choose(RoutingTrace& trace);
   void describe_layers(RoutingTrace& trace);
   void put_missing();
   void end_row(bool routed);
