@@ -18,9 +18,10 @@ from foremoe._engine.groups import stand_by
 from foremoe._engine.layers import ExpertLayer, grouped_linear
 from foremoe.supported import TORCH
 
+from .checkpoints import Checkpoints
 from .parallel import ExpertParallel
 from .phase import Phase
 
 TORCH.expect("foremoe.torch", torch.__version__)
 
-__all__ = ["ExpertLayer", "ExpertParallel", "Phase", "grouped_linear", "stand_by"]
+__all__ = ["Checkpoints", "ExpertLayer", "ExpertParallel", "Phase", "grouped_linear", "stand_by"]

@@ -19,7 +19,7 @@ from .shards import ExpertShards
 
 
 class Checkpoints:
-    """Saves and loads whole states. Attribute `checkpoints` of ExpertParallel."""
+    """Saves and loads whole states. Created by ExpertParallel, whose attribute `checkpoints` it is."""
 
     def __init__(
         self,

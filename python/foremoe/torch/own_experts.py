@@ -52,7 +52,7 @@ def _watch_optimizers() -> None:
                 f"the optimizer holds {count} parameters that are no longer the model's, and would never train it: it "
                 "was made before ExpertParallel, wrap() or detach() replaced them; make it afterwards"
             )
-        training = [own for own in list(_SPREAD) if own.trained_by(optimizer)]
+        training = [own for own in list(_GUARDS) if own.trained_by(optimizer)]
         for own in training:
             own.note_step(optimizer)
         if training and _scaler_of_one_rank():
@@ -86,7 +86,7 @@ class ExpertGuards:
         self._checked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.note_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # called before each step
         self._watched: dict[torch.nn.Module, Any] = {}  # handles of the modules' hooks
-        _SPREAD.add(self)
+        _GUARDS.add(self)
         _watch_optimizers()
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -168,7 +168,7 @@ class ExpertGuards:
 
 
 # All instances. A hook that referred to its instance could not be copied and pickled with the model.
-_SPREAD: weakref.WeakSet[ExpertGuards] = weakref.WeakSet()
+_GUARDS: weakref.WeakSet[ExpertGuards] = weakref.WeakSet()
 
 
 def _accept_loaded(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
@@ -176,7 +176,7 @@ def _accept_loaded(module: torch.nn.Module, state: Mapping[str, Any], prefix: st
     for name, weight in module.named_parameters(recurse=False):
         value = state.get(prefix + name)
         if isinstance(value, Tensor) and value.shape == weight.shape:
-            for own in list(_SPREAD):
+            for own in list(_GUARDS):
                 own.accept(weight, value)
 
 

@@ -84,6 +84,9 @@ class ExpertParallel:
         options: prefer, copy_price, free_copies, tolerance, stages, max_copies_per_rank, max_copies_per_source,
             min_tokens_per_guest, seed.
 
+    Attributes:
+        checkpoints: Saves and loads whole states.
+
     Raises:
         InputError: on all ranks, with the argument's name, if one rank refuses an argument, if ranks of a group differ
             in arguments (except threads) or layers, or if any rank runs other versions of foremoe or torch.

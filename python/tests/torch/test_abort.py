@@ -145,6 +145,23 @@ def test_a_store_that_ends_with_its_rank_is_a_failure(one: Rank, monkeypatch: py
     assert one.aborts() == [1, 1]
 
 
+def test_work_that_begins_after_a_failed_phase_was_left_aborts_nothing(
+    one: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued, done = [1], [0]
+
+    def finished_check(*_: object) -> Callable[[], bool]:
+        last = queued[0]
+        return lambda: done[0] >= last
+
+    monkeypatch.setattr(abort, "finished_check", finished_check)
+    one.abort.enter()
+    one.fail()
+    one.abort.leave(failed=True)
+    queued[0], done[0] = 2, 1  # the second one never finishes
+    assert one.aborts() == [0, 0]
+
+
 def test_ranks_without_nccl_groups_start_no_thread() -> None:
     nothing = Abort([], CPU, None, [])
     nothing.enter()
