@@ -151,6 +151,20 @@ TEST(Cluster, ErrorsNameTheLineThatIsNotToml) {
   EXPECT_THAT(error_of("name = \"x\"\nname = \"y\"\n"), HasSubstr("some.toml line 2: is not TOML: "));
 }
 
+// toml++ has undefined behaviour for them (found by fuzzing).
+TEST(Cluster, CharactersThatAreNotAsciiAreRejectedOutsideOfCommentsAndStrings) {
+  const std::string words = "has a character that is not ASCII outside of comments and of strings in one line";
+  for (const std::string line :
+       {"é = 1", "a\u00A0= 1", "a = 2\uFEFFb", "a = \"é\" é", "a = '#' é", "a = \"\\\"\" é", "a = '\\' é",
+        "a = \"x\né\"", "a = \"\"\"\\\né\"\"\"", "a = \"\"\"x\"\"\"\"é", "a = '''é'''", "# é\né"}) {
+    const auto lines = std::ranges::count(line, '\n');
+    EXPECT_EQ(error_of("name = 'x'\n" + line), fmt::format("some.toml line {}: {}", 2 + lines, words)) << line;
+  }
+  Cluster named = find_cluster("h100");
+  named.name = "Zürich";
+  EXPECT_EQ(parse_cluster("\xEF\xBB\xBF# 中\n" + to_toml(named), "some.toml").name, "Zürich");
+}
+
 TEST(Cluster, RejectsLongFilesWhoseKeysNestDeeply) {
   std::string text = "name";
   for (int i = 0; i < 200'000; ++i) text += ".a";
