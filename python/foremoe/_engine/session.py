@@ -14,7 +14,7 @@ from .failures import Channel, Failures
 from .shares import Shares
 from .together import RankLeft, Votes
 
-_FAILED, _CLOSED = "failed", "closed"
+PHASE, STEP, EVALUATION = "a phase", "a step", "evaluate()"  # what runs
 UNUSABLE = "do not use the gradients of this step"
 
 
@@ -24,6 +24,8 @@ class Session:
     Attributes:
         shares: Begins plans.
         runs: What runs, as given to busy(); "" if nothing does.
+        has_failed: Whether this rank knows of a failure. Transfers may be in progress that no rank waits for.
+        is_closed: Whether close() was called.
     """
 
     def __init__(
@@ -47,22 +49,14 @@ class Session:
         self._calls = calls
         self._votes = votes
         self.runs = ""
-        self._over = ""  # _FAILED or _CLOSED
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether this rank knows of a failure. Transfers may be in progress that no rank waits for."""
-        return self._over == _FAILED
-
-    @property
-    def is_closed(self) -> bool:
-        return self._over == _CLOSED
+        self.has_failed = False
+        self.is_closed = False
 
     def expect_usable(self) -> None:
         """Raises RuntimeError after a failure, and after close()."""
-        if self._over == _CLOSED:
+        if self.is_closed:
             raise RuntimeError("detached from the model")
-        if self._over:
+        if self.has_failed:
             raise RuntimeError("a rank failed: what it sent may still be on its way; begin anew with other groups")
 
     def expect_no_failure(self) -> None:
@@ -73,18 +67,17 @@ class Session:
 
     def expect_idle(self, call: str) -> None:
         """Raises RuntimeError if something runs, or if nothing can run again. call: For the message."""
-        if self.runs:
-            raise RuntimeError(f"{self.runs} is running: end it before {call}")
+        self.expect_ended(call)
         self.expect_usable()
 
-    def expect_ended(self) -> None:
-        """Raises RuntimeError while something runs."""
+    def expect_ended(self, call: str = "detach()") -> None:
+        """Raises RuntimeError while something runs. call: For the message."""
         if self.runs:
-            raise RuntimeError(f"{self.runs} is running: end it before detach()")
+            raise RuntimeError(f"{self.runs} is running: end it before {call}")
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Inside, nothing else can run. what: "a phase", "a step" or "evaluate()"."""
+        """Inside, nothing else can run. what: PHASE, STEP or EVALUATION."""
         self.expect_idle(f"{what} begins")
         self.runs = what
         try:
@@ -101,37 +94,41 @@ class Session:
         self._failures.abort.leave(failed=False)
 
     @contextlib.contextmanager
-    def ending_all(self, loses: str) -> Iterator[None]:
-        """Inside, an error of this rank ends what runs on all ranks. loses: See fail()."""
+    def ending_all(self, so: str) -> Iterator[None]:
+        """Inside, an error of this rank ends what runs on all ranks. so: See fail().
+
+        Raises RuntimeError as expect_usable() does.
+        """
+        self.expect_usable()
         try:
             yield
         except BaseException as error:
-            self.fail(error, loses)
+            self.fail(error, so)
             raise
 
-    def fail(self, error: BaseException, loses: str) -> None:
+    def fail(self, error: BaseException, so: str) -> None:
         """Ends what runs on all ranks, because of this rank's error. The session has failed then.
 
         Raises RuntimeError, with the rank that failed before and its reason, if the error is a lost connection to it.
-        loses: What the caller should do, for this message.
+        so: End of this message: what follows for the caller.
         """
         self._failures.abort.leave(failed=True)
-        if self._over:
+        if self.has_failed or self.is_closed:
             return
-        self._over = _FAILED
+        self.has_failed = True
         ended_by = self._failures.end(error)
         if self._votes is not None:
             self._votes.leave()
         if ended_by:
-            raise RuntimeError(f"{ended_by}; {loses}") from error
+            raise RuntimeError(f"{ended_by}; {so}") from error
 
     def expect_call(self, name: str) -> None:
         """Announces a collective call of the group, and waits until all ranks have announced one.
 
         After a failure, does nothing, so that saving still works. Raises RuntimeError on all ranks if the calls differ
-        or another rank failed.
+        or another rank failed, and after close().
         """
-        if self._calls is not None and not self._over:
+        if self._calls is not None and not self.has_failed:
             with self.ending_all(f"{name} needs all ranks of the group"):
                 self._calls.expect(name)
 
@@ -161,15 +158,15 @@ class Session:
         try:
             yield self._votes
         except RankLeft as left:
-            self._over = _FAILED
+            self.has_failed = True
             raise RuntimeError(f"{self._failures.reason() or left}; {UNUSABLE}") from left
 
     def close(self) -> bool:
-        """Ends planning and, unless it has failed, the exchanges between ranks. Returns whether exchanges of any rank
-        may have been aborted. Raises RuntimeError while something runs."""
+        """Ends planning and exchanges between ranks. Returns whether ranks may have aborted exchanges, after a failure
+        on NCCL. Raises RuntimeError while something runs."""
         self.expect_ended()
         self.shares.close(self.has_failed)
-        while self._own and not self.has_failed:
-            self._own.pop().close()
-        self._over = _CLOSED
+        for channel in self._own if not self.has_failed else ():  # else messages may still be on their way
+            channel.close()
+        self.is_closed = True
         return self._failures.abort.close()

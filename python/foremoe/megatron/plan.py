@@ -79,7 +79,8 @@ class Plan:
 
         Returns infinity if a rank without rows of its own in a micro-step computes rows of other ranks.
         """
-        return self._buffers.factor(self.load, planned_slots(self.finish()))
+        plan = self.finish()
+        return self._buffers.factor(self.load, planned_slots(plan))
 
 
 class EmptyPlan(Plan):

@@ -19,7 +19,7 @@ from foremoe._engine.failures import Channel, Failures, LostConnection
 from foremoe._engine.groups import expect_backend, make_groups
 from foremoe._engine.homes import HomeTable
 from foremoe._engine.ranks import Ranks
-from foremoe._engine.session import UNUSABLE, Session
+from foremoe._engine.session import STEP, UNUSABLE, Session
 from foremoe._engine.shares import Shares
 from foremoe._engine.together import Given, Votes, digest_of, slots_at_begin
 from foremoe._errors import refuse
@@ -277,13 +277,16 @@ class Replicas:
         """
         self._session.expect_idle("step()")
         if self.mode == "shadow":
-            with self._shadow.step() if self._shadow is not None else contextlib.nullcontext():
+            with (
+                self._session.busy(STEP),
+                self._shadow.step() if self._shadow is not None else contextlib.nullcontext(),
+            ):
                 yield
             return
         arguments = dataclasses.replace(self._arguments, on_mismatch=on_mismatch or self._arguments.on_mismatch)
         self._expect_same(plan, arguments.on_mismatch)
         step: Step | None = None
-        with self._session.busy("a step"):
+        with self._session.busy(STEP):
             self._session.watch()
             try:
                 if plan is not None and self._layers:
@@ -409,6 +412,7 @@ class Replicas:
         """Restores the model to its state before attach(). Raises RuntimeError inside a step."""
         if self._session.is_closed:
             return
+        self._session.expect_ended()
         if self._shadow is not None:
             self._shadow.close()
         self._session.close()

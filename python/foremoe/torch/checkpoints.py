@@ -73,7 +73,7 @@ class Checkpoints:
         return ((names, self._shards.whole(value)) for names, value in agreed_entries(self._shards, model))
 
     def load_whole_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-        """Loads this rank's part of a whole_state_dict(), which may come from another number of ranks.
+        """Loads this rank's part of a whole_state_dict(), which may come from another number of ranks. Not collective.
 
         Raises InputError with the first entry that is missing, unexpected or of another shape.
         """
@@ -147,6 +147,7 @@ class Checkpoints:
     def load_whole_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Loads this rank's part of a whole_optimizer_state(), which may come from another number of ranks.
 
+        Not collective, unless homes were given: state_dict() of the optimizer is then.
         Parameter groups may differ if groups that are joined have the same options. Raises InputError otherwise.
         """
         optimizer_state.load_whole_optimizer_state(self._shards, self._of_optimizer(), optimizer, state)

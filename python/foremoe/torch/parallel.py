@@ -19,6 +19,7 @@ from foremoe._engine.arguments import expect_warm_start
 from foremoe._engine.compiled import expect_not_compiling
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.node_memory import NodeMemory
+from foremoe._engine.session import EVALUATION, PHASE
 from foremoe._engine.sharded import local_weights
 from foremoe.options import AnyHomes
 
@@ -29,7 +30,7 @@ from .evaluation import Evaluation
 from .gradients import clip
 from .opening import load_of, open_session
 from .own_experts import ExpertGuards, refuse_optimizers_of
-from .phase import GIVEN_UP, PHASE, Phase
+from .phase import GIVEN_UP, Phase
 from .relays import Relays
 from .routes import RoutesOfMicroStep, gather_routes
 from .shards import ExpertShards
@@ -145,7 +146,7 @@ class ExpertParallel:
             self._register_hooks(model)
 
     def __getattr__(self, name: str) -> Any:
-        """Returns methods of `checkpoints`, which were methods of this class before."""
+        """Returns methods of `checkpoints`: their names on this class still work."""
         if name in _OF_CHECKPOINTS:
             return getattr(self.checkpoints, name)
         raise AttributeError(f"ExpertParallel has no attribute {name!r}")
@@ -160,13 +161,13 @@ class ExpertParallel:
             self._session.expect_call("a forward without a plan")
 
     def _execute_at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-        """Runs a layer without a plan."""
+        """Runs a layer of the trainer's forward without a plan."""
         self._expect_callable()
         self._session.expect_usable()
         self._announce(index)
-        return self._at_homes(index, hidden, ids, gates)
+        return self._run_at_homes(index, hidden, ids, gates)
 
-    def _at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+    def _run_at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         """Runs a layer without a plan. An error on one rank ends the layer on all ranks, since they exchange rows."""
         try:
             return self.experts.at_homes(index, hidden, ids, gates)[0]
@@ -302,6 +303,8 @@ class ExpertParallel:
         failed phase: ranks may have aborted their groups, so that experts cannot be gathered.
         """
         self._session.expect_ended()
+        if self._session.is_closed:
+            return
         self._session.expect_call("detach()")
         self._shards.remove()
         self._own_experts.release()
@@ -320,13 +323,13 @@ class ExpertParallel:
         """Inside, ranks may run different numbers of forwards without a plan and without gradients, as generate() does.
 
         Collective: all ranks enter. A rank that exits early serves the rows of the others until all are done. Each
-        layer has one more collective, of an integer per rank. An error on one rank ends all; on NCCL, torch's
-        watchdog ends ranks whose device waits for it. Outside of evaluate(), all
-        ranks must run the same number of forwards without a plan.
+        layer has one more collective, of an integer per rank. An error on one rank ends all; on NCCL, torch's watchdog
+        ends ranks whose device waits for it. Outside of evaluate(), all ranks must run the same number of forwards
+        without a plan.
 
         Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.
         """
-        with self._session.busy("evaluate()"), torch.no_grad(), self.experts.executed_by(self._execute_at_homes):
+        with self._session.busy(EVALUATION), torch.no_grad(), self.experts.executed_by(self._execute_at_homes):
             if self._dense.is_sharded:
                 raise RuntimeError(
                     "evaluate(): FSDP2 gathers weights of all ranks in every forward; run as many forwards on all "
@@ -350,7 +353,7 @@ class ExpertParallel:
         layer = self.layers[index]
         hidden = next(iter(local_weights(layer).values())).new_zeros(0, layer.hidden_size)
         gates = hidden.new_zeros(0, layer.top_k)
-        self._at_homes(index, hidden, gates.long(), gates)
+        self._run_at_homes(index, hidden, gates.long(), gates)
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ import foremoe
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.planned_phase import PlannedPhase
+from foremoe._engine.session import PHASE
 from foremoe._engine.shares import SharedPlan
 from foremoe._engine.together import Votes, digest_of, slots_at_begin
 
@@ -31,7 +32,6 @@ from .routes import Routes
 from .spread import SpreadExperts, expect_no_hooks
 from .unchanged import Unchanged
 
-PHASE = "a phase"
 GIVEN_UP = "the gradients of this phase are given up"
 _OUT_OF_ORDER = "ran out of order, or twice"
 
@@ -47,6 +47,8 @@ class Phase:
 
     Created by ExpertParallel.plan().
     """
+
+    _unchanged: Unchanged  # once the phase has been entered
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class Phase:
         self._left: MicroStep | None = None  # the last one, while its backward may still run
         self._next = 0  # micro-step
         self._gradients: PhaseGradients | None = None  # of a policy update
-        self._drained = phase == "recompute"
+        self._drained = False
 
     @property
     def planned(self) -> PlannedPhase:
@@ -155,11 +157,10 @@ class Phase:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         is_recompute = self.phase == "recompute"
-        done = self.planned.is_complete() if is_recompute else self._drained
         # An error after drain() does not discard gradients: all ranks have them.
-        undisturbed = error is None or (not is_recompute and done)
+        done = (error is None and self.planned.is_complete()) if is_recompute else self._drained
         with self._inside:
-            if not (undisturbed and done and self._next == self._load.num_micro_steps):
+            if not (done and self._next == self._load.num_micro_steps):
                 left = RuntimeError(f"the phase was left before its last micro-step, or without drain(): {GIVEN_UP}")
                 self._fail(error or left)
                 if error is None:
@@ -264,10 +265,13 @@ class Phase:
     def drain(self) -> None:
         """Sends the gradients of all guests home, and averages all gradients over ranks. Collective, once per phase.
 
-        Raises InputError on all ranks if ranks train different parameters or one has sparse gradients.
+        Does nothing in a recompute phase. Raises InputError on all ranks if ranks train different parameters or one has
+        sparse gradients.
         """
-        if self._gradients is None:
+        if self.phase == "recompute":
             return
+        if self._gradients is None:
+            raise RuntimeError("the phase has not been entered")
         with self._ending_all():
             self._finish_micro_step()
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():

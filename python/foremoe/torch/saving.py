@@ -11,14 +11,15 @@ from torch import Tensor
 
 import foremoe
 from foremoe._engine.sharded import is_dtensor, local
-from foremoe._engine.together import refused_together, shortened
+from foremoe._engine.together import refused_together
 
 from .shards import ExpertShards
 from .wrappers import fsdp2_modules, reshard
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the model inside DistributedDataParallel. The optimizer has the parameters of this inner model."""
+    """Returns the model inside DistributedDataParallel, whose parameters the optimizer has. Frees whole weights that
+    FSDP2 has gathered."""
     while isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
     reshard(model)
@@ -49,7 +50,7 @@ def agreed_entries(shards: ExpertShards, model: torch.nn.Module, **alike: bool) 
         if not isinstance(model, torch.nn.Module):
             raise foremoe.InputError(f"model: is a {type(model).__name__}, expected a torch.nn.Module", field="model")
         entries = entries_of(shards, model)
-        given.expect_equal({"order of the model's entries": shortened(" ".join(entries))})
+        given.expect_equal({"order of the model's entries": " ".join(entries)})
     names: dict[int, list[str]] = {}
     for name, value in entries.items():
         names.setdefault(id(value), []).append(name)

@@ -144,7 +144,10 @@ def test_layers_that_cannot_be_spread_are_rejected(rank: int) -> None:
         assert refusal(lambda layers=layers: spread(layers)).startswith(f"InputError: {words}")
     again = Layer()
     spread([again]).detach()
-    spread([again]).detach()
+    twice = spread([again])
+    for _ in range(2):
+        twice.detach()
+    torch.optim.SGD(again.weights().values()).step()  # the experts that the first detach() restored
     inside = Layer()
     left = spread([inside])
     with left.unplanned():
@@ -228,6 +231,7 @@ def test_calls_out_of_order_are_rejected(rank: int) -> None:
         assert words in said, said
 
     expect("the phase has not been entered", lambda: phase.guests)
+    expect("the phase has not been entered", phase.drain)
     with phase:
         expect("micro-step 1 was entered, but 0 comes next", phase.micro_step(1).__enter__)
         expect("outside of micro_step()", lambda: layer.execute(torch.ones(1, HIDDEN), None, torch.ones(1, 1)))

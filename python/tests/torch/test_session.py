@@ -18,12 +18,14 @@ CPU = torch.device("cpu")
 FAILING = 1
 
 
-def make() -> Session:
+def make(by: str = "votes") -> Session:
+    """Returns a session whose ranks learn of a failure by votes, as under Megatron-LM, or by calls."""
     groups, name = make_groups([(dist.group.WORLD, "gloo")] * 2)
     channels = [Channel(group, is_own=True) for group in groups]
     failures = Failures(name, range(dist.get_world_size()), dist.get_rank(), channels[:1], CPU)
-    calls = Calls(channels[0], failures, CPU)
-    return Session(Shares(None, {}), failures, channels, calls=calls, votes=Votes(channels[1:]))
+    if by == "votes":
+        return Session(Shares(None, {}), failures, channels, votes=Votes(channels[1:]))
+    return Session(Shares(None, {}), failures, channels, calls=Calls(channels[0], failures, CPU))
 
 
 def half_of(rank: int) -> Channel:
@@ -61,12 +63,44 @@ def test_an_error_of_one_rank_ends_the_votes_of_the_others_and_nothing_runs_agai
     assert session.has_failed and session.runs == ""
     for act in (session.busy("a step").__enter__, lambda: session.any(False), lambda: session.agree({})):
         assert refusal(act).startswith("RuntimeError: a rank failed")
+    with pytest.raises(RuntimeError, match="a rank failed"), session.ending_all("do not use it"):
+        raise AssertionError("it runs")
+    session.close()
+    assert session.has_failed and session.is_closed
+
+
+def test_an_error_of_one_rank_ends_the_calls_of_the_others_which_name_it(rank: int) -> None:
+    session = make("calls")
+
+    def work() -> None:
+        with session.ending_all("do not use it"):
+            if rank == FAILING:
+                raise ValueError("the loss is no number")
+            session.expect_call("plan()")
+
+    own = "ValueError: the loss is no number"
+    told = f"RuntimeError: rank {FAILING} failed: {own}; plan() needs all ranks of the group"
+    assert refusal(work) == (own if rank == FAILING else told)
+    assert session.has_failed
     session.expect_call("saving")  # waits for no rank
+    assert refusal(session.expect_no_failure).startswith("RuntimeError: a rank failed")
+    session.close()
+    assert refusal(session.expect_no_failure) == "RuntimeError: detached from the model"
+
+
+def test_a_rank_that_is_idle_learns_of_a_failure_before_it_plans(rank: int) -> None:
+    session = make("calls")
+    if rank == FAILING:
+        assert refusal(lambda: session.fail(ValueError("no memory"), "")) == "nothing"
+    dist.barrier()
+    said = refusal(session.expect_no_failure)
+    told = f"RuntimeError: rank {FAILING} failed: ValueError: no memory; begin anew after detach()"
+    assert said.startswith("RuntimeError: a rank failed") if rank == FAILING else said == told
     session.close()
 
 
 def test_ranks_that_make_other_calls_are_named_and_fail(rank: int) -> None:
-    session = make()
+    session = make("calls")
     said = refusal(lambda: session.expect_call("drain()" if rank == FAILING else "plan()"))
     assert f"ranks make different collective calls: drain() on rank {FAILING}, plan() on ranks 0, 2, 3" in said
     assert session.has_failed
