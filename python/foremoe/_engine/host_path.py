@@ -20,7 +20,7 @@ import foremoe
 from .arena import NodeArena
 from .failures import Channel
 from .node_memory import Expert
-from .together import Votes
+from .votes import Votes
 
 
 def _expert_of(copy: foremoe.Copy) -> Expert:

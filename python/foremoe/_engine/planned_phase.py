@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 import foremoe
@@ -101,3 +103,11 @@ class PlannedPhase:
             self.guests.finish()
         else:
             self.guests.abandon()
+
+
+def slots_at_begin(plan: foremoe.Plan) -> np.ndarray[Any, Any]:
+    """Returns the slots that are final when a plan begins: all, or under residency shared the first micro-step's."""
+    if plan.residency != "shared" or plan.num_events == 0:
+        return plan.slot_expert
+    first: np.ndarray[Any, Any] = plan._slots_of_event(0)[0]
+    return first

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from .calls import Calls
 from .failures import Channel, Failures
 from .shares import Shares
-from .together import RankLeft, Votes
+from .votes import RankLeft, Votes
 
 PHASE, STEP, EVALUATION = "a phase", "a step", "evaluate()"  # what runs
 UNUSABLE = "do not use the gradients of this step"

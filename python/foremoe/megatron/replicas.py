@@ -18,10 +18,12 @@ from foremoe._engine.choice import cluster_of, known_choice
 from foremoe._engine.failures import Channel, Failures, LostConnection
 from foremoe._engine.groups import expect_backend, make_groups
 from foremoe._engine.homes import HomeTable
+from foremoe._engine.planned_phase import slots_at_begin
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.session import STEP, UNUSABLE, Session
 from foremoe._engine.shares import Shares
-from foremoe._engine.together import Given, Votes, digest_of, slots_at_begin
+from foremoe._engine.together import Given, digest_of
+from foremoe._engine.votes import Votes
 from foremoe._errors import refuse
 from foremoe._variable import HOME, REFUSE
 from foremoe.options import AnyHomes

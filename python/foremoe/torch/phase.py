@@ -17,10 +17,11 @@ from torch import Tensor
 import foremoe
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
-from foremoe._engine.planned_phase import PlannedPhase
+from foremoe._engine.planned_phase import PlannedPhase, slots_at_begin
 from foremoe._engine.session import PHASE
 from foremoe._engine.shares import SharedPlan
-from foremoe._engine.together import Votes, digest_of, slots_at_begin
+from foremoe._engine.together import digest_of
+from foremoe._engine.votes import Votes
 
 from .arguments import ExecutorArguments
 from .dense import Dense

@@ -12,7 +12,7 @@ from foremoe._engine.failures import Channel, Failures
 from foremoe._engine.groups import make_groups
 from foremoe._engine.session import Session
 from foremoe._engine.shares import Shares
-from foremoe._engine.together import Votes
+from foremoe._engine.votes import Votes
 
 CPU = torch.device("cpu")
 FAILING = 1
