@@ -128,7 +128,7 @@ def main():
         "cluster_fuzz": {
             "h100": (data / "clusters" / "h100.toml").read_bytes(),
             "based": b'name = "ours"\nbase = "h100"\nranks_per_node = 4\n',
-            "not-ascii": "# é\nname = 'é' é\n".encode(),
+            "not-ascii": '# é\nname = "é"  # é\nbase = "h100"\n'.encode(),
         },
     }
     for target, inputs in seeds.items():

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "foremoe/core/error.h"
+#include "foremoe/core/message_text.h"
 
 namespace foremoe {
 
@@ -35,32 +37,54 @@ static std::size_t token_length(std::string_view text) {
   return std::min(at, text.size());
 }
 
-// toml++ 3.3 has undefined behaviour where a character that is not ASCII is neither in a comment nor in a string. TOML
-// permits none there. Throws InputError for those, and for those in strings of several lines, where toml++ looks for
-// white space.
-static void expect_ascii_outside_of_strings(std::string_view text, const std::string& file) {
+// Returns the escape sequence of the UTF-8 character at the front of a string in double quotes.
+static std::string escaped(std::string_view character) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
+  std::uint32_t code = byte(0) & (0xFFU >> (character.size() + 1));
+  for (std::size_t i = 1; i < character.size(); ++i) code = code << 6U | (byte(i) & 0x3FU);
+  return fmt::format("\\U{:08X}", code);
+}
+
+// Returns a TOML text that means the same, in ASCII. toml++ 3.3 has undefined behaviour where a character that is not
+// ASCII is neither in a comment nor in a string, where TOML permits none. Throws InputError for such characters, and
+// for those in strings without escapes or of several lines.
+static std::string in_ascii(std::string_view text, const std::string& file) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  std::string ascii;
   std::size_t at = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
   while (at < text.size()) {
-    const std::string_view rest = text.substr(at);
-    const std::string_view token = rest.substr(0, token_length(rest));
-    const auto wrong = std::ranges::find_if_not(token, is_ascii);
-    if (wrong != token.end() && token.front() != '#' && num_quotes(token) != 1) {
-      const auto line = 1 + std::ranges::count(text.begin(), wrong, '\n');
-      throw InputError({.file = file, .index = fmt::format("line {}", line)},
-                       "has a character that is not ASCII outside of comments and of strings in one line");
+    const std::size_t end = at + token_length(text.substr(at));
+    const bool is_comment = text[at] == '#';
+    const bool has_escapes = text[at] == '"' && num_quotes(text.substr(at)) == 1;
+    while (at < end) {
+      const std::string_view rest = text.substr(at, end - at);
+      const std::string_view sequence = rest.substr(0, has_escapes && rest.front() == '\\' ? 2 : 1);
+      const std::size_t bytes = character_bytes(text.substr(at));
+      if (std::ranges::all_of(sequence, is_ascii)) {
+        ascii += sequence;
+        at += sequence.size();
+      } else if (bytes > 1 && (is_comment || has_escapes)) {
+        ascii += is_comment ? "?" : escaped(text.substr(at, bytes));
+        at += bytes;
+      } else {
+        const auto line = 1 + std::ranges::count(text.substr(0, at), '\n');
+        throw InputError({.file = file, .index = fmt::format("line {}", line)},
+                         bytes == 0 ? "is not UTF-8"
+                                    : "has a character that is not ASCII: write it in a comment, or in double quotes "
+                                      "on one line");
+      }
     }
-    at += token.size();
   }
+  return ascii;
 }
 
 toml::table parse_toml(std::string_view text, const std::string& file) {
   if (text.size() > kMostBytes) {
     throw InputError({.file = file}, fmt::format("has {} bytes, more than the {} permitted", text.size(), kMostBytes));
   }
-  expect_ascii_outside_of_strings(text, file);
+  const std::string ascii = in_ascii(text, file);
   try {
-    return toml::parse(text, file);
+    return toml::parse(ascii, file);
   } catch (const toml::parse_error& error) {
     throw InputError({.file = file, .index = fmt::format("line {}", error.source().begin.line)},
                      fmt::format("is not TOML: {}", error.description()));

@@ -7,7 +7,13 @@ namespace {
 
 bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 
-// Returns the bytes of the UTF-8 character at the beginning (RFC 3629), or 0 if there is none.
+bool is_control(std::string_view character) {
+  const auto last = static_cast<unsigned char>(character.back());
+  return character.size() == 1 ? last < 0x20 || last == 0x7F : character < "\xC2\xA0";  // U+0080 to U+009F
+}
+
+}  // namespace
+
 std::size_t character_bytes(std::string_view text) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = at(0);
@@ -23,13 +29,6 @@ std::size_t character_bytes(std::string_view text) {
   const bool is_no_character = (first == 0xED && second > 0x9F) || (first == 0xF4 && second > 0x8F);
   return is_too_long || is_no_character ? 0 : bytes;
 }
-
-bool is_control(std::string_view character) {
-  const auto last = static_cast<unsigned char>(character.back());
-  return character.size() == 1 ? last < 0x20 || last == 0x7F : character < "\xC2\xA0";  // U+0080 to U+009F
-}
-
-}  // namespace
 
 std::string printable(std::string_view text) {
   std::string all;
