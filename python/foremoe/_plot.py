@@ -255,7 +255,7 @@ def draw(request: Mapping[str, Any]) -> Figure:
 def _draw_panel(
     axes: Any, bars: Sequence[Mapping[str, Any]], index: int, panel: Mapping[str, Any], width: float
 ) -> tuple[dict[str, Any], Any]:
-    """Draws the bars of one panel, `width` inches wide. Returns what the legend shows: parts by name, and the ideal."""
+    """Draws the bars of one panel, `width` inches wide. Returns the legend's handles: by part, and of the ideal."""
     totals = [sum(bar["parts"][index].values()) for bar in bars]
     longest = max([*totals, panel["ideal"]]) or 1.0
     drawn = {}

@@ -1,7 +1,7 @@
-"""What the ranks of one model do together: phases, steps and evaluations, one after the other, until one of them fails.
+"""State of the ranks of one model, which run phases, steps and evaluations one at a time.
 
-An error of one rank ends what runs on all ranks: their exchanges end, or they learn of it in the next vote. After that
-nothing runs again, since what a rank sent may still be on its way, and no rank waits for it.
+An error on one rank ends the run on all ranks: their exchanges end, or they learn of it in the next vote. Nothing runs
+after that, because transfers of a rank may still be in progress, and no rank waits for them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Session:
         if self.is_closed:
             raise RuntimeError("detached from the model")
         if self.has_failed:
-            raise RuntimeError("a rank failed: what it sent may still be on its way; begin anew with other groups")
+            raise RuntimeError("a rank failed: its transfers may still be in progress; begin anew with other groups")
 
     def expect_no_failure(self) -> None:
         """Raises RuntimeError as expect_usable() does, and if any rank has reported a failure."""

@@ -58,8 +58,11 @@ class Votes:
         expect_equal_values({rank: of for rank, (_, of) in said.items()})
 
     def most(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the maximum of each number over all ranks, none of which ever leaves. Collective."""
-        return self._maximum(numbers)
+        """Returns the maximum of each number over all ranks. Collective. Where ranks may leave, use any() instead."""
+        found = torch.tensor(numbers, device=self._device)
+        self._reduce(found)
+        most: list[int] = found.tolist()
+        return most
 
     def leave(self) -> None:
         """Makes the present or next vote of each other rank raise RankLeft. No vote of this rank may follow."""
@@ -69,25 +72,19 @@ class Votes:
                 dist.all_reduce(vote, dist.ReduceOp.MAX, group=channel.group, async_op=True)
 
     def _vote(self, word: int, number: int) -> list[int]:
-        found = self._maximum([word, number, -number])
+        found = self.most([word, number, -number])
         if found[0] == _LEFT:
             raise RankLeft("another rank left its step by an error")
         return found
 
     def _said(self, own: bytes) -> dict[int, Any]:
         """Returns the JSON value of each rank. Collective."""
-        (longest,) = self._maximum([len(own)])
+        (longest,) = self.most([len(own)])
         table = torch.zeros(dist.get_world_size(), longest, dtype=torch.uint8, device=self._device)
         table[dist.get_rank(), : len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         self._reduce(table)
         said = [row.tobytes().rstrip(b"\0") for row in table.cpu().numpy()]
         return {rank: json.loads(of) for rank, of in enumerate(said) if of}  # ranks that do not vote say nothing
-
-    def _maximum(self, numbers: Sequence[int]) -> list[int]:
-        found = torch.tensor(numbers, device=self._device)
-        self._reduce(found)
-        most: list[int] = found.tolist()
-        return most
 
     def _reduce(self, found: torch.Tensor) -> None:
         for channel in self._channels:

@@ -345,7 +345,7 @@ class Replicas:
             if self._layers:
                 made = self._executable(plan)
                 digest = digest_of(plan.load.digest, plan.phase, made.guest_slots, slots_at_begin(made))
-                alike = {"plan": digest[:8], "on_mismatch": on_mismatch}
+                alike = {"plan": digest, "on_mismatch": on_mismatch}
         except LostConnection as error:  # while the plan was made
             self._session.fail(error, UNUSABLE)
             raise
@@ -353,7 +353,7 @@ class Replicas:
             refused = error
         self._session.agree({}, refused)
         if self._layers:
-            alike["trained experts"] = digest_of([moe.trained() for moe in self._moes])[:8]
+            alike["trained experts"] = digest_of([moe.trained() for moe in self._moes])
             try:
                 Votes([Channel(self._ranks.group)], self._device).expect_equal(alike)
             except foremoe.InputError as error:

@@ -141,7 +141,7 @@ class Phase:
             depth=self._arguments.depth,
             rows="order" if self._tokens is None else "token",
         )
-        guests = digest_of(slots_at_begin(planned.plan))[:8]
+        guests = digest_of(slots_at_begin(planned.plan))[:32]
         self._session.expect_call(f"entering a phase with guests {guests}")
         if self._tokens is not None:
             self._tokens.begin()

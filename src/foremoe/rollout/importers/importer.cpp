@@ -162,6 +162,11 @@ static std::optional<ImportFormat> asked_format(const ImportOptions& options) {
   return ImportFormat::kCounts;
 }
 
+static ImportFormat format_of(const ImportSource& source, const ImportOptions& options) {
+  const std::optional<ImportFormat> asked = asked_format(options);
+  return asked ? *asked : detect_format(source, options);
+}
+
 static bool is_decoded(ImportFormat format) {
   return format != ImportFormat::kNpy && format != ImportFormat::kMegatronTrace &&
          format != ImportFormat::kMegatronCounts;
@@ -265,25 +270,23 @@ namespace {
 
 // The formats of an import's sources.
 struct Formats {
-  ImportFormat first;                // of the first source that is not empty
-  std::vector<ImportFormat> others;  // each once, with the first
+  ImportFormat first;              // of the first source that is not empty
+  std::vector<ImportFormat> each;  // once, in the order of the sources
 };
 
 Formats formats_of(std::span<const ImportSource> sources, const ImportOptions& options) {
-  const std::optional<ImportFormat> asked = asked_format(options);
-  const auto format_of = [&](const ImportSource& source) { return asked ? *asked : detect_format(source, options); };
   const auto nonempty = std::ranges::find_if_not(sources, is_empty);
-  Formats formats{.first = format_of(nonempty == sources.end() ? sources.front() : *nonempty), .others = {}};
+  Formats formats{.first = format_of(nonempty == sources.end() ? sources.front() : *nonempty, options), .each = {}};
   const bool together = is_together(formats.first);
   for (const ImportSource& source : sources) {
     if (is_empty(source) && !together) continue;
-    const ImportFormat format = format_of(source);
+    const ImportFormat format = format_of(source, options);
     if (together && format != formats.first) {
       throw InputError({.file = source.name},
                        fmt::format("is a {} file, but {} is a {} file, which cannot be combined with other formats",
                                    name_of(format), sources.front().name, name_of(formats.first)));
     }
-    if (std::ranges::find(formats.others, format) == formats.others.end()) formats.others.push_back(format);
+    if (std::ranges::find(formats.each, format) == formats.each.end()) formats.each.push_back(format);
   }
   return formats;
 }
@@ -295,14 +298,13 @@ Imported read_routes(std::span<const ImportSource> sources, ImportFormat first, 
     import_megatron_trace(sources, options, assembler);
     return std::move(assembler).finish();
   }
-  const std::optional<ImportFormat> asked = asked_format(options);
   for (const ImportSource& source : sources) {
     if (is_empty(source) && !options.format) {
       assembler.add_sample([&] { throw InputError({.file = source.name}, "is empty"); });
       continue;
     }
     const std::size_t before = assembler.num_samples();
-    read_source(asked ? *asked : detect_format(source, options), source, decode, assembler);
+    read_source(format_of(source, options), source, decode, assembler);
     if (assembler.num_samples() == before) throw InputError({.file = source.name}, "holds no sequence");
   }
   return std::move(assembler).finish();
